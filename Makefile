@@ -1,0 +1,71 @@
+# `make help` lists the targets. Everything is installed into .venv; nothing outside the clone is touched.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+
+# Nothing is cached outside the clone.
+export PIP_NO_CACHE_DIR ?= 1
+export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
+export BUF_CACHE_DIR ?= $(CURDIR)/.cache/buf
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help venv demo test test-all check generate docs lock bench format build clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## install the locked packages and memstream itself into .venv
+
+$(STAMP): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "memstream needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --require-hashes -r requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(STAMP)  ## stream real text in, ask, kill the server, ask again
+	$(BIN)/python examples/demo.py $(DEMO_ARGS)
+
+test: $(STAMP)  ## the tests that need Python alone
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-all: $(STAMP)  ## the tests that need another toolchain; each one that cannot run says why
+	@if [ ! -d tests/toolchains ]; then echo "test-all: there are no tests of other toolchains yet"; exit 0; fi; \
+	status=0; $(BIN)/python -m pytest -m toolchain tests/toolchains $(PYTEST_ARGS) || status=$$?; \
+	if [ $$status -eq 5 ]; then echo "test-all: no test of another toolchain was collected"; exit 0; fi; \
+	exit $$status
+
+check: $(STAMP)  ## style, types, layers, contract, generated files
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+generate: $(STAMP)  ## write client/memstream/v1 from protos/, and the generated pages of docs/
+	$(BIN)/buf format --write protos
+	$(BIN)/python scripts/generate.py
+	$(BIN)/python scripts/document.py
+
+format: $(STAMP)  ## format Python and protos in place
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format --quiet .
+	$(BIN)/buf format --write protos
+
+lock: $(STAMP)  ## resolve requirements/*.txt anew (UPGRADE=1 takes the newest versions)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/lock $(if $(UPGRADE),--upgrade)
+
+bench: $(STAMP)  ## measure observe and recall beside their bare counterparts
+	@if [ ! -d benchmarks ] || [ -z "$$(ls benchmarks/*.py 2>/dev/null)" ]; then echo "bench: there are no benchmarks yet"; exit 1; fi
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file $(BENCH_ARGS); done
+
+build: $(STAMP)  ## the wheel and the source distribution, in dist/
+	$(BIN)/uv build --no-build-isolation --python $(BIN)/python
+
+clean:  ## remove what make made
+	rm -rf .venv .cache dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,200 @@
+"""The gRPC channel: how it is configured, what every call sends, and errors turned into the one tree."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+from memstream.backoff import Retry
+from memstream.errors import DeadlineExceeded, StreamClosed
+from memstream.status import task_is_cancelled, translate
+from memstream.v1 import (
+    memory_service_pb2,
+    operation_service_pb2,
+    server_service_pb2,
+    stream_service_pb2,
+)
+from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
+from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
+from memstream.v1.server_service_pb2_grpc import ServerServiceStub
+from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
+from memstream.wiretypes import invalid
+
+Request = TypeVar("Request", contravariant=True)
+Response = TypeVar("Response", covariant=True)
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
+
+
+class Unary(Protocol[Request, Response]):
+    """What the stubs' unary methods have in common."""
+
+    def __call__(
+        self, request: Request, /, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> Awaitable[Response]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS material as PEM bytes: roots None are the system's, key and chain make it mutual."""
+
+    root_certificates: bytes | None = None
+    private_key: bytes | None = None
+    certificate_chain: bytes | None = None
+    server_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPath:
+    """A memory by namespace and name."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def memory_path(path: str) -> MemoryPath:
+    """`"namespace/name"`; checked here because a routing header cannot carry anything else."""
+    namespace, slash, name = path.partition("/")
+    if not slash or not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
+        raise invalid("memory", f'{path!r} is not "namespace/name" of letters, digits, "-", "_", "." and "~"')
+    return MemoryPath(namespace, name)
+
+
+def new_request_id() -> str:
+    """Makes a repeat of a call return the first answer."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSettings:
+    """What `connect` was told; its docstring explains."""
+
+    target: str
+    token: str | None
+    tls: Tls | None
+    timeout_s: float
+    retry: Retry
+    keepalive_s: float
+    receive_bytes_max: int
+    options: Sequence[tuple[str, str | int]]
+
+
+class Link:
+    """A channel and its stubs, made in the event loop of the first call."""
+
+    def __init__(self, settings: ChannelSettings) -> None:
+        self.settings = settings
+        self._channel = _channel(settings)
+        self._closed = False
+        self._authorization: Metadata = (
+            () if settings.token is None else (("authorization", f"Bearer {settings.token}"),)
+        )
+        self.memories = MemoryServiceStub(self._channel)
+        self.operations = OperationServiceStub(self._channel)
+        self.server = ServerServiceStub(self._channel)
+        self.streams = StreamServiceStub(self._channel)
+
+    def check_open(self) -> None:
+        """Raises StreamClosed once the client was closed."""
+        if self._closed:
+            raise StreamClosed("the client is closed")
+
+    def metadata(self, memory: MemoryPath | None = None) -> Metadata:
+        """What a call sends: who calls, and for which memory, for consistent-hash routing."""
+        self.check_open()
+        # In metadata and not in call credentials, which nearly double the cost of a unary call.
+        return self._authorization if memory is None else (*self._authorization, ("memstream-memory", str(memory)))
+
+    async def call(
+        self,
+        method: Unary[Request, Response],
+        request: Request,
+        memory: MemoryPath | None = None,
+        timeout_s: float | None = None,
+    ) -> Response:
+        """Calls and waits; `timeout_s` None takes the client's."""
+        limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        try:
+            return await method(request, timeout=limit_s, metadata=self.metadata(memory))
+        except (grpc.RpcError, grpc.aio.UsageError) as error:
+            raise translate(error) from error
+        except asyncio.CancelledError:
+            if task_is_cancelled():
+                raise
+            raise StreamClosed("the client was closed during the call") from None
+
+    async def close(self) -> None:
+        """Ends every call."""
+        if not self._closed:
+            self._closed = True
+            await self._channel.close()
+
+
+async def pages(fetch: Callable[[str], Awaitable[tuple[Sequence[Response], str]]]) -> AsyncIterator[Response]:
+    """Every item of every page; `fetch(token)` gives a page and the next token, which is empty on the last."""
+    token = ""
+    while True:
+        items, token = await fetch(token)
+        for item in items:
+            yield item
+        if not token:
+            return
+
+
+def deadline(timeout_s: float) -> DeadlineExceeded:
+    """What a query raises that took longer than its caller would wait."""
+    return DeadlineExceeded(f"no answer within {timeout_s:g} s")
+
+
+def _channel(settings: ChannelSettings) -> grpc.aio.Channel:
+    options: list[tuple[str, str | int]] = [
+        ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        # Retry soon after a restart; gRPC's own schedule waits up to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.max_receive_message_length", settings.receive_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.service_config", _service_config()),
+    ]
+    if settings.tls is None:
+        return grpc.aio.insecure_channel(settings.target, options=[*options, *settings.options])
+    if settings.tls.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", settings.tls.server_name))
+    credentials = grpc.ssl_channel_credentials(
+        settings.tls.root_certificates, settings.tls.private_key, settings.tls.certificate_chain
+    )
+    return grpc.aio.secure_channel(settings.target, credentials, options=[*options, *settings.options])
+
+
+def _service_config() -> str:
+    # Unary methods only, each of which is safe to repeat (reads, or with a request_id): a policy on a stream would
+    # retry it before its first answer, behind the back of the stream's own sequence numbers, and a timeout kill it.
+    modules = (memory_service_pb2, operation_service_pb2, server_service_pb2, stream_service_pb2)
+    services = [each for module in modules for each in module.DESCRIPTOR.services_by_name.values()]
+    unary = [
+        {"service": service.full_name, "method": method.name}
+        for service in services
+        for method in service.methods
+        if not method.client_streaming and not method.server_streaming
+    ]
+    policy = {
+        "maxAttempts": 5,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "2s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    return json.dumps({"methodConfig": [{"name": unary, "retryPolicy": policy}]})

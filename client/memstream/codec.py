@@ -1,0 +1,329 @@
+"""Where Python values become wire messages and back: observations, fragments, queries and events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import fields, replace
+from typing import TypeAlias, Unpack
+
+from memstream.resources import Cursor, Event
+from memstream.status import from_status
+from memstream.v1 import (
+    event_pb2,
+    fragment_pb2,
+    memory_pb2,
+    stream_service_pb2,
+)
+from memstream.values import (
+    AckLevel,
+    Answer,
+    BatchResult,
+    EventReason,
+    EventType,
+    Explanation,
+    Filter,
+    Fragment,
+    FragmentKind,
+    MemoryKind,
+    NearMiss,
+    Observation,
+    ObservationFields,
+    Outcome,
+    RecallOptions,
+    Recollection,
+    Rejected,
+    ScorePart,
+    Structured,
+    Tier,
+    Weights,
+)
+from memstream.wiretypes import (
+    duration,
+    invalid,
+    members,
+    metadata,
+    metadata_value,
+    optional_moment,
+    optional_timestamp,
+    packed_floats,
+    timestamp,
+)
+
+Observable: TypeAlias = str | Structured | Observation
+"""What can be observed: words, a step of an agent in parts, or either with all that may be said of it."""
+
+_TIERS = members(Tier, fragment_pb2.Tier.DESCRIPTOR)
+_FRAGMENT_KINDS = members(FragmentKind, fragment_pb2.FragmentKind.DESCRIPTOR)
+_EVENT_TYPES = members(EventType, event_pb2.EventType.DESCRIPTOR)
+_EVENT_REASONS = members(EventReason, event_pb2.EventReason.DESCRIPTOR)
+
+
+def structured_to_wire(value: Structured) -> fragment_pb2.StructuredObservation:
+    """A structured observation."""
+    return fragment_pb2.StructuredObservation(**{part.name: getattr(value, part.name) for part in fields(Structured)})
+
+
+def structured_from_wire(wire: fragment_pb2.StructuredObservation) -> Structured:
+    """A structured observation."""
+    return Structured(**{part.name: getattr(wire, part.name) for part in fields(Structured)})
+
+
+def observation_to_wire(what: Observable, **said: Unpack[ObservationFields]) -> fragment_pb2.Observation:
+    """An observation; `said` overrides what an Observation says itself."""
+    if isinstance(what, str) and not said:
+        return _words(what)
+    value = what if isinstance(what, Observation) else Observation(what)
+    return _observation_to_wire(replace(value, **said) if said else value)
+
+
+def _words(content: str) -> fragment_pb2.Observation:
+    try:
+        return fragment_pb2.Observation(content=content)
+    except ValueError as error:  # lone surrogates have no UTF-8
+        raise invalid("content", str(error)) from error
+
+
+def _observation_to_wire(value: Observation) -> fragment_pb2.Observation:
+    if isinstance(value.body, str):
+        wire = _words(value.body)
+    elif isinstance(value.body, Structured):
+        wire = fragment_pb2.Observation(structured=structured_to_wire(value.body))
+    else:
+        raise invalid("body", f"must be str or Structured, not {type(value.body).__name__}")
+    if value.expire_time is not None and value.ttl is not None:
+        raise invalid("ttl", "give expire_time or ttl, not both")
+    try:
+        wire.MergeFrom(
+            fragment_pb2.Observation(
+                speaker=value.speaker,
+                session=value.session,
+                observe_time=optional_timestamp("observe_time", value.observe_time),
+                importance=value.importance,
+                external_id=value.external_id,
+                token_count=value.token_count,
+            )
+        )
+    except (TypeError, ValueError) as error:
+        raise invalid("observation", str(error)) from error
+    if value.expire_time is not None:
+        wire.expire_time.CopyFrom(timestamp("expire_time", value.expire_time))
+    if value.ttl is not None:
+        wire.ttl.CopyFrom(duration(value.ttl))
+    for key, item in value.metadata.items():
+        wire.metadata[key].CopyFrom(metadata_value(f"metadata.{key}", item))
+    if value.embedding is not None:
+        wire.MergeFromString(packed_floats(fragment_pb2.Observation.EMBEDDING_FIELD_NUMBER, value.embedding))
+    return wire
+
+
+def ack_level_to_wire(level: AckLevel) -> stream_service_pb2.AckLevel.ValueType:
+    """How far to wait."""
+    return stream_service_pb2.AckLevel.Value(f"ACK_LEVEL_{AckLevel(level).name}")
+
+
+def tiers_to_wire(tiers: Collection[Tier]) -> list[fragment_pb2.Tier.ValueType]:
+    """Tiers."""
+    return [fragment_pb2.Tier.Value(f"TIER_{Tier(tier).name}") for tier in tiers]
+
+
+def kind_to_wire(kind: MemoryKind) -> memory_pb2.MemoryKind.ValueType:
+    """A memory's kind."""
+    return memory_pb2.MemoryKind.Value(f"MEMORY_KIND_{MemoryKind(kind).name}")
+
+
+def event_types_to_wire(types: Collection[EventType]) -> list[event_pb2.EventType.ValueType]:
+    """Event types."""
+    return [event_pb2.EventType.Value(f"EVENT_TYPE_{EventType(each).name}") for each in types]
+
+
+def filter_to_wire(value: Filter) -> fragment_pb2.FragmentFilter:
+    """Which fragments are meant."""
+    return fragment_pb2.FragmentFilter(
+        sessions=value.sessions,
+        speakers=value.speakers,
+        kinds=[fragment_pb2.FragmentKind.Value(f"FRAGMENT_KIND_{FragmentKind(kind).name}") for kind in value.kinds],
+        tiers=tiers_to_wire(value.tiers),
+        observe_time_min=optional_timestamp("filter.observe_time_min", value.observe_time_min),
+        observe_time_max=optional_timestamp("filter.observe_time_max", value.observe_time_max),
+        importance_min=value.importance_min,
+        importance_max=value.importance_max,
+        metadata=[_condition(key, accepted) for key, accepted in value.metadata.items()],
+        exclude_ids=value.exclude_ids,
+    )
+
+
+def _condition(key: str, accepted: object) -> fragment_pb2.MetadataCondition:
+    field = f"filter.metadata.{key}"
+    if isinstance(accepted, str | int | float):
+        return fragment_pb2.MetadataCondition(key=key, values=[metadata_value(field, accepted)])
+    if not isinstance(accepted, Iterable):
+        raise invalid(field, "must be a metadata value or a collection of them")
+    return fragment_pb2.MetadataCondition(key=key, values=[metadata_value(field, each) for each in accepted])
+
+
+def query_to_wire(
+    query_id: str, what: str | Structured, **options: Unpack[RecallOptions]
+) -> stream_service_pb2.RecallQuery:
+    """A query. `timeout_s` is the caller's own and does not travel."""
+    if isinstance(what, Structured):
+        wire = stream_service_pb2.RecallQuery(structured=structured_to_wire(what))
+    else:
+        wire = stream_service_pb2.RecallQuery(text=what)
+    weights = options.get("weights", Weights())
+    filter_ = options.get("filter")
+    try:
+        wire.MergeFrom(
+            stream_service_pb2.RecallQuery(
+                query_id=query_id,
+                now=optional_timestamp("now", options.get("now")),
+                limit=options.get("limit"),
+                min_relevance=options.get("min_relevance"),
+                filter=filter_to_wire(filter_) if filter_ is not None else None,
+                min_revision=options.get("min_revision", 0),
+                explain=options.get("explain", False),
+                near_misses=options.get("near_misses", 0),
+                reinforce=options.get("reinforce"),
+                token_budget=options.get("token_budget", 0),
+                omit_working_memory=options.get("omit_working_memory", False),
+            )
+        )
+        if weights != Weights():
+            wire.weights.MergeFrom(
+                stream_service_pb2.RecallWeights(alpha=weights.alpha, beta=weights.beta, gamma=weights.gamma)
+            )
+    except (TypeError, ValueError) as error:
+        raise invalid("query", str(error)) from error
+    if "embedding" in options:
+        wire.MergeFromString(packed_floats(stream_service_pb2.RecallQuery.EMBEDDING_FIELD_NUMBER, options["embedding"]))
+    return wire
+
+
+def fragment_from_wire(wire: fragment_pb2.Fragment) -> Fragment:
+    """A fragment."""
+    return Fragment(
+        id=wire.id,
+        kind=_FRAGMENT_KINDS.get(wire.kind, FragmentKind.OBSERVATION),
+        tier=_TIERS.get(wire.tier),
+        content=wire.content,
+        structured=structured_from_wire(wire.structured) if wire.HasField("structured") else None,
+        merged_text=wire.merged_text,
+        speaker=wire.speaker,
+        session=wire.session,
+        importance=wire.importance,
+        observe_time=optional_moment(wire.observe_time, wire.HasField("observe_time")),
+        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
+        access_time=optional_moment(wire.access_time, wire.HasField("access_time")),
+        access_count=wire.access_count,
+        enhancement_count=wire.enhancement_count,
+        duplicate_count=wire.duplicate_count,
+        sources=tuple(wire.sources),
+        metadata=metadata(wire.metadata),
+        expire_time=optional_moment(wire.expire_time, wire.HasField("expire_time")),
+        pinned=wire.pinned,
+        external_id=wire.external_id,
+        model=wire.model,
+        etag=wire.etag,
+        forget_time=optional_moment(wire.forget_time, wire.HasField("forget_time")),
+        token_count=wire.token_count,
+    )
+
+
+def answer_from_wire(parts: Iterable[stream_service_pb2.Recollections], done: stream_service_pb2.RecallDone) -> Answer:
+    """A query's answer from its parts; the working memory is put together again from what travelled once."""
+    recollections: list[Recollection] = []
+    in_order: list[str] = []
+    known: dict[str, Fragment] = {}
+    for part in parts:
+        recollections.extend(map(_recollection, part.recollections))
+        in_order.extend(part.working_memory_ids)
+        known.update((wire.id, fragment_from_wire(wire)) for wire in part.working_memory)
+    known.update((hit.fragment.id, hit.fragment) for hit in recollections)
+    return Answer(
+        recollections=tuple(recollections),
+        working_memory=tuple(known[id_] for id_ in in_order if id_ in known),
+        revision=done.revision,
+        eligible=done.eligible,
+        considered=done.considered,
+        best_relevance=done.best_relevance,
+        degraded=done.degraded,
+        near_misses=tuple(map(_near_miss, done.near_misses)),
+        timings=dict(done.timings),
+        tokens=done.tokens,
+    )
+
+
+def _recollection(wire: stream_service_pb2.Recollection) -> Recollection:
+    return Recollection(
+        fragment=fragment_from_wire(wire.fragment),
+        score=wire.score,
+        relevance=wire.relevance,
+        rank=wire.rank,
+        truncated=wire.truncated,
+        explanation=_explanation(wire.explanation) if wire.HasField("explanation") else None,
+    )
+
+
+def _explanation(wire: stream_service_pb2.Explanation) -> Explanation:
+    parts = (ScorePart(p.name, p.value, p.weight, p.contribution, dict(p.details)) for p in wire.parts)
+    return Explanation(tuple(parts), wire.formula)
+
+
+def _near_miss(wire: stream_service_pb2.NearMiss) -> NearMiss:
+    return NearMiss(
+        fragment_id=wire.fragment_id,
+        stage=wire.stage,
+        score=wire.score if wire.HasField("score") else None,
+        relevance=wire.relevance if wire.HasField("relevance") else None,
+    )
+
+
+def rejected_from_wire(wire: stream_service_pb2.RejectedObservation) -> Rejected:
+    """An observation refused, and why."""
+    return Rejected(wire.sequence, from_status(wire.status))
+
+
+def outcome_from_wire(wire: stream_service_pb2.ObservationOutcome) -> Outcome:
+    """What became of an observation."""
+    type_ = _EVENT_TYPES.get(wire.type, EventType.UNKNOWN)
+    return Outcome(wire.sequence, wire.fragment_id, type_, wire.other_id, _TIERS.get(wire.tier))
+
+
+def batch_result_from_wire(wire: stream_service_pb2.Ack) -> BatchResult:
+    """How far a batch has come."""
+    return BatchResult(
+        received=wire.received,
+        stored=wire.stored,
+        indexed=wire.indexed,
+        revision=wire.revision,
+        rejected=tuple(map(rejected_from_wire, wire.rejected)),
+        outcomes=tuple(map(outcome_from_wire, wire.outcomes)),
+    )
+
+
+def cursor_to_wire(value: Cursor) -> event_pb2.Cursor:
+    """Where a watch resumes."""
+    return event_pb2.Cursor(memory_uid=value.memory_uid, revision=value.revision, ordinal=value.ordinal)
+
+
+def cursor_from_wire(wire: event_pb2.Cursor) -> Cursor:
+    """Where a watch resumes."""
+    return Cursor(wire.memory_uid, wire.revision, wire.ordinal)
+
+
+def event_from_wire(wire: event_pb2.Event, fragment: Fragment | None = None) -> Event:
+    """One step of one fragment."""
+    return Event(
+        cursor=cursor_from_wire(wire.cursor),
+        time=optional_moment(wire.time, wire.HasField("time")),
+        type=_EVENT_TYPES.get(wire.type, EventType.UNKNOWN),
+        fragment_id=wire.fragment_id,
+        other_id=wire.other_id,
+        from_tier=_TIERS.get(wire.from_tier),
+        to_tier=_TIERS.get(wire.to_tier),
+        reason=_EVENT_REASONS.get(wire.reason, EventReason.UNKNOWN) if wire.reason else None,
+        cosine=wire.cosine if wire.HasField("cosine") else None,
+        draw=wire.draw if wire.HasField("draw") else None,
+        importance=wire.importance if wire.HasField("importance") else None,
+        sources=tuple(wire.sources),
+        fragment=fragment,
+    )

@@ -1,0 +1,233 @@
+"""What a producer has said and the server has not yet stored: numbers, window, batches, acknowledgements; no I/O.
+
+Rule 1: an observation gets its number once, in order, and keeps it over every connection.
+Rule 2: it is held until it is stored, and sent again on a new connection until it is received; the server knows a repeat
+by its number and content, so that it counts once.
+Rule 3: what is held and not received never exceeds the window granted, in observations and in bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memstream.codec import outcome_from_wire, rejected_from_wire
+from memstream.errors import MemstreamError, ProducerSuperseded, ServerBehind
+from memstream.sent import Sent
+from memstream.v1 import fragment_pb2, stream_service_pb2
+from memstream.values import AckLevel, Rejected
+
+BATCH_BYTES_MAX = 1 << 20
+"""Bytes of observations in one message; larger ones do not go faster."""
+REJECTED_KEPT = 1000
+"""Refusals remembered by a stream."""
+
+
+@dataclass(slots=True)
+class Item:
+    """One numbered observation and its size on the wire."""
+
+    sent: Sent
+    observation: fragment_pb2.Observation
+    size: int
+
+    @property
+    def sequence(self) -> int:
+        """Its number."""
+        return self.sent.sequence
+
+
+class Ledger:
+    """The numbered observations of one stream, in four places: queue, flight, kept, and bare.
+
+    queue: to be sent on this connection; flight: sent on it and not received; kept: received and not stored, held in
+    case the server loses them; bare: as kept, but beyond the bytes worth holding, so only their numbers are known.
+    """
+
+    def __init__(self, batch_max: int) -> None:
+        self.received = 0
+        self.stored = 0
+        self.indexed = 0
+        self.revision = 0
+        self.flushed = 0
+        self.last = 0
+        self.rejected: deque[Rejected] = deque(maxlen=REJECTED_KEPT)
+        self.rejected_count = 0
+        self._started = False
+        self._batch_max = batch_max
+        self._batch_bytes = BATCH_BYTES_MAX
+        self._window_observations = 0
+        self._window_bytes = 0
+        self._items: dict[int, Item] = {}
+        self._queue: deque[Item] = deque()
+        self._flight: deque[Item] = deque()
+        self._kept: deque[Item] = deque()
+        self._bare: deque[Sent] = deque()
+        self._queue_bytes = self._flight_bytes = self._kept_bytes = 0
+
+    def opened(self, opened: stream_service_pb2.ObserveOpened) -> None:
+        """A connection is open: the first says where to go on numbering, later ones what to send again.
+
+        Raises ServerBehind when acknowledged numbers are expected again that are no longer held, ProducerSuperseded
+        when somebody else has used numbers of this producer.
+        """
+        self._grant(opened)
+        if not self._started:
+            self._started = True
+            self.received, self.stored = opened.received, opened.stored
+            self.last = max(opened.expected_sequence, 1) - 1
+            self.revision = opened.revision
+            return
+        if opened.expected_sequence > self.last + 1:
+            raise ProducerSuperseded(
+                f"observation {opened.expected_sequence} is expected, but only {self.last} were made here: "
+                "another process uses this producer's name"
+            )
+        self._requeue(self._flight)
+        self._flight_bytes = 0
+        if opened.expected_sequence <= self.received:
+            self._roll_back(opened.expected_sequence)
+
+    def has_room(self, size: int) -> bool:
+        """Whether the window admits one more of that many bytes; the first always."""
+        count = len(self._queue) + len(self._flight)
+        held = self._queue_bytes + self._flight_bytes
+        return count == 0 or (count < self._window_observations and held + size <= self._window_bytes)
+
+    def add(self, observation: fragment_pb2.Observation, size: int) -> Sent:
+        """Numbers an observation and queues it."""
+        self.last += 1
+        item = Item(Sent(self.last), observation, size)
+        self._items[self.last] = item
+        self._queue.append(item)
+        self._queue_bytes += size
+        return item.sent
+
+    def next_batch(self) -> stream_service_pb2.ObservationBatch | None:
+        """What to send now, as much as the window and a message allow; None when nothing may go."""
+        taken: list[Item] = []
+        size = 0
+        while self._queue and len(taken) < self._batch_max:
+            item = self._queue[0]
+            if not self._may_fly(item) or (taken and size + item.size > self._batch_bytes):
+                break
+            self._queue.popleft()
+            self._flight.append(item)
+            self._queue_bytes -= item.size
+            self._flight_bytes += item.size
+            size += item.size
+            taken.append(item)
+        if not taken:
+            return None
+        observations = [item.observation for item in taken]
+        return stream_service_pb2.ObservationBatch(first_sequence=taken[0].sequence, observations=observations)
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether everything was sent on this connection."""
+        return not self._queue
+
+    @property
+    def all_received(self) -> bool:
+        """Whether the server has everything that was sent on this connection."""
+        return not self._flight
+
+    def position(self, level: AckLevel) -> int:
+        """The number up to which everything has come that far."""
+        return {AckLevel.RECEIVED: self.received, AckLevel.STORED: self.stored, AckLevel.INDEXED: self.indexed}[level]
+
+    def acknowledged(self, ack: stream_service_pb2.Ack) -> bool:
+        """Takes an acknowledgement; repeated and outdated ones change nothing. Whether there was progress."""
+        self._refuse(ack.rejected)
+        for wire in ack.outcomes:
+            item = self._items.get(wire.sequence)
+            if item is not None:
+                item.sent.note(outcome_from_wire(wire))
+        progress = ack.received > self.received or ack.stored > self.stored
+        self.revision = max(self.revision, ack.revision)
+        self.flushed = max(self.flushed, ack.flushed)
+        self._receive(ack.received)
+        self._store(ack.stored)
+        self.indexed = max(self.indexed, ack.indexed)
+        return progress
+
+    def fail(self, error: MemstreamError) -> None:
+        """The stream is over: whoever waits for an observation is told."""
+        for item in self._items.values():
+            item.sent.refuse(error)
+        for sent in self._bare:
+            sent.refuse(error)
+
+    def _grant(self, opened: stream_service_pb2.ObserveOpened) -> None:
+        limits = opened.limits
+        self._window_observations = max(opened.window_observations, 1)
+        self._window_bytes = max(opened.window_bytes, 1)
+        if limits.batch_max:
+            self._batch_max = min(self._batch_max, limits.batch_max)
+        if limits.message_bytes_max:
+            # Half of it: the message has a frame around every observation.
+            self._batch_bytes = min(BATCH_BYTES_MAX, limits.message_bytes_max // 2)
+
+    def _may_fly(self, item: Item) -> bool:
+        if not self._flight:
+            return True
+        fits = self._flight_bytes + item.size <= self._window_bytes
+        return fits and len(self._flight) < self._window_observations
+
+    def _requeue(self, items: deque[Item]) -> None:
+        self._queue.extendleft(reversed(items))
+        self._queue_bytes += sum(item.size for item in items)
+        items.clear()
+
+    def _roll_back(self, expected: int) -> None:
+        if not self._kept or self._kept[0].sequence > expected:
+            raise ServerBehind(expected, self.received)
+        lost: deque[Item] = deque()
+        while self._kept and self._kept[-1].sequence >= expected:
+            item = self._kept.pop()
+            self._kept_bytes -= item.size
+            lost.appendleft(item)
+        self._requeue(lost)
+        self.received = expected - 1
+
+    def _refuse(self, refusals: Iterable[stream_service_pb2.RejectedObservation]) -> None:
+        for wire in refusals:
+            item = self._items.get(wire.sequence)
+            rejected = rejected_from_wire(wire)
+            if item is not None and item.sent.refuse(rejected.error):
+                self.rejected.append(rejected)
+                self.rejected_count += 1
+
+    def _receive(self, upto: int) -> None:
+        while self._flight and self._flight[0].sequence <= upto:
+            item = self._flight.popleft()
+            self._flight_bytes -= item.size
+            self._keep(item)
+        # Received on an earlier connection whose acknowledgement was lost, and not yet sent on this one.
+        while self._queue and self._queue[0].sequence <= upto:
+            item = self._queue.popleft()
+            self._queue_bytes -= item.size
+            self._keep(item)
+        self.received = max(self.received, upto)
+
+    def _keep(self, item: Item) -> None:
+        self._kept.append(item)
+        self._kept_bytes += item.size
+        while self._kept_bytes > self._window_bytes:
+            oldest = self._kept.popleft()
+            self._kept_bytes -= oldest.size
+            self._bare.append(oldest.sent)
+
+    def _store(self, upto: int) -> None:
+        while self._bare and self._bare[0].sequence <= upto:
+            self._settle(self._bare.popleft())
+        while self._kept and self._kept[0].sequence <= upto:
+            item = self._kept.popleft()
+            self._kept_bytes -= item.size
+            self._settle(item.sent)
+        self.stored = max(self.stored, upto)
+
+    def _settle(self, sent: Sent) -> None:
+        del self._items[sent.sequence]
+        sent.store(self.revision)

@@ -1,0 +1,137 @@
+"""A memory's tunables: in a request None takes the profile's default, in an answer every field is set.
+
+Wherever a policy is taken, a dict of the same shape does as well: `{"profile": "dbgpt", "recall": {"limit": 4}}`, with
+enums by value and durations as timedelta or seconds. Units, bounds and defaults are in memstream/v1/memory.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+
+class Profile(StrEnum):
+    """Where the defaults come from: what measured best, or DB-GPT's behaviour without its defects."""
+
+    DEFAULT = "default"
+    DBGPT = "dbgpt"
+
+
+class ShortTermKind(StrEnum):
+    """How a hybrid memory's short-term tier works."""
+
+    FIFO = "fifo"
+    ENHANCED = "enhanced"
+
+
+class SimilarityRule(StrEnum):
+    """What counts as a hit between a held fragment and a newcomer."""
+
+    COSINE = "cosine"
+    SIGMOID_DRAW = "sigmoid_draw"
+
+
+class Overflow(StrEnum):
+    """Where the weakest fragment of a full enhanced short-term tier goes."""
+
+    PROMOTE = "promote"
+    DROP = "drop"
+
+
+class RankingRule(StrEnum):
+    """How recollections are ranked."""
+
+    ABSOLUTE = "absolute"
+    DBGPT = "dbgpt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SensoryPolicy:
+    """The buffer every observation enters first."""
+
+    capacity: int | None = None
+    threshold: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortTermPolicy:
+    """The tier in which similar observations strengthen each other."""
+
+    kind: ShortTermKind | None = None
+    capacity: int | None = None
+    similarity_rule: SimilarityRule | None = None
+    similarity_min: float | None = None
+    similarity_threshold: float | None = None
+    enhance_threshold: int | None = None
+    overflow: Overflow | None = None
+    compare_content: bool | None = None
+    merge_content: bool | None = None
+    repeats: bool | None = None
+    echo_window: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReflectionPolicy:
+    """When and how insights are derived; nothing happens without an LLM."""
+
+    insight_on_promotion: bool | None = None
+    threshold: float | None = None
+    fragments: int | None = None
+    questions: int | None = None
+    insights: int | None = None
+    merge_cosine: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallPolicy:
+    """Defaults of a recall."""
+
+    ranking: RankingRule | None = None
+    limit: int | None = None
+    candidates: int | None = None
+    alpha: float | None = None
+    beta: float | None = None
+    gamma: float | None = None
+    decay_per_hour: float | None = None
+    dense_weight: float | None = None
+    lexical_weight: float | None = None
+    context_weight: float | None = None
+    speaker_bonus: float | None = None
+    min_relevance: float | None = None
+    sensory: bool | None = None
+    reinforce: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    """When fragments are forgotten; all off by default."""
+
+    ttl: timedelta | None = None
+    retention_min: float | None = None
+    strength_half_life: timedelta | None = None
+    long_term_capacity: int | None = None
+    forget_grace: timedelta | None = None
+    event_retention: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A memory's tunables."""
+
+    profile: Profile | None = None
+    language: str | None = None
+    importance_default: float | None = None
+    wait_for_models: bool | None = None
+    backlog_max: int | None = None
+    sensory: SensoryPolicy | None = None
+    short_term: ShortTermPolicy | None = None
+    reflection: ReflectionPolicy | None = None
+    recall: RecallPolicy | None = None
+    retention: RetentionPolicy | None = None
+
+
+PolicyLike: TypeAlias = Policy | Mapping[str, Any]
+"""A Policy, or a mapping of the same shape."""

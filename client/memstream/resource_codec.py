@@ -1,0 +1,78 @@
+"""Memories, operations and the server from the wire."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from memstream.policy_codec import policy_from_wire
+from memstream.resources import EmbeddingModel, Limits, Memory, MemoryStats, Operation, ServerInfo
+from memstream.status import from_status
+from memstream.v1 import memory_pb2, operation_pb2, server_service_pb2
+from memstream.values import Capability, MemoryKind, OperationState
+from memstream.wiretypes import delta, members, optional_moment
+
+_MEMORY_KINDS = members(MemoryKind, memory_pb2.MemoryKind.DESCRIPTOR)
+_CAPABILITIES = members(Capability, server_service_pb2.Capability.DESCRIPTOR)
+_STATES = members(OperationState, operation_pb2.OperationState.DESCRIPTOR)
+
+
+def memory_from_wire(wire: memory_pb2.Memory) -> Memory:
+    """A memory as the server describes it."""
+    return Memory(
+        namespace=wire.namespace,
+        name=wire.name,
+        uid=wire.uid,
+        kind=_MEMORY_KINDS.get(wire.kind, MemoryKind.HYBRID),
+        policy=policy_from_wire(wire.policy),
+        labels=dict(wire.labels),
+        revision=wire.revision,
+        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
+        update_time=optional_moment(wire.update_time, wire.HasField("update_time")),
+        etag=wire.etag,
+    )
+
+
+def stats_from_wire(wire: memory_pb2.MemoryStats) -> MemoryStats:
+    """How much a memory holds."""
+    return MemoryStats(**{each.name: getattr(wire, each.name) for each in fields(MemoryStats)})
+
+
+def operation_from_wire(wire: operation_pb2.Operation) -> Operation:
+    """A piece of long work."""
+    return Operation(
+        id=wire.id,
+        namespace=wire.namespace,
+        memory=wire.memory,
+        type=wire.type,
+        state=_STATES.get(wire.state, OperationState.UNKNOWN),
+        done=wire.done,
+        total=wire.total,
+        unit=wire.unit,
+        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
+        end_time=optional_moment(wire.end_time, wire.HasField("end_time")),
+        error=from_status(wire.error) if wire.HasField("error") else None,
+    )
+
+
+def limits_from_wire(wire: server_service_pb2.Limits) -> Limits:
+    """What a server accepts."""
+    names = (each.name for each in fields(Limits) if each.name != "request_id_retention")
+    return Limits(
+        **{name: getattr(wire, name) for name in names}, request_id_retention=delta(wire.request_id_retention)
+    )
+
+
+def server_info_from_wire(wire: server_service_pb2.GetServerInfoResponse) -> ServerInfo:
+    """What the server is."""
+    return ServerInfo(
+        version=wire.version,
+        start_time=optional_moment(wire.start_time, wire.HasField("start_time")),
+        capabilities=frozenset(_CAPABILITIES.get(each, Capability.UNKNOWN) for each in wire.capabilities),
+        limits=limits_from_wire(wire.limits),
+        embedding=EmbeddingModel(**{each.name: getattr(wire.embedding, each.name) for each in fields(EmbeddingModel)}),
+        scorer_model=wire.scorer_model,
+        insight_model=wire.insight_model,
+        index=wire.index,
+        journal=wire.journal,
+        degraded=wire.degraded,
+    )

@@ -1,0 +1,111 @@
+"""Write docs/settings.md and docs/policy.md from the code that holds them (`--check` only compares)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from memstream_server.core.policy import DBGPT, DEFAULT, leaves
+from memstream_server.settings import ENV_PREFIX, Settings
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+SETTINGS_HEAD = f"""# Settings
+
+Settings hold for a server process; a memory's own tunables are its [policy](policy.md). A flag of `memstream serve`
+comes first, then the environment (`{ENV_PREFIX}` and the name in capitals, as in `{ENV_PREFIX}LISTEN`), then the
+TOML file named by `--config` or `{ENV_PREFIX}CONFIG`, then the default. An unknown name in the file, or a value out
+of bounds, stops the start with a message that names it.
+
+This table is written by `make generate` from `server/memstream_server/settings.py`, and tested against it.
+
+| setting | default | bounds | unit | meaning |
+|---|---|---|---|---|
+"""
+
+POLICY_HEAD = """# Policy
+
+A policy is a memory's own: given when it is created, changed by `UpdateMemory`, kept whole with the memory. What
+holds for a server process is in the [settings](settings.md). `default` is what measured best; `dbgpt` behaves as
+DB-GPT's memories do.
+
+This table is written by `make generate` from `server/memstream_server/core/policy.py`, and tested against it.
+
+| field | `default` | `dbgpt` | bounds | unit | meaning |
+|---|---|---|---|---|---|
+"""
+
+
+def settings_page() -> str:
+    """docs/settings.md: one row a setting."""
+    return SETTINGS_HEAD + "".join(_settings_row(name, field) for name, field in Settings.model_fields.items())
+
+
+def policy_page() -> str:
+    """docs/policy.md: one row a tunable, in both profiles."""
+    rows = zip(leaves(DEFAULT), leaves(DBGPT), strict=True)
+    return POLICY_HEAD + "".join(
+        _row(
+            f"`{name}`", _shown(value), _shown(other), _bounds(meta["low"], meta["high"]), meta["unit"], meta["meaning"]
+        )
+        for (name, value, meta), (_, other, _) in rows
+    )
+
+
+PAGES = {"settings.md": settings_page, "policy.md": policy_page}
+
+
+def _settings_row(name: str, field: FieldInfo) -> str:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    default = str(extra["default"]) if "default" in extra else _shown(field.default)
+    limits = {type(limit).__name__: limit for limit in field.metadata}
+    low, high = getattr(limits.get("Ge"), "ge", None), getattr(limits.get("Le"), "le", None)
+    return _row(f"`{name}`", default, _bounds(low, high), str(extra.get("unit", "")), field.description or "")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or value == "":
+        return "unset" if value is None else "empty"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return _number(value) if isinstance(value, int | float) else f"`{value}`"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
+
+
+def _bounds(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{_number(low)} to {_number(high)}"
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def main() -> int:
+    """Run the command line; 1 when `--check` finds a page that differs."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--check", action="store_true", help="compare instead of writing")
+    if not arguments.parse_args().check:
+        for name, page in PAGES.items():
+            (DOCS / name).write_text(page(), encoding="utf-8")
+        return 0
+    stale = [name for name, page in PAGES.items() if (DOCS / name).read_text(encoding="utf-8") != page()]
+    for name in stale:
+        print(f"docs/{name} is not what the code says: run `make generate`", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The memstream server: hybrid agent memory over gRPC."""

@@ -1,0 +1,1 @@
+"""Implementations of ports/: everything that touches the outside world."""

@@ -1,0 +1,11 @@
+"""The journal on SQL: SQLAlchemy Core on SQLite, one writer with group commit, readers beside it.
+
+Reading order: schema (tables and keys), codec (what the blobs hold), directory (files, lock, restore), sqlite (all
+that is SQLite's own), bulk (many rows in one statement), writes and reads (one function per operation), writer (the
+thread that commits), store (the port's methods).
+"""
+
+from memstream_server.adapters.journal.directory import restore
+from memstream_server.adapters.journal.store import SqlJournal, open_journal
+
+__all__ = ["SqlJournal", "open_journal", "restore"]

@@ -1,0 +1,58 @@
+"""Many rows in one statement.
+
+Not executemany: Python's sqlite3 gives up the interpreter lock at every row it steps over and must win it back, which
+beside a busy event loop makes a row cost 0.3 to 2 ms instead of 2 to 15 µs. A statement of many rows is one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+from sqlalchemy import Connection, Table
+
+ROWS_MAX = 256
+"""Rows a statement; SQLite takes 32,766 parameters, the widest table here has 14 columns."""
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """A statement around a list of rows: `head` (?, ?), (?, ?) `tail`. SQL that SQLite and PostgreSQL both read."""
+
+    head: str
+    width: int
+    tail: str = ""
+
+
+def insertion(table: Table, conflict: Sequence[str] = (), change: str | None = None) -> Bulk:
+    """Insert whole rows, in the order of the table's columns (an id of the database's own giving excepted).
+
+    With `conflict`, a row whose columns of that name are taken replaces the old one: `change` is the SET list,
+    all other columns by default.
+    """
+    names = [column.name for column in table.columns if column.autoincrement is not True]
+    head = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES "
+    if not conflict:
+        return Bulk(head, len(names))
+    change = change or ", ".join(f"{name} = excluded.{name}" for name in names if name not in conflict)
+    return Bulk(head, len(names), f" ON CONFLICT ({', '.join(conflict)}) DO UPDATE SET {change}")
+
+
+@lru_cache(maxsize=256)
+def _text(bulk: Bulk, rows: int, mark: str) -> str:
+    row = f"({', '.join([mark] * bulk.width)})"
+    return bulk.head + ", ".join([row] * rows) + bulk.tail
+
+
+def execute(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> None:
+    """In runs of powers of two, so that there are few statement texts to prepare and keep."""
+    mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
+    start = 0
+    while start < len(rows):
+        count = min(ROWS_MAX, 1 << (len(rows) - start).bit_length() - 1)
+        values = tuple(chain.from_iterable(rows[start : start + count]))
+        connection.exec_driver_sql(_text(bulk, count, mark), values)
+        start += count

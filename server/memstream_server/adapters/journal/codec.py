@@ -1,0 +1,176 @@
+"""What the journal's blobs hold: msgpack of the port's values behind a version byte, decoded by type.
+
+A fragment is a map of its fields, so that one added later reads as its default from older rows. Events are tuples
+without names: the log is kept for good and a name would cost more than the value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
+import numpy as np
+
+from memstream_server.core.events import Event
+from memstream_server.core.policy import Policy
+from memstream_server.core.values import Enhancement, Fragment, Vector
+from memstream_server.ports.journal import Receipt, Rejection, Space, Terms, Unreadable
+
+VERSION = 1
+"""First byte of every blob. Another one raises Unreadable: it was written by a newer server."""
+_PREFIX = bytes([VERSION])
+_HASH_BYTES, _COUNT_BYTES = 8, 2
+HASH_WIDTH = 16
+"""Bytes of an observation's content hash."""
+
+Labels = tuple[tuple[str, str], ...]
+T = TypeVar("T")
+
+
+def _native(value: Any) -> Any:
+    """A numpy scalar as the Python number it stands for; anything else is a mistake of the caller."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"the journal cannot hold a {type(value).__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_native)
+_json = msgspec.json.Encoder(enc_hook=_native)
+_event_fields = tuple(item.name for item in fields(Event))
+_event_values = attrgetter(*_event_fields)
+_hints = get_type_hints(Event)
+
+_fragment = msgspec.msgpack.Decoder(Fragment)
+_receipt = msgspec.msgpack.Decoder(Receipt)
+_events: msgspec.msgpack.Decoder[list[tuple[Any, ...]]] = msgspec.msgpack.Decoder(
+    list[tuple[tuple(_hints[name] for name in _event_fields)]]  # type: ignore[misc]  # built from Event's own fields
+)
+_enhancements = msgspec.msgpack.Decoder(tuple[Enhancement, ...])
+_rejections = msgspec.msgpack.Decoder(tuple[Rejection, ...])
+_policy = msgspec.json.Decoder(Policy)
+_labels = msgspec.json.Decoder(Labels)
+_space = msgspec.json.Decoder(Space)
+
+
+def _pack(value: Any) -> bytes:
+    return _PREFIX + _encoder.encode(value)
+
+
+def _unpack(decoder: msgspec.msgpack.Decoder[T], blob: bytes) -> T:
+    if blob[0] != VERSION:
+        raise Unreadable(f"a record has version {blob[0]}, this server reads {VERSION}: start a newer memstream")
+    return _decoded(decoder, memoryview(blob)[1:])
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: memoryview | str) -> T:
+    try:
+        return decoder.decode(data)  # type: ignore[arg-type]  # the pairs below match decoder and data
+    except msgspec.DecodeError as error:  # ValidationError included
+        raise Unreadable(f"a record of the journal cannot be decoded ({error}): restore a backup") from error
+
+
+def encode_fragment(fragment: Fragment) -> bytes:
+    return _pack(fragment)
+
+
+def decode_fragment(blob: bytes, access_count: int, access_time_us: int) -> Fragment:
+    """The fragment with the access statistics of its columns."""
+    fragment = _unpack(_fragment, blob)
+    # Set on a value nobody else holds yet: replace() would cost five times the decoding, for every row ever touched.
+    if fragment.access_count != access_count:
+        object.__setattr__(fragment, "access_count", access_count)
+    if fragment.access_time_us != access_time_us:
+        object.__setattr__(fragment, "access_time_us", access_time_us)
+    return fragment
+
+
+def encode_receipt(receipt: Receipt) -> bytes:
+    return _pack(receipt)
+
+
+def decode_receipt(blob: bytes) -> Receipt:
+    return _unpack(_receipt, blob)
+
+
+def encode_events(events: tuple[Event, ...]) -> bytes:
+    return _pack([_event_values(event) for event in events])
+
+
+def decode_events(blob: bytes) -> tuple[Event, ...]:
+    return tuple([Event(*values) for values in _unpack(_events, blob)])
+
+
+def encode_enhancements(enhancements: tuple[Enhancement, ...]) -> bytes:
+    return _pack(enhancements)
+
+
+def decode_enhancements(blob: bytes) -> tuple[Enhancement, ...]:
+    return _unpack(_enhancements, blob)
+
+
+def encode_rejections(rejections: tuple[Rejection, ...]) -> bytes | None:
+    """None for none, the usual case."""
+    return _pack(rejections) if rejections else None
+
+
+def decode_rejections(blob: bytes | None) -> tuple[Rejection, ...]:
+    return () if blob is None else _unpack(_rejections, blob)
+
+
+def encode_hashes(hashes: tuple[bytes, ...]) -> bytes:
+    """Side by side. Raises ValueError unless each has HASH_WIDTH bytes."""
+    packed = b"".join(hashes)
+    if any(len(item) != HASH_WIDTH for item in hashes):
+        raise ValueError(f"a content hash has {HASH_WIDTH} bytes")
+    return packed
+
+
+def decode_hashes(blob: bytes) -> list[bytes]:
+    return [blob[at : at + HASH_WIDTH] for at in range(0, len(blob), HASH_WIDTH)]
+
+
+def decode_vector(blob: bytes | None) -> Vector | None:
+    """A read-only float32 array over the bytes."""
+    return None if blob is None else np.frombuffer(blob, dtype="<f4")
+
+
+def encode_terms(terms: Terms | None) -> bytes | None:
+    """Hashes, then counts: their lengths are in the ratio 8 to 2, which is all that is needed to part them."""
+    if terms is None:
+        return None
+    if len(terms.hashes) * _COUNT_BYTES != len(terms.counts) * _HASH_BYTES:
+        raise ValueError("terms need as many counts as hashes")
+    return terms.hashes + terms.counts
+
+
+def decode_terms(blob: bytes | None) -> Terms | None:
+    if blob is None:
+        return None
+    cut = len(blob) * _HASH_BYTES // (_HASH_BYTES + _COUNT_BYTES)
+    return Terms(blob[:cut], blob[cut:])
+
+
+def encode_policy(policy: Policy) -> str:
+    return _json.encode(policy).decode()
+
+
+def decode_policy(data: str) -> Policy:
+    return _decoded(_policy, data)
+
+
+def encode_labels(labels: Labels) -> str:
+    return _json.encode(labels).decode()
+
+
+def decode_labels(data: str) -> Labels:
+    return _decoded(_labels, data)
+
+
+def encode_space(space: Space) -> str:
+    return _json.encode(space).decode()
+
+
+def decode_space(data: str) -> Space:
+    return _decoded(_space, data)

@@ -1,0 +1,166 @@
+"""The data directory: who holds it, which format it has, and how a backup is put into one.
+
+    format       what this directory is and the version of its layout
+    lock         locked while a server runs; says which
+    journal.db   the journal (with -wal and -shm beside it)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from memstream_server.adapters.journal import migrate, sqlite, writes
+from memstream_server.adapters.journal.reads import meta_value
+from memstream_server.ports.journal import AlreadyExists, Unreadable
+
+FORMAT = 1
+"""Version of the directory's layout; the tables have their own (migrate.py)."""
+_FORMAT_TEXT = "memstream data directory, format {}\n"
+GENERATION = "index_generation"
+"""Meta value raised by every restore: an index filled under another generation belongs to another history."""
+
+
+def journal_path(data_dir: Path) -> Path:
+    return data_dir / "journal.db"
+
+
+def _unfinished(data_dir: Path) -> Path:
+    return data_dir / "journal.db.restoring"
+
+
+def acquire(data_dir: Path) -> int:
+    """Make the directory if need be and lock it: returns the descriptor that holds the lock. Raises Unreadable.
+
+    flock, not lockf: two servers of one process exclude each other too, and a child process does not inherit it.
+    """
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
+        os.close(lock)
+        raise Unreadable(f"{data_dir} is in use by {holder}: stop it, or give this server another directory") from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return lock
+
+
+def release(lock: int) -> None:
+    os.close(lock)
+
+
+@contextmanager
+def held(data_dir: Path) -> Iterator[None]:
+    """The directory's lock for the length of a block."""
+    lock = acquire(data_dir)
+    try:
+        yield
+    finally:
+        release(lock)
+
+
+def check_format(data_dir: Path) -> None:
+    """Write the format file of a new directory, or see that this server can read an old one. Raises Unreadable."""
+    file, journal = data_dir / "format", journal_path(data_dir)
+    if _unfinished(data_dir).exists():
+        raise Unreadable(f"a restore into {data_dir} did not finish: run memstream restore again, with --force")
+    if not file.exists():
+        if journal.exists():
+            raise Unreadable(f"{journal} lies in no memstream data directory: put it in one with memstream restore")
+        _write(file, _FORMAT_TEXT.format(FORMAT))
+        return
+    words = file.read_text(errors="replace").split()
+    version = words[-1] if words else ""
+    if not version.isdigit():
+        raise Unreadable(f"{file} is damaged: it should read {_FORMAT_TEXT.format(FORMAT)!r}")
+    if int(version) > FORMAT:
+        raise Unreadable(f"{data_dir} has format {version}, this server reads up to {FORMAT}: start a newer memstream")
+
+
+def _write(file: Path, text: str) -> None:
+    with file.open("w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    sync(file.parent)
+
+
+def sync(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def backup(data_dir: Path, target: Path) -> None:
+    """A copy of the journal, whole or not there at all. Raises AlreadyExists, StorageFull."""
+    if target.exists():
+        raise AlreadyExists(f"{target} exists: name a new file")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)
+    sqlite.copy(journal_path(data_dir), partial)
+    partial.rename(target)
+    sync(target.parent)
+
+
+def restore(source: Path, data_dir: Path, *, force: bool = False) -> None:
+    """Put a backup into a data directory that no server holds.
+
+    The whole index is entered in the outbox again and GENERATION raised, since what an index holds is of another
+    history. With `force` the journal that was there is lost. Raises AlreadyExists when the directory holds
+    anything and `force` is not given, and Unreadable when the backup is damaged, of a newer format, or the
+    directory is in use.
+    """
+    if not source.is_file():
+        raise Unreadable(f"there is no backup {source}")
+    with held(data_dir):
+        occupied = sorted(entry.name for entry in data_dir.iterdir() if entry.name != "lock")
+        if occupied and not force:
+            raise AlreadyExists(f"{data_dir} is not empty ({', '.join(occupied[:5])}): --force replaces its journal")
+        _replace(source, data_dir)
+
+
+def _replace(source: Path, data_dir: Path) -> None:
+    """A crash on the way leaves the unfinished file, with which the directory is not opened."""
+    fresh, journal = _unfinished(data_dir), journal_path(data_dir)
+    _remove(fresh)
+    try:
+        shutil.copyfile(source, fresh)
+        sqlite.checked(fresh)
+        _begin_history(fresh)
+    except BaseException:
+        _remove(fresh)
+        raise
+    sqlite.settled(fresh)
+    _remove(journal)
+    (data_dir / "format").unlink(missing_ok=True)
+    _write(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
+    fresh.rename(journal)
+    sync(data_dir)
+
+
+def _remove(database: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        database.with_name(database.name + suffix).unlink(missing_ok=True)
+
+
+def _begin_history(database: Path) -> None:
+    engine = sqlite.writer_engine(database)
+    try:
+        with sqlite.translating(), engine.begin() as connection:
+            if not migrate.is_journal(connection):
+                raise Unreadable(f"{database} is no memstream journal")
+            migrate.upgrade(connection)
+            writes.set_meta(connection, GENERATION, str(int(meta_value(connection, GENERATION) or 0) + 1))
+            writes.outbox_refill(connection)
+    finally:
+        engine.dispose()

@@ -1,0 +1,436 @@
+"""One function per read, each in a snapshot of its own; none waits for the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row as SqlRow, Select, bindparam, distinct, func, select
+
+from memstream_server.adapters.journal import codec
+from memstream_server.adapters.journal.schema import (
+    anchors,
+    events,
+    fragments,
+    jobs,
+    memories,
+    meta,
+    observations,
+    outbox,
+    position,
+    producers,
+    receipts,
+    requests,
+    span,
+    vectors,
+)
+from memstream_server.adapters.journal.sqlite import PAGE_ROWS, fetch
+from memstream_server.adapters.journal.writes import ANSWER_KEPT_US, IDS_MAX, stored_up_to
+from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, Tier
+from memstream_server.ports.journal import (
+    Answer,
+    Conflict,
+    Counts,
+    FragmentQuery,
+    Image,
+    IndexEntry,
+    Job,
+    MemoryRecord,
+    Producer,
+    Receipt,
+    Recorded,
+    Rejection,
+    Row,
+    Space,
+)
+
+_number, _model, _limit, _uid = bindparam("number"), bindparam("model"), bindparam("limit"), bindparam("u")
+_low, _high, _ids = bindparam("low"), bindparam("high"), bindparam("ids", expanding=True)
+_META = select(meta.c.value).where(meta.c.name == bindparam("name"))
+_NUMBER = select(memories.c.number).where(memories.c.uid == _uid)
+_BY_UID = select(memories).where(memories.c.uid == _uid)
+_BY_NAME = select(memories).where(memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n"))
+_LISTED = (
+    select(memories)
+    .where(memories.c.namespace == bindparam("ns"), memories.c.name > bindparam("after"))
+    .order_by(memories.c.name)
+    .limit(_limit)
+)
+_NAMESPACES = (
+    select(memories.c.namespace, func.count())
+    .where(memories.c.namespace > bindparam("after"))
+    .group_by(memories.c.namespace)
+    .order_by(memories.c.namespace)
+    .limit(_limit)
+)
+_PENDING_MEMORIES = select(memories.c.uid).where(memories.c.number.in_(select(distinct(observations.c.memory))))
+
+_FRAGMENT = (fragments.c.payload, fragments.c.access_count, fragments.c.access_time_us)
+_PAGE = (
+    select(fragments.c.key, *_FRAGMENT, fragments.c.terms)
+    .where(fragments.c.key.between(_low, _high))
+    .order_by(fragments.c.key)
+    .limit(_limit)
+)
+_LIST = (
+    select(fragments.c.key, *_FRAGMENT)
+    .where(fragments.c.key.between(_low, _high))
+    .order_by(fragments.c.key)
+    .limit(_limit)
+)
+_VECTOR_COUNT = select(func.count()).where(vectors.c.key.between(_low, _high), vectors.c.model == _model)
+_VECTOR_PAGE = (
+    select(vectors.c.key, vectors.c.vector)
+    .where(vectors.c.key.between(_low, _high), vectors.c.model == _model)
+    .order_by(vectors.c.key)
+    .limit(_limit)
+)
+_ANCHORS = select(anchors.c.id, anchors.c.vector, anchors.c.enhancements).where(anchors.c.memory == _number)
+_PENDING_PAGE = (
+    select(observations.c.key, observations.c.payload)
+    .where(observations.c.key.between(_low, _high))
+    .order_by(observations.c.key)
+    .limit(_limit)
+)
+_PRODUCERS = select(producers).where(producers.c.memory == _number).order_by(producers.c.name)
+_RECEIPTS = (
+    select(receipts.c.first_sequence, receipts.c.hashes, receipts.c.rejections)
+    .where(
+        receipts.c.memory == _number,
+        receipts.c.producer == bindparam("producer"),
+        receipts.c.last_sequence >= bindparam("first"),
+    )
+    .order_by(receipts.c.last_sequence)
+    .limit(PAGE_ROWS)
+)
+_SOME = select(fragments.c.id, *_FRAGMENT).where(fragments.c.memory == _number, fragments.c.id.in_(_ids))
+_SOME_VECTORS = (
+    select(fragments.c.id, vectors.c.vector)
+    .join(vectors, vectors.c.key == fragments.c.key)
+    .where(fragments.c.memory == _number, fragments.c.id.in_(_ids), vectors.c.model == _model)
+)
+_forgotten = fragments.c.forget_time_us.is_not(None)
+_TIERS = (
+    select(fragments.c.tier, fragments.c.kind, _forgotten, func.count())
+    .where(fragments.c.key.between(_low, _high))
+    .group_by(fragments.c.tier, fragments.c.kind, _forgotten)
+)
+_PENDING = select(func.coalesce(func.sum(observations.c.count), 0)).where(observations.c.key.between(_low, _high))
+_UNINDEXED = select(func.count()).where(outbox.c.memory == _uid)
+_EVENTS = (
+    select(events.c.key, events.c.time_us, events.c.payload)
+    .where(events.c.key.between(_low, _high))
+    .order_by(events.c.key)
+    .limit(_limit)
+)
+_ANSWER = select(requests).where(requests.c.request == bindparam("r"), requests.c.time_us >= bindparam("since"))
+_OUTBOX_SIZE = select(func.count()).select_from(outbox)
+_live = (
+    (fragments.c.memory == memories.c.number)
+    & (fragments.c.id == outbox.c.fragment)
+    & fragments.c.forget_time_us.is_(None)
+    & (fragments.c.tier == Tier.LONG_TERM.value)
+    & outbox.c.deleted.is_(False)
+)
+_OUTBOX = (
+    select(outbox.c.id, outbox.c.memory, outbox.c.fragment, outbox.c.deleted, *_FRAGMENT, vectors.c.vector)
+    .outerjoin(memories, memories.c.uid == outbox.c.memory)
+    .outerjoin(fragments, _live)
+    .outerjoin(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == fragments.c.model))
+    .where(outbox.c.id > bindparam("after"))
+    .order_by(outbox.c.id)
+    .limit(_limit)
+)
+_JOBS = (
+    select(jobs.c.id, memories.c.uid, jobs.c.type, jobs.c.payload, jobs.c.create_time_us, jobs.c.attempts)
+    .join(memories, memories.c.number == jobs.c.memory)
+    .order_by(jobs.c.create_time_us, jobs.c.id)
+    .limit(_limit)
+)
+
+
+def meta_value(connection: Connection, name: str) -> str | None:
+    return connection.execute(_META, {"name": name}).scalar_one_or_none()
+
+
+def space(connection: Connection) -> Space | None:
+    value = meta_value(connection, "space")
+    return None if value is None else codec.decode_space(value)
+
+
+# ---- memories
+
+
+def _record(row: SqlRow[Any]) -> MemoryRecord:
+    return MemoryRecord(
+        uid=row.uid,
+        namespace=row.namespace,
+        name=row.name,
+        kind=MemoryKind(row.kind),
+        policy=codec.decode_policy(row.policy),
+        seed=row.seed,
+        labels=codec.decode_labels(row.labels),
+        epoch=row.epoch,
+        revision=row.revision,
+        create_time_us=row.create_time_us,
+        update_time_us=row.update_time_us,
+        reflection_aggregate=row.reflection_aggregate,
+    )
+
+
+def get_memory(connection: Connection, namespace: str, name: str) -> MemoryRecord | None:
+    row = connection.execute(_BY_NAME, {"ns": namespace, "n": name}).one_or_none()
+    return None if row is None else _record(row)
+
+
+def by_uid(connection: Connection, uid: str) -> MemoryRecord:
+    return _record(_memory(connection, uid))
+
+
+def _memory(connection: Connection, uid: str) -> SqlRow[Any]:
+    row = connection.execute(_BY_UID, {"u": uid}).one_or_none()
+    if row is None:
+        raise Conflict(f"memory {uid} is gone")
+    return row
+
+
+def _number_of(connection: Connection, uid: str) -> int | None:
+    return connection.execute(_NUMBER, {"u": uid}).scalar_one_or_none()
+
+
+def list_memories(connection: Connection, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
+    values = {"ns": namespace, "after": after, "limit": limit}
+    return [_record(row) for row in connection.execute(_LISTED, values)]
+
+
+def list_namespaces(connection: Connection, after: str, limit: int) -> list[tuple[str, int]]:
+    rows = connection.execute(_NAMESPACES, {"after": after, "limit": limit}).all()
+    return [(namespace, count) for namespace, count in rows]
+
+
+def pending_memories(connection: Connection) -> list[str]:
+    return list(connection.execute(_PENDING_MEMORIES).scalars())
+
+
+# ---- an active memory's image
+
+
+def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Image:
+    memory = _memory(connection, uid)
+    rows = _rows(connection, memory.number, model, vectors_max)
+    held = _held(connection, memory.number, rows)
+    pending = tuple(_pending(connection, memory.number))
+    return Image(
+        record=_record(memory),
+        rows=rows,
+        sensory=tuple([item for item in held if item.fragment.tier is Tier.SENSORY]),
+        short_term=tuple([item for item in held if item.fragment.tier is Tier.SHORT_TERM]),
+        pending=pending,
+        producers=_producers(connection, memory.number, pending),
+        next_position=memory.next_position,
+    )
+
+
+def _pages(
+    connection: Connection, statement: Select[Any], low: int, high: int, limit: int | None = None, **values: Any
+) -> Iterator[list[Any]]:
+    """The first `limit` rows (all, if None) of a statement over a range of keys, the key first, a page at a time."""
+    while limit is None or limit > 0:
+        page = PAGE_ROWS if limit is None else min(limit, PAGE_ROWS)
+        rows = fetch(connection, statement, {"low": low, "high": high, "limit": page, **values})
+        yield from rows
+        if len(rows) < page:
+            return
+        low = rows[-1][0] + 1
+        limit = None if limit is None else limit - page
+
+
+def _rows(connection: Connection, number: int, model: str, vectors_max: int) -> tuple[Row, ...]:
+    found = _vectors(connection, number, model, vectors_max)
+    decode, terms = codec.decode_fragment, codec.decode_terms
+    rows = _pages(connection, _PAGE, *span(number))
+    return tuple(
+        [Row(decode(blob, count, at), terms(packed), found.get(row)) for row, blob, count, at, packed in rows]
+    )
+
+
+def _vectors(connection: Connection, number: int, model: str, vectors_max: int) -> dict[int, bytes]:
+    """By key; none at all when there are more than `vectors_max`."""
+    low, high = span(number)
+    count = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
+    return dict(_pages(connection, _VECTOR_PAGE, low, high, model=model)) if 0 < count <= vectors_max else {}
+
+
+def _held(connection: Connection, number: int, rows: Sequence[Row]) -> list[Held]:
+    sides = {name: (vector, packed) for name, vector, packed in connection.execute(_ANCHORS, {"number": number})}
+    return [
+        _hold(row.fragment, *sides.get(row.fragment.id, (None, None)))
+        for row in rows
+        if row.fragment.tier is not Tier.LONG_TERM and row.fragment.forget_time_us is None
+    ]
+
+
+def _hold(fragment: Fragment, vector: bytes | None, packed: bytes | None) -> Held:
+    return Held(fragment, codec.decode_vector(vector), () if packed is None else codec.decode_enhancements(packed))
+
+
+def _pending(connection: Connection, number: int) -> list[Receipt]:
+    return [codec.decode_receipt(blob) for _, blob in _pages(connection, _PENDING_PAGE, *span(number))]
+
+
+def _producers(connection: Connection, number: int, pending: Sequence[Receipt]) -> tuple[Producer, ...]:
+    first: dict[str, int] = {}
+    for receipt in pending:
+        first[receipt.producer] = min(receipt.first_sequence, first.get(receipt.producer, receipt.first_sequence))
+    return tuple(
+        [
+            Producer(row.name, row.epoch, row.received, stored_up_to(row.received, row.stored, first.get(row.name)))
+            for row in connection.execute(_PRODUCERS, {"number": number})
+        ]
+    )
+
+
+def received_hashes(
+    connection: Connection, uid: str, producer: str, first: int, last: int
+) -> list[tuple[int, bytes, Rejection | None]]:
+    found: list[tuple[int, bytes, Rejection | None]] = []
+    number = _number_of(connection, uid)
+    ahead = first
+    while number is not None and ahead <= last:
+        batches = fetch(connection, _RECEIPTS, {"number": number, "producer": producer, "first": ahead})
+        for start, hashes, rejections in batches:
+            rejected = {rejection.sequence: rejection for rejection in codec.decode_rejections(rejections)}
+            found.extend(
+                (sequence, digest, rejected.get(sequence))
+                for sequence, digest in enumerate(codec.decode_hashes(hashes), start)
+                if first <= sequence <= last
+            )
+            ahead = start + len(hashes) // codec.HASH_WIDTH
+        if len(batches) < PAGE_ROWS:
+            break
+    return found
+
+
+# ---- fragments
+
+
+def _chunks(ids: Sequence[str]) -> Iterator[list[str]]:
+    return (list(ids[start : start + IDS_MAX]) for start in range(0, len(ids), IDS_MAX))
+
+
+def some_fragments(connection: Connection, uid: str, ids: Sequence[str]) -> list[Fragment]:
+    number = _number_of(connection, uid)
+    if number is None:
+        return []
+    found: dict[str, Fragment] = {}
+    for chunk in _chunks(ids):
+        for name, blob, count, at in fetch(connection, _SOME, {"number": number, "ids": chunk}):
+            found[name] = codec.decode_fragment(blob, count, at)
+    return [found[name] for name in ids if name in found]
+
+
+def some_vectors(connection: Connection, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
+    number = _number_of(connection, uid)
+    found: dict[str, bytes] = {}
+    if number is not None:
+        for chunk in _chunks(ids):
+            found.update(fetch(connection, _SOME_VECTORS, {"number": number, "model": model, "ids": chunk}))
+    return found
+
+
+def list_fragments(connection: Connection, uid: str, query: FragmentQuery) -> list[Fragment]:
+    number = _number_of(connection, uid)
+    if number is None:
+        return []
+    low, high = span(number)
+    rows = _pages(connection, _selection(query), low + max(query.after + 1, 0), high, query.limit)
+    return [codec.decode_fragment(blob, count, at) for _, blob, count, at in rows]
+
+
+def _selection(query: FragmentQuery) -> Select[Any]:
+    chosen = _LIST.where(_forgotten if query.forgotten else fragments.c.forget_time_us.is_(None))
+    for column, values in (
+        (fragments.c.tier, [tier.value for tier in query.tiers]),
+        (fragments.c.kind, query.kinds),
+        (fragments.c.session, query.sessions),
+        (fragments.c.speaker, query.speakers),
+    ):
+        if values:
+            chosen = chosen.where(column.in_(values))
+    return chosen
+
+
+def counts(connection: Connection, uid: str) -> Counts:
+    number = _number_of(connection, uid)
+    if number is None:
+        return Counts()
+    low, high = span(number)
+    keys = {"low": low, "high": high}
+    live: dict[str, int] = {}
+    insights = forgotten = 0
+    for tier, kind, gone, count in connection.execute(_TIERS, keys):
+        if gone:
+            forgotten += count
+            continue
+        live[tier] = live.get(tier, 0) + count
+        insights += count if kind == FragmentKind.INSIGHT.value else 0
+    return Counts(
+        sensory=live.get(Tier.SENSORY.value, 0),
+        short_term=live.get(Tier.SHORT_TERM.value, 0),
+        long_term=live.get(Tier.LONG_TERM.value, 0),
+        insights=insights,
+        forgotten=forgotten,
+        pending=connection.execute(_PENDING, keys).scalar_one(),
+        unindexed=connection.execute(_UNINDEXED, {"u": uid}).scalar_one(),
+    )
+
+
+def recorded(connection: Connection, uid: str, after_revision: int, limit: int) -> list[Recorded]:
+    number = _number_of(connection, uid)
+    if number is None:
+        return []
+    low, high = span(number)
+    rows = _pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit)
+    return [Recorded(position(row), time_us, codec.decode_events(blob)) for row, time_us, blob in rows]
+
+
+# ---- answers, outbox, jobs
+
+
+def answer(connection: Connection, request: str, now_us: int) -> Answer | None:
+    row = connection.execute(_ANSWER, {"r": request, "since": now_us - ANSWER_KEPT_US}).one_or_none()
+    return None if row is None else Answer(row.request, row.digest, row.response, row.time_us)
+
+
+def outbox_entries(connection: Connection, limit: int) -> list[tuple[IndexEntry, Row | None]]:
+    """What an entry's fragment is now, not what it was when the entry was made.
+
+    Of several entries for a fragment, all get the row of the last: however they are grouped into upserts and
+    deletions, the index ends where the journal is.
+    """
+    entries: list[IndexEntry] = []
+    last: dict[tuple[str, str], Row | None] = {}
+    for number, uid, name, deleted, blob, count, at, vector in _outbox_rows(connection, limit):
+        entries.append(IndexEntry(uid, name, bool(deleted), number))
+        row = None if vector is None else Row(codec.decode_fragment(blob, count, at), None, vector)
+        last[uid, name] = row
+    return [(entry, last[entry.memory, entry.fragment]) for entry in entries]
+
+
+def _outbox_rows(connection: Connection, limit: int) -> Iterator[list[Any]]:
+    after = 0
+    while limit > 0:
+        page = min(limit, PAGE_ROWS)
+        rows = fetch(connection, _OUTBOX, {"after": after, "limit": page})
+        yield from rows
+        if len(rows) < page:
+            return
+        after, limit = rows[-1][0], limit - page
+
+
+def outbox_size(connection: Connection) -> int:
+    return connection.execute(_OUTBOX_SIZE).scalar_one()
+
+
+def waiting_jobs(connection: Connection, limit: int) -> list[Job]:
+    return [Job(*row) for row in connection.execute(_JOBS, {"limit": limit}).all()]

@@ -1,0 +1,189 @@
+"""The journal's tables, and the integer that keeps one memory's rows side by side.
+
+`key` = memory number << 32 | position (or revision, in the event log). As the primary key it is SQLite's rowid, so
+everything of a memory lies in one run of pages however its writes were interleaved with others', and a memory is
+a range. Numbers are given once and never again, so the rows of a deleted memory cannot come back under another.
+
+Only what a query selects by is a column; the rest of a fragment is in its payload (codec.py). The exceptions are
+the access statistics: they are changed without rewriting the payload, and the columns are the truth.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+POSITION_BITS = 32
+"""4 billion positions a memory, 2 billion memories ever created."""
+
+metadata = MetaData()
+BIG_KEY = BigInteger().with_variant(Integer(), "sqlite")  # only INTEGER is an alias of the rowid there
+
+meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
+
+memories = Table(
+    "memories",
+    metadata,
+    Column("number", BIG_KEY, primary_key=True, autoincrement=True),
+    Column("uid", Text, nullable=False, unique=True),
+    Column("namespace", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("next_position", BigInteger, nullable=False),
+    Column("reflection_aggregate", Double, nullable=False),
+    Column("create_time_us", BigInteger, nullable=False),
+    Column("update_time_us", BigInteger, nullable=False),
+    Column("seed", LargeBinary, nullable=False),
+    Column("labels", Text, nullable=False),
+    Column("policy", Text, nullable=False),
+    UniqueConstraint("namespace", "name", name="memories_name"),
+    sqlite_autoincrement=True,
+)
+
+producers = Table(
+    "producers",
+    metadata,
+    Column("memory", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("received", BigInteger, nullable=False),
+    Column("stored", BigInteger, nullable=False),
+)
+
+receipts = Table(  # what was received, for telling repeats from conflicts; kept after it was stored
+    "receipts",
+    metadata,
+    Column("memory", BigInteger, primary_key=True, autoincrement=False),
+    Column("producer", Text, primary_key=True),
+    Column("last_sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("first_sequence", BigInteger, nullable=False),
+    Column("hashes", LargeBinary, nullable=False),  # 16 bytes each
+    Column("rejections", LargeBinary),
+)
+
+observations = Table(  # batches received, not yet stored
+    "observations",
+    metadata,
+    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
+    Column("memory", BigInteger, nullable=False),
+    Column("producer", Text, nullable=False),
+    Column("first_sequence", BigInteger, nullable=False),
+    Column("count", BigInteger, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+)
+
+fragments = Table(
+    "fragments",
+    metadata,
+    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
+    Column("memory", BigInteger, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("tier", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("forget_time_us", BigInteger),
+    Column("access_count", BigInteger, nullable=False),
+    Column("access_time_us", BigInteger, nullable=False),
+    Column("session", Text, nullable=False),
+    Column("speaker", Text, nullable=False),
+    Column("external_id", Text),
+    Column("model", Text, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("terms", LargeBinary),
+)
+Index("fragments_id", fragments.c.id, fragments.c.memory, unique=True)
+Index(
+    "fragments_external_id",
+    fragments.c.memory,
+    fragments.c.external_id,
+    unique=True,
+    sqlite_where=text("external_id IS NOT NULL"),
+    postgresql_where=text("external_id IS NOT NULL"),
+)
+
+vectors = Table(
+    "vectors",
+    metadata,
+    Column("key", BigInteger, primary_key=True, autoincrement=False),
+    Column("model", Text, primary_key=True),
+    Column("vector", LargeBinary, nullable=False),
+)
+
+anchors = Table(  # the short-term side of held fragments
+    "anchors",
+    metadata,
+    Column("memory", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", Text, primary_key=True),
+    Column("vector", LargeBinary),
+    Column("enhancements", LargeBinary, nullable=False),
+)
+
+events = Table(  # one row a revision
+    "events",
+    metadata,
+    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
+    Column("time_us", BigInteger, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+)
+
+outbox = Table(  # names the memory by uid: its rows outlive the memory
+    "outbox",
+    metadata,
+    Column("id", BIG_KEY, primary_key=True, autoincrement=True),
+    Column("memory", Text, nullable=False),
+    Column("fragment", Text, nullable=False),
+    Column("deleted", Boolean, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index("outbox_memory", outbox.c.memory)
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("request", Text, primary_key=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("time_us", BigInteger, nullable=False),
+    Column("response", LargeBinary, nullable=False),
+)
+Index("requests_time", requests.c.time_us)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("memory", BigInteger, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("create_time_us", BigInteger, nullable=False),
+    Column("attempts", BigInteger, nullable=False),
+)
+
+
+def key(number: int, position: int) -> int:
+    """The primary key of a memory's `position`. Raises ValueError for one that does not fit."""
+    if not 0 <= position < 1 << POSITION_BITS:
+        raise ValueError(f"position {position} is outside 0 .. 2^{POSITION_BITS} - 1")
+    return number << POSITION_BITS | position
+
+
+def span(number: int) -> tuple[int, int]:
+    """The least and the greatest key of a memory."""
+    return number << POSITION_BITS, (number + 1 << POSITION_BITS) - 1
+
+
+def position(row_key: int) -> int:
+    """The position (or revision) a key stands for."""
+    return row_key & ((1 << POSITION_BITS) - 1)

@@ -1,0 +1,209 @@
+"""All that is SQLite's own: connections, how durable they are, bulk reads, errors, backup."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from binascii import unhexlify
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from sqlalchemy import (
+    URL,
+    Boolean,
+    ColumnElement,
+    Connection,
+    Engine,
+    Integer,
+    LargeBinary,
+    Select,
+    Text,
+    case,
+    create_engine,
+    event,
+    func,
+    literal_column,
+    select,
+)
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from memstream_server.ports.journal import AlreadyExists, Conflict, JournalError, OutcomeUnknown, StorageFull, Unreadable
+
+BUSY_TIMEOUT_S = 5.0
+"""How long to wait for another program (a shell on the file) that holds SQLite's lock."""
+WAL_CHECKPOINT_PAGES = 4_000
+"""16 MB: a page rewritten by many commits goes into the database file once."""
+WAL_KEPT_BYTES = 64 << 20
+_COMMON = ("PRAGMA foreign_keys = OFF", "PRAGMA temp_store = MEMORY")
+_WRITER = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",  # a commit is on the disk, not in a cache, when it returns
+    "PRAGMA secure_delete = ON",  # what was erased is overwritten
+    f"PRAGMA wal_autocheckpoint = {WAL_CHECKPOINT_PAGES}",
+    f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}",
+    "PRAGMA cache_size = -32000",
+)
+_READER = ("PRAGMA query_only = ON", "PRAGMA cache_size = -8000")
+_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN})
+_REFUSED = frozenset({sqlite3.SQLITE_CONSTRAINT})
+
+
+def _engine(path: Path, begin: str, pragmas: tuple[str, ...], **options: Any) -> Engine:
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)),
+        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False, "cached_statements": 512},
+        **options,
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: sqlite3.Connection, record: object) -> None:
+        connection.isolation_level = None  # the driver begins no transaction by itself, `start` does
+        for pragma in _COMMON + pragmas:
+            connection.execute(pragma)
+
+    @event.listens_for(engine, "begin")
+    def start(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def writer_engine(path: Path) -> Engine:
+    """For the one connection that writes. Its transactions take the write lock at once."""
+    return _engine(path, "BEGIN IMMEDIATE", _WRITER, poolclass=NullPool)
+
+
+def reader_engine(path: Path, connections: int) -> Engine:
+    """For readers: each transaction is one snapshot, and none waits for the writer."""
+    return _engine(path, "BEGIN", _READER, pool_size=connections, max_overflow=0)
+
+
+def commit(connection: Connection) -> None:
+    """The moment of durability; a function of its own, so that a test can make it fail."""
+    connection.commit()
+
+
+# ---- bulk reads
+
+
+def _sql(text: str) -> ColumnElement[str]:
+    return literal_column(f"'{text}'", Text)
+
+
+def _msgpack_hex(column: ColumnElement[Any]) -> ColumnElement[str]:
+    """SQL for one value in msgpack, written in hex."""
+    if isinstance(column.type, Integer | Boolean):
+        tag, number, content = _sql("D3"), func.printf(_sql("%016X"), column), _sql("")
+    else:  # length() counts the characters of a text, but the bytes of a blob
+        length = func.length(sql_cast(column, LargeBinary))
+        tag, number = _sql("C6" if isinstance(column.type, LargeBinary) else "DB"), func.printf(_sql("%08X"), length)
+        content = func.hex(column)
+    return case((column.is_(None), _sql("C0")), else_=tag.concat(number).concat(content))
+
+
+@lru_cache(maxsize=64)
+def _packed(statement: Select[Any]) -> Select[Any]:
+    rows = statement.subquery()
+    parts = _sql(f"DC{len(rows.columns):04X}")
+    for column in rows.columns:
+        parts = parts.concat(_msgpack_hex(column))
+    return select(func.count(), sql_cast(func.group_concat(parts, _sql("")), LargeBinary)).select_from(rows)
+
+
+_rows_of = msgspec.msgpack.Decoder(list[list[Any]])
+
+
+def fetch(connection: Connection, statement: Select[Any], parameters: Mapping[str, Any]) -> list[list[Any]]:
+    """All rows of `statement` (columns of integers, text, blobs and booleans, the latter as 0 and 1), in its order.
+
+    SQLite packs them and answers with a single row, for the reason given in bulk.py: 10,000 fragments read beside a
+    busy event loop take 0.2 s so, and 2.7 s row by row. The caller bounds the rows (PAGE_ROWS at a time).
+    """
+    count, data = connection.execute(_packed(statement), parameters).one()
+    return _rows_of.decode(b"\xdd" + count.to_bytes(4, "big") + unhexlify(data)) if count else []
+
+
+PAGE_ROWS = 1_024
+"""Rows of one `fetch`: the text they are packed in is a few MB."""
+
+
+# ---- errors
+
+
+def _code(error: DBAPIError) -> int:
+    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+
+
+def refused(error: DBAPIError) -> bool:
+    """Whether the statement alone failed, by a constraint: its savepoint can be rolled back and the group goes on."""
+    return _code(error) in _REFUSED
+
+
+def translated(error: DBAPIError) -> JournalError:
+    """The port's error for one of the driver's before COMMIT, that is, when nothing was written."""
+    code, text = _code(error), str(error.orig)
+    if code in _CORRUPT:
+        return Unreadable(f"the journal is damaged ({text}): stop the server and restore a backup (memstream restore)")
+    if code == sqlite3.SQLITE_FULL:
+        return StorageFull(f"the disk is full ({text}): free space and retry")
+    if code in _REFUSED:
+        taken = "external_id" in text or "memories.name" in text
+        return AlreadyExists(text) if taken else Conflict(text)
+    return OutcomeUnknown(text)
+
+
+@contextlib.contextmanager
+def translating() -> Iterator[None]:
+    """Raise the port's errors for the driver's."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise translated(error) from error
+
+
+# ---- whole files
+
+
+def probe(connection: Connection) -> None:
+    """A cheap look for damage: the header, the schema and the root of every table. Raises DBAPIError.
+
+    `PRAGMA quick_check` reads the whole file; damage deeper in shows when it is read, as Unreadable.
+    """
+    for name in connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars().all():
+        connection.exec_driver_sql(f'SELECT 1 FROM "{name}" LIMIT 1').all()
+
+
+def copy(source: Path, target: Path) -> None:
+    """A consistent copy of a database, also one in use, and durable. Raises StorageFull; leaves no partial file."""
+    needed, free = source.stat().st_size, shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise StorageFull(f"{target.parent} has {free} bytes free, the copy needs {needed}")
+    try:
+        with contextlib.closing(sqlite3.connect(source)) as old, contextlib.closing(sqlite3.connect(target)) as new:
+            old.backup(new)  # all pages in one step: a snapshot, beside the writer
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+    except sqlite3.Error as error:
+        target.unlink(missing_ok=True)
+        raise translated(DBAPIError(None, None, error)) from error
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def checked(path: Path) -> None:
+    """Read every page of a database that nobody has open. Raises Unreadable."""
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            (answer,) = cast(tuple[str], connection.execute("PRAGMA quick_check(1)").fetchone())
+    except sqlite3.Error as error:
+        raise Unreadable(f"{path} is not a journal or is damaged ({error})") from error
+    if answer != "ok":
+        raise Unreadable(f"{path} is damaged: {answer}")

@@ -1,0 +1,2 @@
+"""placeholder"""
+SqlJournal = open_journal = None

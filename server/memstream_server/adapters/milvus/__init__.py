@@ -1,0 +1,1 @@
+"""The vector index on Milvus: Milvus Lite as a supervised child process, or a server by URI."""

@@ -1,0 +1,290 @@
+"""One Milvus collection through pymilvus: the blocking calls, and the only place that touches its untyped API.
+
+The same code serves Milvus Lite and a Milvus server; `get_server_version()` tells which. The differences:
+
+| | Lite | server, Zilliz |
+|---|---|---|
+| a memory's rows | partition by hash, named on every call | partition key, never named (it refuses) |
+| index | none: an exact scan, which its FLAT index is too, without sidecar files that can be damaged | HNSW |
+| reads | see every write | Bounded for search, Strong for counts and ids |
+
+Every call has a timeout; every failure leaves as IndexUnavailable. Not thread-safe for writes: one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from memstream_server.adapters.milvus.naming import (
+    ID_LENGTH_MAX,
+    SCHEMA_VERSION,
+    literal,
+    original,
+    partition_name,
+    partition_of,
+    stored,
+)
+from memstream_server.core.values import Vector
+from memstream_server.ports.index import IndexUnavailable, Point
+from memstream_server.ports.journal import Space
+
+T = TypeVar("T")
+
+COLLECTION_NOT_FOUND = 100
+COLLECTION_NOT_LOADED = 101
+
+LIMIT_MAX = 16_384
+"""Rows a Milvus server returns at most."""
+
+UPSERT_BYTES_MAX = 4 * 1024 * 1024
+"""Vector bytes in one call; a server refuses messages over 64 MB."""
+
+DELETE_IDS_MAX = 1_000
+
+HNSW = {"M": 16, "efConstruction": 200}
+EF_MIN = 128
+"""Candidates HNSW keeps while it searches; never below the limit asked for."""
+
+METRIC = "IP"
+"""Of unit vectors the inner product is the cosine, and neither engine has to compute norms."""
+
+
+class CollectionMissing(IndexUnavailable):
+    """The collection is not there: somebody dropped it, or the server lost it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds until a call is given up."""
+
+    connect_s: float = 10.0
+    search_s: float = 5.0
+    write_s: float = 60.0
+    flush_s: float = 120.0
+    define_s: float = 60.0
+    """Making and loading a collection; loading a large one on a server takes long."""
+    probe_s: float = 2.0
+
+
+class MilvusCollection:
+    """An embedding space's collection on one connection. Made by `connect`, used after `make`."""
+
+    def __init__(self, client: Any, name: str, space: Space, timeouts: Timeouts, version: str) -> None:
+        self._client = client
+        self._name = name
+        self._space = space
+        self._timeouts = timeouts
+        self.lite = version.startswith("milvus_lite")
+        self.description = f"milvus-lite {version.rpartition('-')[2]}" if self.lite else f"milvus {version}"
+
+    @classmethod
+    def connect(cls, uri: str, token: str, name: str, space: Space, timeouts: Timeouts) -> MilvusCollection:
+        """Connect and ask for the engine. Raises IndexUnavailable."""
+        # Here and not above: it brings pandas, half a second that only a thread of its own should wait for.
+        import pymilvus
+
+        # It logs a traceback of every failure it raises; the failure itself is enough.
+        logging.getLogger("pymilvus.decorators").setLevel(logging.CRITICAL)
+        with unavailable("connect"):
+            # Dedicated: a shared connection would outlive this object and be handed to the next one.
+            client = pymilvus.MilvusClient(uri, token=token, timeout=timeouts.connect_s, dedicated=True)
+            version = str(client.get_server_version(timeout=timeouts.connect_s))
+        return cls(client, name, space, timeouts, version)
+
+    def close(self) -> None:
+        """Close the connection; calls under way fail."""
+        self._client.close()
+
+    def probe(self) -> None:
+        """Ask for the version. Raises IndexUnavailable when there is no answer."""
+        with unavailable("probe"):
+            self._client.get_server_version(timeout=self._timeouts.probe_s)
+
+    def make(self) -> bool:
+        """Make the collection where it is missing, complete one whose making was cut off, and load it.
+
+        True when it was missing.
+        """
+        with unavailable("make collection"):
+            missing = not self._client.has_collection(self._name, timeout=self._timeouts.define_s)
+            if missing:
+                self._create()
+            if self.lite:
+                self._create_partitions()
+            else:
+                self._client.load_collection(self._name, timeout=self._timeouts.define_s)
+        return missing
+
+    def empty(self) -> bool:
+        """Whether the collection holds nothing at all."""
+        with unavailable("count"):
+            statistics = self._client.get_collection_stats(self._name, timeout=self._timeouts.define_s)
+        return int(statistics["row_count"]) == 0
+
+    def upsert(self, points: Sequence[Point]) -> None:
+        """Full rows; the last of several with one fragment id counts. Grouped by partition on Lite."""
+        rows_max = max(1, UPSERT_BYTES_MAX // (4 * self._space.dimension))
+        groups: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+        for point in points:
+            row = self._row(point)
+            groups[self._partition(point.memory)][row["fragment"]] = row
+        with unavailable("upsert"):
+            for partition, rows in groups.items():
+                for batch in batches(list(rows.values()), rows_max):
+                    self._client.upsert(self._name, batch, partition_name=partition, timeout=self._timeouts.write_s)
+
+    def delete(self, memory: str, fragments: Sequence[str]) -> None:
+        """By id, in the memory's partition on Lite. Ids that are not there are no error."""
+        partition = self._partition(memory)
+        with unavailable("delete"):
+            for batch in batches(fragments, DELETE_IDS_MAX):
+                # Of this form alone Lite makes a deletion by id; our own quoting, for pymilvus' `ids` has none.
+                chosen = f"fragment in [{', '.join(literal(fragment) for fragment in batch)}]"
+                self._client.delete(self._name, filter=chosen, partition_name=partition, timeout=self._timeouts.write_s)
+
+    def flush(self) -> None:
+        """Make everything written so far durable."""
+        with unavailable("flush"):
+            self._client.flush(self._name, timeout=self._timeouts.flush_s)
+
+    def search(self, memory: str, vector: Vector, limit: int) -> tuple[list[str], npt.NDArray[np.float32]]:
+        """Fragment ids and cosines, best first."""
+        limit = min(limit, LIMIT_MAX)
+        parameters = {} if self.lite else {"ef": max(EF_MIN, limit)}
+        arguments = {
+            "data": [np.ascontiguousarray(vector, dtype=np.float32)],
+            "anns_field": "vector",
+            "filter": f"memory == {literal(memory)}",
+            "limit": limit,
+            "search_params": {"metric_type": METRIC, "params": parameters},
+        }
+        with unavailable("search"):
+            hits = self._loaded(self._client.search, **arguments, **self._scope(memory, "Bounded"))[0]
+        cosines = np.fromiter((hit["distance"] for hit in hits), np.float32, len(hits))
+        return [original(hit["fragment"]) for hit in hits], np.clip(cosines, -1, 1)
+
+    def count(self, memory: str) -> int:
+        """Rows of a memory."""
+        with unavailable("count"):
+            rows = self._query(memory, f"memory == {literal(memory)}", output_fields=["count(*)"])
+        return int(rows[0]["count(*)"])
+
+    def ids(self, memory: str, after: str, limit: int) -> list[str]:
+        """Fragment ids greater than `after`, ascending."""
+        chosen = f"memory == {literal(memory)} and fragment > {literal(after)}"
+        with unavailable("ids"):
+            rows = self._query(
+                memory,
+                chosen,
+                output_fields=["fragment"],
+                limit=min(limit, LIMIT_MAX),
+                # What pymilvus' own iterator says: the first by primary key, not whichever come first.
+                iterator="True",
+                reduce_stop_for_best="True",
+            )
+        return [original(fragment) for fragment in sorted(row["fragment"] for row in rows)]
+
+    def _query(self, memory: str, chosen: str, **arguments: Any) -> list[dict[str, Any]]:
+        answer: list[dict[str, Any]] = self._loaded(
+            self._client.query, filter=chosen, **arguments, **self._scope(memory, "Strong")
+        )
+        return answer
+
+    def _loaded(self, call: Any, **arguments: Any) -> Any:
+        """The answer of a read, given again after loading when the collection was not loaded."""
+        from pymilvus import MilvusException
+
+        try:
+            return call(self._name, **arguments)
+        except MilvusException as error:
+            if error.code != COLLECTION_NOT_LOADED:
+                raise
+            self._client.load_collection(self._name, timeout=self._timeouts.define_s)
+            return call(self._name, **arguments)
+
+    def _scope(self, memory: str, consistency: str) -> dict[str, Any]:
+        """Where a read looks, how fresh it must be, and how long it may take."""
+        if self.lite:
+            return {"partition_names": [self._partition(memory)], "timeout": self._timeouts.search_s}
+        return {"consistency_level": consistency, "timeout": self._timeouts.search_s}
+
+    def _partition(self, memory: str) -> str:
+        return partition_name(memory, self._space.partitions) if self.lite else ""
+
+    def _row(self, point: Point) -> dict[str, Any]:
+        if point.vector.shape != (self._space.dimension,):
+            raise ValueError(f"a vector of {self._space.dimension} numbers expected, got {point.vector.shape}")
+        return {
+            "fragment": stored(point.fragment),
+            "memory": stored(point.memory),
+            "vector": np.ascontiguousarray(point.vector, dtype=np.float32),
+            "schema_version": SCHEMA_VERSION,
+            "spare_number": 0,
+            "spare_text": "",
+        }
+
+    def _create(self) -> None:
+        from pymilvus import DataType
+
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("fragment", DataType.VARCHAR, is_primary=True, max_length=ID_LENGTH_MAX)
+        schema.add_field(
+            "memory", DataType.VARCHAR, max_length=ID_LENGTH_MAX, **({} if self.lite else {"is_partition_key": True})
+        )
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=self._space.dimension)
+        schema.add_field("schema_version", DataType.INT64)
+        # Lite cannot add a column later.
+        schema.add_field("spare_number", DataType.INT64)
+        schema.add_field("spare_text", DataType.VARCHAR, max_length=1024)
+        self._client.create_collection(
+            self._name, schema=schema, timeout=self._timeouts.define_s, **({} if self.lite else self._server_options())
+        )
+
+    def _server_options(self) -> dict[str, Any]:
+        managed = self._client.get_server_type() == "zilliz"
+        index = self._client.prepare_index_params()
+        index.add_index(
+            "vector",
+            index_type="AUTOINDEX" if managed else "HNSW",
+            metric_type=METRIC,
+            params={} if managed else HNSW,
+        )
+        return {
+            "index_params": index,
+            "num_partitions": self._space.partitions,
+            "consistency_level": "Bounded",
+        }
+
+    def _create_partitions(self) -> None:
+        present = set(self._client.list_partitions(self._name, timeout=self._timeouts.define_s))
+        for bucket in range(self._space.partitions):
+            if partition_of(bucket) not in present:
+                self._client.create_partition(self._name, partition_of(bucket), timeout=self._timeouts.define_s)
+
+
+def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items in order, at most `size` at a time."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+@contextmanager
+def unavailable(doing: str) -> Iterator[None]:
+    """Turn what pymilvus and gRPC raise into IndexUnavailable, or CollectionMissing."""
+    from pymilvus import MilvusException
+
+    try:
+        yield
+    except MilvusException as error:
+        kind = CollectionMissing if error.code == COLLECTION_NOT_FOUND else IndexUnavailable
+        raise kind(f"Milvus {doing}: {error.message} (code {error.code})") from error
+    except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+        raise IndexUnavailable(f"Milvus {doing}: {error}") from error

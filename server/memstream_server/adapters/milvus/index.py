@@ -1,0 +1,330 @@
+"""The vector index on Milvus: `open_lite` for the embedded one, `connect_milvus` for a server or Zilliz by URI.
+
+How it keeps the port's contract
+- pymilvus blocks, so it runs in threads of its own: one for writes, which makes them one at a time, a few for reads.
+- A Lite child that ends is started again, with growing pauses, until `close`. Meanwhile calls raise
+  IndexUnavailable at once. If it comes back empty, the next call of any kind raises IndexLost, once.
+- Each start of a child is a generation. Writes belong to the generation they began in: the first write or flush
+  after a restart raises IndexUnavailable if there were writes since the last flush, so that a flush can never
+  acknowledge what an earlier child took and lost.
+- After a failed write or flush the child is killed, not stopped: an orderly stop flushes, and after a failed
+  flush the next one deletes the log of the failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from memstream_server.adapters.milvus.collection import CollectionMissing, MilvusCollection, Timeouts
+from memstream_server.adapters.milvus.lite import LiteProcess
+from memstream_server.adapters.milvus.naming import collection_name
+from memstream_server.core.values import Vector
+from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
+from memstream_server.ports.journal import Space
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+READ_THREADS = 4
+PAUSE_MIN_S = 0.1
+PAUSE_MAX_S = 30.0
+STEADY_S = 60.0
+"""A child that lived this long is started again without a pause."""
+
+
+class Running(Protocol):
+    """A Milvus that can be connected to."""
+
+    uri: str
+    token: str
+    supervised: bool
+    """Whether it is ours to kill and to start again."""
+
+    async def ended(self) -> str:
+        """Wait for its end; why, for people. Never returns for one that is not ours."""
+        ...
+
+    async def kill(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+Start = Callable[[str], Awaitable[Running]]
+"""Bring up a Milvus that is about to serve the collection of this name. Raises IndexUnavailable."""
+
+
+class Remote:
+    """A Milvus server run by somebody else. gRPC's channel reconnects by itself."""
+
+    supervised = False
+
+    def __init__(self, uri: str, token: str) -> None:
+        self.uri = uri
+        self.token = token
+
+    async def ended(self) -> str:
+        """Never."""
+        await asyncio.Event().wait()
+        return ""
+
+    async def kill(self) -> None:
+        """Not ours."""
+
+    async def stop(self) -> None:
+        """Not ours."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Session:
+    """One connection to one start of Milvus."""
+
+    running: Running
+    collection: MilvusCollection
+    generation: int
+    begun_s: float
+    """On the event loop's clock."""
+
+
+class MilvusIndex:
+    """ports.index.VectorIndex on Milvus. See the module's rules."""
+
+    def __init__(self, start: Start, *, name: str, prefix: str, timeouts: Timeouts) -> None:
+        self._start = start
+        self._prefix = prefix
+        self._timeouts = timeouts
+        self._description = name
+        self._space: Space | None = None
+        self._session: Session | None = None
+        self._why_not = "the index is not open"
+        self._generation = 0
+        self._unflushed: int | None = None
+        """Generation of the writes since the last flush; None when there are none."""
+        self._lost = False
+        self._supervisor: asyncio.Task[None] | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="milvus-write")
+        self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="milvus-read")
+
+    @property
+    def description(self) -> str:
+        """Engine and version once it was reached, until then where it is to be."""
+        return self._description
+
+    async def open(self, space: Space) -> bool:
+        """See the port. Also after a failed open, or for another space: what was open is closed first."""
+        await self._leave()
+        self._space = space
+        session, empty = await self._begin(space)
+        self._lost = False
+        self._supervisor = asyncio.create_task(self._supervise(space, session), name="milvus supervisor")
+        return empty
+
+    async def close(self) -> None:
+        """Stop what was started. The index cannot be opened again."""
+        await self._leave()
+        self._writer.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    async def healthy(self) -> bool:
+        """Whether Milvus answers within the probe's timeout."""
+        if self._lost or self._session is None:
+            return False
+        try:
+            await self._read(lambda collection: collection.probe(), self._timeouts.probe_s)
+        except IndexUnavailable:
+            return False
+        return True
+
+    async def upsert(self, points: Sequence[Point]) -> None:
+        """See the port. Raises ValueError for a vector of another dimension or an unusable id."""
+        await self._write(lambda collection: collection.upsert(points))
+
+    async def delete(self, memory: str, fragments: Sequence[str]) -> None:
+        await self._write(lambda collection: collection.delete(memory, fragments))
+
+    async def flush(self) -> None:
+        await self._write(lambda collection: collection.flush())
+        self._unflushed = None
+
+    async def search(self, memory: str, vector: Vector, limit: int) -> tuple[list[str], npt.NDArray[np.float32]]:
+        """See the port. At most 16,384 are returned."""
+        if limit <= 0:
+            return [], np.empty(0, np.float32)
+        return await self._read(lambda collection: collection.search(memory, vector, limit), self._timeouts.search_s)
+
+    async def count(self, memory: str) -> int:
+        return await self._read(lambda collection: collection.count(memory), self._timeouts.search_s)
+
+    async def ids(self, memory: str, after: str, limit: int) -> list[str]:
+        """See the port. Ids are ordered as they are stored, percent-encoded; for ULIDs that is their own order."""
+        if limit <= 0:
+            return []
+        return await self._read(lambda collection: collection.ids(memory, after, limit), self._timeouts.search_s)
+
+    async def _read(self, work: Callable[[MilvusCollection], T], timeout_s: float) -> T:
+        session = self._current()
+        call = asyncio.get_running_loop().run_in_executor(self._readers, work, session.collection)
+        try:
+            # The call's own timeout begins when a thread takes it: this one counts the wait for a thread too.
+            async with asyncio.timeout(timeout_s):
+                return await call
+        except TimeoutError:
+            raise IndexUnavailable(f"Milvus gave no answer within {timeout_s:g} s") from None
+        except CollectionMissing as error:
+            raise await self._make_anew(session) from error
+
+    async def _write(self, work: Callable[[MilvusCollection], None]) -> None:
+        session = self._current()
+        if self._unflushed not in (None, session.generation):
+            self._unflushed = None
+            raise IndexUnavailable("Milvus Lite was started again: what was written since the last flush may be lost")
+        self._unflushed = session.generation
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, work, session.collection)
+        except CollectionMissing as error:
+            self._unflushed = None
+            raise await self._make_anew(session) from error
+        except IndexUnavailable as error:
+            self._unflushed = None
+            if session.running.supervised:
+                self._abandon(session, f"Milvus Lite is being started again after: {error}")
+                await session.running.kill()
+            raise
+
+    def _current(self) -> Session:
+        """The session to use now. Raises IndexLost once after a loss, IndexUnavailable where there is none."""
+        if self._session is None:
+            raise IndexUnavailable(self._why_not)
+        if self._lost:
+            self._lost = False
+            self._unflushed = None
+            raise IndexLost("the vector index came back empty and must be filled again from the journal")
+        return self._session
+
+    def _abandon(self, session: Session, why: str) -> None:
+        if self._session is session:
+            self._session = None
+            self._why_not = why
+
+    async def _make_anew(self, session: Session) -> IndexUnavailable:
+        """Make the missing collection; what to raise: of several callers that found it missing one gets IndexLost."""
+        made = await asyncio.get_running_loop().run_in_executor(self._writer, session.collection.make)
+        kind = IndexLost if made and not self._lost else IndexUnavailable
+        return kind("the collection was gone from Milvus and was made anew")
+
+    async def _begin(self, space: Space) -> tuple[Session, bool]:
+        """Start and connect; the session, and whether its collection is empty and must be filled."""
+        running = await self._start(collection_name(space, self._prefix))
+        try:
+            collection, empty = await asyncio.get_running_loop().run_in_executor(
+                self._writer, connect, running, collection_name(space, self._prefix), space, self._timeouts
+            )
+        except BaseException:
+            await running.kill()
+            raise
+        self._generation += 1
+        self._description = collection.description
+        self._session = Session(running, collection, self._generation, asyncio.get_running_loop().time())
+        return self._session, empty
+
+    async def _supervise(self, space: Space, session: Session) -> None:
+        """Start Milvus again whenever it ends."""
+        pause_s = PAUSE_MIN_S
+        while True:
+            why = await session.running.ended()
+            self._abandon(session, why)
+            logger.warning("%s; starting it again", why)
+            await self._close_connection(session)
+            if asyncio.get_running_loop().time() - session.begun_s > STEADY_S:
+                pause_s = PAUSE_MIN_S
+            while self._session is None:
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, PAUSE_MAX_S)
+                try:
+                    session, empty = await self._begin(space)
+                except IndexUnavailable as error:
+                    self._why_not = str(error)
+                    logger.warning("the vector index is not available: %s", error)
+                else:
+                    self._lost = self._lost or empty
+
+    async def _leave(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+            self._supervisor = None
+        session, self._session, self._why_not = self._session, None, "the index is not open"
+        if session is not None:
+            await self._close_connection(session)
+            await session.running.stop()
+
+    async def _close_connection(self, session: Session) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._readers, session.collection.close)
+
+
+def connect(running: Running, name: str, space: Space, timeouts: Timeouts) -> tuple[MilvusCollection, bool]:
+    """Blocking: connect and make ready; the collection, and whether it is empty: made now, or before a crash that
+    came before it was filled."""
+    collection = MilvusCollection.connect(running.uri, running.token, name, space, timeouts)
+    try:
+        return collection, collection.make() or collection.empty()
+    except BaseException:
+        collection.close()
+        raise
+
+
+async def open_lite(
+    data_dir: Path,
+    *,
+    timeouts: Timeouts | None = None,
+    start_timeout_s: float = 60.0,
+    lock_timeout_s: float = 20.0,
+    stop_timeout_s: float = 15.0,
+) -> MilvusIndex:
+    """An index on Milvus Lite in `data_dir`/milvus, which `open` starts as a child process.
+
+    The data directory is made, for this user alone, if it is not there. lock_timeout_s is how long a start waits
+    for a predecessor that is still dying to let go of the directory's lock; it is part of start_timeout_s.
+    """
+    await asyncio.to_thread(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
+
+    async def start(collection: str) -> Running:
+        return await LiteProcess.start(
+            data_dir,
+            collection,
+            start_timeout_s=start_timeout_s,
+            lock_timeout_s=lock_timeout_s,
+            stop_timeout_s=stop_timeout_s,
+        )
+
+    return MilvusIndex(start, name="milvus-lite", prefix="memstream", timeouts=timeouts or Timeouts())
+
+
+def connect_milvus(
+    uri: str, token: str = "", *, prefix: str = "memstream", timeouts: Timeouts | None = None
+) -> MilvusIndex:
+    """An index on a Milvus server or Zilliz; `open` connects. `prefix` begins the collections' names.
+
+    Raises ValueError for a URI that is no http, https, tcp or unix one: pymilvus would run Lite in process for it.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https", "tcp", "unix") or uri.endswith(".db"):
+        raise ValueError(f"not the URI of a Milvus server: {uri!r}")
+
+    async def start(_collection: str) -> Running:
+        return Remote(uri, token)
+
+    name = f"milvus at {parts.hostname or parts.path}"  # never the user and password a URI may carry
+    return MilvusIndex(start, name=name, prefix=prefix, timeouts=timeouts or Timeouts())

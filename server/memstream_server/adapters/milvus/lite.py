@@ -1,0 +1,154 @@
+"""One Milvus Lite child process as its parent sees it: start, readiness, end.
+
+In process, Lite's pure-Python searches would stall the event loop. A `LiteProcess` is never restarted: a restart
+is another one, at another address, so that a client of the old one can never reach the new one unaware.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import sys
+import tempfile
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from memstream_server.ports.index import IndexUnavailable
+
+logger = logging.getLogger(__name__)
+
+CHILD = Path(__file__).with_name("child.py")
+
+SOCKET_PATH_MAX = 100
+"""Bytes of a unix socket's path; the kernels' limits are 104 to 108 with the closing zero."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a child is to listen: a unix socket, or a free loopback port where `path` is None."""
+
+    path: Path | None
+    scratch: tempfile.TemporaryDirectory[str] | None = None
+    """Holds the socket where the data directory cannot."""
+
+    def remove(self) -> None:
+        """Remove what listening has left behind; again is no error."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        if self.scratch is not None:
+            self.scratch.cleanup()
+
+
+class LiteProcess:
+    """A running child. Made by `start`."""
+
+    token = ""
+    supervised = True
+
+    def __init__(self, process: asyncio.subprocess.Process, endpoint: Endpoint, stop_timeout_s: float) -> None:
+        self.uri = ""
+        self._process = process
+        self._endpoint = endpoint
+        self._stop_timeout_s = stop_timeout_s
+        self._last_words: deque[str] = deque(maxlen=10)
+        self._listener = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(
+        cls, data_dir: Path, collection: str, *, start_timeout_s: float, lock_timeout_s: float, stop_timeout_s: float
+    ) -> LiteProcess:
+        """Start a child on `data_dir`/milvus and wait until it serves. Raises IndexUnavailable with the reason."""
+        endpoint = private_endpoint(data_dir)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", str(CHILD)),
+            *("--directory", str(data_dir / "milvus"), "--collection", collection),
+            *(
+                "--socket",
+                str(endpoint.path or ""),
+                "--parent",
+                str(os.getpid()),
+                "--lock-timeout-s",
+                str(lock_timeout_s),
+            ),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        child = cls(process, endpoint, stop_timeout_s)
+        try:
+            async with asyncio.timeout(start_timeout_s):
+                child.uri = await child._ready()
+        except TimeoutError:
+            await child.kill()
+            raise IndexUnavailable(f"Milvus Lite did not start within {start_timeout_s:g} s") from None
+        except BaseException:
+            await child.kill()
+            raise
+        return child
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._process.pid
+
+    async def ended(self) -> str:
+        """Wait for the end of the child; why, for people."""
+        status = await self._process.wait()
+        await asyncio.wait({self._listener})  # not `await`: whoever waits here may be cancelled, the listener may not
+        self._endpoint.remove()
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return ": ".join([f"Milvus Lite {how}", *list(self._last_words)[-1:]])
+
+    async def kill(self) -> None:
+        """End the child at once, without the flush of an orderly stop."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self.ended()
+
+    async def stop(self) -> None:
+        """End the child in order, or by force when that takes too long."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(self._stop_timeout_s):
+                await self.ended()
+        except TimeoutError:
+            await self.kill()
+
+    async def _ready(self) -> str:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise IndexUnavailable(await self.ended())
+        message = json.loads(line)
+        if "failed" in message:
+            raise IndexUnavailable(f"Milvus Lite cannot open its directory: {message['failed']}")
+        return str(message["ready"])
+
+    async def _listen(self) -> None:
+        assert self._process.stderr is not None
+        while chunk := await self._process.stderr.read(4096):
+            lines = chunk.decode(errors="replace").splitlines()
+            self._last_words.extend(lines)
+            logger.debug("milvus-lite[%d]: %s", self._process.pid, "\n".join(lines))
+
+
+def private_endpoint(data_dir: Path) -> Endpoint:
+    """A new unix socket in a directory of this user alone, where there are unix sockets.
+
+    In the data directory if gRPC's address syntax and the kernel's limit allow its path, else in a temporary one.
+    """
+    if sys.platform == "win32":
+        return Endpoint(None)
+    path = data_dir.absolute() / f"milvus-{secrets.token_hex(4)}.sock"
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX and re.fullmatch(r"[A-Za-z0-9/._-]+", str(path)):
+        return Endpoint(path)
+    scratch = tempfile.TemporaryDirectory(prefix="memstream-")
+    return Endpoint(Path(scratch.name) / "milvus.sock", scratch)

@@ -1,0 +1,53 @@
+"""Names in Milvus: collections of embedding spaces, partitions of memories, and ids in the form they are stored."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from urllib.parse import quote, unquote
+
+from memstream_server.ports.journal import Space
+
+SCHEMA_VERSION = 1
+"""Of the collection's columns. Lite cannot change a schema, so another version is another collection."""
+
+ID_LENGTH_MAX = 512
+"""Characters of a stored id; bytes too, because stored ids are ASCII (Lite counts characters, a server bytes)."""
+
+
+def collection_name(space: Space, prefix: str) -> str:
+    """The collection of an embedding space: readable, and different for any two spaces by its hash."""
+    identity = f"{space.model}\n{space.dimension}\n{space.partitions}\n{SCHEMA_VERSION}"
+    readable = re.sub(r"[^a-z0-9]+", "_", space.model.lower()).strip("_")[:40]
+    digest = blake2b(identity.encode(), digest_size=5).hexdigest()
+    return f"{prefix}_{readable}_{space.dimension}_v{SCHEMA_VERSION}_{digest}"
+
+
+def partition_name(memory: str, partitions: int) -> str:
+    """The partition of a memory on Lite: a stable hash, never Python's own, which differs from run to run."""
+    bucket = int.from_bytes(blake2b(memory.encode(), digest_size=8).digest(), "big") % partitions
+    return partition_of(bucket)
+
+
+def partition_of(bucket: int) -> str:
+    """The name of the bucket-th partition."""
+    return f"p{bucket}"
+
+
+def stored(identifier: str) -> str:
+    """An id as Milvus holds it: percent-encoded, so that ULIDs stay as they are and nothing needs escaping in a
+    filter, where the engines' grammars differ. Raises ValueError when it is too long or no valid Unicode."""
+    encoded = quote(identifier, safe="")
+    if len(encoded) > ID_LENGTH_MAX:
+        raise ValueError(f"id too long for the index: {len(encoded)} characters encoded, {ID_LENGTH_MAX} at most")
+    return encoded
+
+
+def original(identifier: str) -> str:
+    """The inverse of `stored`."""
+    return unquote(identifier)
+
+
+def literal(identifier: str) -> str:
+    """An id as a string literal of Milvus' filter language."""
+    return f'"{stored(identifier)}"'

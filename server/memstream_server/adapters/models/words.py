@@ -1,0 +1,87 @@
+"""Text to words and stems: what the analyzer and the hashing embedder share.
+
+Words are runs of letters and digits, lowercased, apostrophes inside them kept for the stemmer; CJK text, which
+has no spaces, becomes its characters and their pairs. English has a stop list. Other languages have none: the
+lists at hand are unmaintained or of unclear licence, and idf already weighs frequent words down.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import unicodedata
+
+import Stemmer
+
+WORD_CHARACTERS_MAX = 64
+"""Longer words (encoded data) are cut, so that no cache fills up with them."""
+
+_CJK = "\u3005\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
+_ASCII_WORD = re.compile(r"[a-z0-9]+(?:'[a-z0-9]+)*")
+_WORD = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+(?:'[^\W_{_CJK}]+)*")
+_CJK_START = re.compile(rf"[{_CJK}]")
+
+STOP_WORDS = {
+    "english": frozenset(
+        """
+        a about above after again against all am an and any are aren't as at be because been before being below
+        between both but by can can't cannot could couldn't d did didn't do does doesn't doing don't down during
+        each few for from further had hadn't has hasn't have haven't having he he'd he'll he's her here here's
+        hers herself him himself his how how's i i'd i'll i'm i've if in into is isn't it it'd it'll it's its
+        itself just let's ll m me more most mustn't my myself no nor not now o of off on once only or other ought
+        our ours ourselves out over own re s same shan't she she'd she'll she's should shouldn't so some such t
+        than that that's the their theirs them themselves then there there's these they they'd they'll they're
+        they've this those through to too under until up ve very was wasn't we we'd we'll we're we've were weren't
+        what what's when when's where where's which while who who's whom why why's will with won't would wouldn't
+        you you'd you'll you're you've your yours yourself yourselves
+        """.split()  # noqa: SIM905 - read as prose, a list of 200 quoted words hides what is missing
+    )
+}
+
+
+def words(text: str) -> list[str]:
+    """Words in order, lowercased; CJK as characters, each followed by the pair it starts."""
+    if text.isascii():
+        return _ASCII_WORD.findall(text.lower())
+    folded = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'")
+    found: list[str] = []
+    for word in _WORD.findall(folded):
+        if _CJK_START.match(word):
+            found += _pieces(word)
+        else:
+            found.append(word)
+    return found
+
+
+def _pieces(run: str) -> list[str]:
+    found: list[str] = []
+    for place, character in enumerate(run):
+        found.append(character)
+        if place + 1 < len(run):
+            found.append(run[place : place + 2])
+    return found
+
+
+class Stems:
+    """Word to stem in one language; "" for stop words. Thread-safe; callers cache what they make of a stem."""
+
+    def __init__(self, language: str) -> None:
+        """`language`: a Snowball algorithm's name. Raises ValueError for one that does not exist."""
+        try:
+            self._stemmer = Stemmer.Stemmer(language)
+        except KeyError as error:
+            raise ValueError(f"no stemmer for {language!r}; there are {', '.join(languages())}") from error
+        self._stop = STOP_WORDS.get(language, frozenset())
+        self._lock = threading.Lock()
+
+    def stem(self, word: str) -> str:
+        if word in self._stop:
+            return ""
+        with self._lock:  # a Snowball stemmer must not be used by two threads at once
+            stem: str = self._stemmer.stemWord(word[:WORD_CHARACTERS_MAX])
+        return stem
+
+
+def languages() -> list[str]:
+    """Names of the stemmers there are, ascending."""
+    return sorted(Stemmer.algorithms())

@@ -1,0 +1,81 @@
+"""The token budget of a recall: what of the ranking and the working memory a prompt has room for.
+
+Order of leaving: the lowest rank first, down to the top hit; then the oldest working item; last of all the top
+hit is cut to the room there is and flagged, never removed. Content travels once, so a fragment that is both
+ranked and working counts once, and leaves only when both have let it go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BYTES_PER_TOKEN = 4
+"""Of UTF-8: the usual estimate where the client counts no tokens itself."""
+
+
+def estimated_tokens(text: str) -> int:
+    """UTF-8 bytes / 4, rounded up."""
+    return -(-len(text.encode()) // BYTES_PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A fragment's cost in a prompt: its text, and the client's own count of its tokens if it gave one."""
+
+    id: str
+    text: str
+    tokens: int | None = None
+
+    @property
+    def cost(self) -> int:
+        """Tokens."""
+        return estimated_tokens(self.text) if self.tokens is None else self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What has room: `ranked` best first, `working` in its order, and what left (ids, in order of leaving)."""
+
+    ranked: tuple[Item, ...]
+    working: tuple[Item, ...]
+    removed: tuple[str, ...] = ()
+    top_cut: bool = False
+    """The first of `ranked` was cut: its text is shorter than the fragment's."""
+    tokens: int = 0
+    """Cost of what is left."""
+
+
+def fit(ranked: Sequence[Item], working: Sequence[Item], budget: int) -> Fit:
+    """Fit both into `budget` tokens; 0 or less is no limit."""
+    costs = {item.id: item.cost for item in (*ranked, *working)}
+    total = sum(costs.values())
+    if budget <= 0 or total <= budget:
+        return Fit(tuple(ranked), tuple(working), tokens=total)
+    removed: list[str] = []
+    ranks, works = len(ranked), 0
+    held_by_work = {item.id for item in working}
+    while total > budget and ranks > 1:
+        ranks -= 1
+        if ranked[ranks].id not in held_by_work:
+            total -= costs[ranked[ranks].id]
+            removed.append(ranked[ranks].id)
+    top = ranked[0].id if ranked else None
+    while total > budget and works < len(working):
+        if working[works].id != top:
+            total -= costs[working[works].id]
+            removed.append(working[works].id)
+        works += 1
+    left = tuple(item for place, item in enumerate(working) if place >= works or item.id == top)
+    if total <= budget or not ranked:
+        return Fit(tuple(ranked[:ranks]), left, tuple(removed), False, total)
+    cut = _cut(ranked[0], budget)
+    return Fit((cut,), tuple(cut for _ in left), tuple(removed), True, cut.cost)
+
+
+def _cut(item: Item, budget: int) -> Item:
+    """The start of the text that costs at most the budget, whole characters only."""
+    data = item.text.encode()
+    room = budget * BYTES_PER_TOKEN if item.tokens is None else len(data) * budget // max(item.tokens, 1)
+    text = data[:room].decode(errors="ignore")
+    return Item(item.id, text, None if item.tokens is None else budget)

@@ -1,0 +1,216 @@
+"""The attributes of one memory's fragments as numpy columns by slot: what filters and ranking read."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from memstream_server.core.arrays import Growing
+from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Tier
+
+Mask = npt.NDArray[np.bool_]
+NEVER_US = np.iinfo(np.int64).max
+"""Expiry of a fragment that has none."""
+GONE = ""
+"""Id of a slot whose fragment left the memory for good."""
+_TIERS = tuple(Tier)
+_KINDS = tuple(FragmentKind)
+
+
+class Codes:
+    """Strings as small integers, in order of first sight."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._codes: dict[str, int] = {}
+
+    def give(self, name: str) -> int:
+        """The name's code, a new one at first sight."""
+        code = self._codes.setdefault(name, len(self.names))
+        if code == len(self.names):
+            self.names.append(name)
+        return code
+
+    def find(self, names: Sequence[str]) -> list[int]:
+        """Codes of those names that were seen."""
+        return [self._codes[name] for name in names if name in self._codes]
+
+
+def _tag(key: str, value: MetadataValue) -> tuple[str, bool, MetadataValue]:
+    # True == 1 in Python, yet {"paid": true} is not {"paid": 1}.
+    return key, isinstance(value, bool), value
+
+
+class Columns:
+    """What filters and ranking need of each fragment, by slot. Mutable, with a single owner; holds no content."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.sessions = Codes()
+        self.speakers = Codes()
+        self._metadata: list[Metadata] = []
+        self._slots: dict[str, int] = {}
+        self._tags: dict[tuple[str, bool, MetadataValue], array[int]] = {}
+        self._session = Growing(np.int32)
+        self._speaker = Growing(np.int32)
+        self._tier = Growing(np.int8)
+        self._kind = Growing(np.int8)
+        self._alive = Growing(np.bool_)
+        self._importance = Growing(np.float64)
+        self._observe_us = Growing(np.int64)
+        self._create_us = Growing(np.int64)
+        self._expire_us = Growing(np.int64)
+        self._access_us = Growing(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __contains__(self, fragment_id: object) -> bool:
+        return fragment_id in self._slots
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, about, for the bound on active memories."""
+        return sum(each.nbytes for each in self._growing()) + len(self) * 200
+
+    @property
+    def alive(self) -> Mask:
+        """Which slots hold a fragment that is not forgotten, bool[n]."""
+        return self._alive.view
+
+    @property
+    def session(self) -> npt.NDArray[np.int32]:
+        """Session codes, int32[n]."""
+        return self._session.view
+
+    @property
+    def speaker(self) -> npt.NDArray[np.int32]:
+        """Speaker codes, int32[n]."""
+        return self._speaker.view
+
+    @property
+    def importance(self) -> npt.NDArray[np.float64]:
+        """Importances in [0, 1], float64[n]."""
+        return self._importance.view
+
+    @property
+    def observe_us(self) -> npt.NDArray[np.int64]:
+        """The fragments' own times, int64[n]."""
+        return self._observe_us.view
+
+    @property
+    def access_us(self) -> npt.NDArray[np.int64]:
+        """Last access, the creation where there was none, int64[n]."""
+        return self._access_us.view
+
+    def slot(self, fragment_id: str) -> int | None:
+        """Where a fragment is, forgotten ones included; None when it is not here."""
+        return self._slots.get(fragment_id)
+
+    def tier(self, slot: int) -> Tier:
+        """The tier of a slot's fragment."""
+        return _TIERS[int(self._tier.view[slot])]
+
+    def live_ids(self) -> dict[str, int]:
+        """Slots by id: forgotten fragments included, those that are gone left out. Not to be changed."""
+        return self._slots
+
+    def slots(self, fragment_ids: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Slots of those ids that are here, in the order given."""
+        return np.array([self._slots[each] for each in fragment_ids if each in self._slots], np.int64)
+
+    def append(self, fragment: Fragment) -> int:
+        """Add the next slot. Returns it. Raises ValueError when the id is here already."""
+        if fragment.id in self._slots:
+            raise ValueError(f"fragment {fragment.id} has a slot already")
+        slot = len(self.ids)
+        self.ids.append(fragment.id)
+        self._slots[fragment.id] = slot
+        self._metadata.append(())
+        for column in self._growing():
+            column.append(0)
+        self._write(slot, fragment)
+        return slot
+
+    def update(self, fragment: Fragment) -> int:
+        """Take over a fragment's new state (tier, importance, metadata, forgotten ...). Returns its slot.
+
+        Raises KeyError when it is not here.
+        """
+        slot = self._slots[fragment.id]
+        self._write(slot, fragment)
+        return slot
+
+    def touch(self, slot: int, time_us: int) -> None:
+        """The fragment was accessed; the later time stays."""
+        self._access_us.view[slot] = max(int(self._access_us.view[slot]), time_us)
+
+    def remove(self, slot: int) -> None:
+        """The fragment left the memory for good; the slot stays, empty. Repeats change nothing."""
+        self._slots.pop(self.ids[slot], None)
+        self.ids[slot] = GONE
+        self._metadata[slot] = ()
+        self._alive.view[slot] = False
+
+    def keep(self, slots: npt.NDArray[np.int64]) -> None:
+        """Only these slots stay, renumbered in that order."""
+        self.ids = [self.ids[slot] for slot in slots]
+        self._metadata = [self._metadata[slot] for slot in slots]
+        self._slots = {each: slot for slot, each in enumerate(self.ids) if each != GONE}
+        for column in self._growing():
+            column.keep(slots)
+        self._tags = {}
+        for slot, metadata in enumerate(self._metadata):
+            self._enter(slot, metadata)
+
+    def holding(self, key: str, values: Sequence[MetadataValue]) -> Mask:
+        """Slots whose metadata has one of the values at the key."""
+        mask = np.zeros(len(self), np.bool_)
+        for tag in {_tag(key, value) for value in values}:
+            for slot in self._tags.get(tag, ()):
+                # The lists only grow; what a slot says now decides.
+                if any(_tag(*pair) == tag for pair in self._metadata[slot]):
+                    mask[slot] = True
+        return mask
+
+    def tier_is(self, tiers: Sequence[Tier]) -> Mask:
+        """Slots in one of the tiers."""
+        return np.isin(self._tier.view, [_TIERS.index(tier) for tier in tiers])
+
+    def kind_is(self, kinds: Sequence[FragmentKind]) -> Mask:
+        """Slots of one of the kinds."""
+        return np.isin(self._kind.view, [_KINDS.index(kind) for kind in kinds])
+
+    def unexpired(self, now_us: int) -> Mask:
+        """Slots whose expiry is still to come."""
+        return self._expire_us.view > now_us
+
+    @property
+    def create_us(self) -> npt.NDArray[np.int64]:
+        """When each was received, int64[n]."""
+        return self._create_us.view
+
+    def _growing(self) -> tuple[Growing[np.generic], ...]:
+        return tuple(each for each in vars(self).values() if isinstance(each, Growing))
+
+    def _write(self, slot: int, fragment: Fragment) -> None:
+        self._session.view[slot] = self.sessions.give(fragment.session)
+        self._speaker.view[slot] = self.speakers.give(fragment.speaker)
+        self._tier.view[slot] = _TIERS.index(fragment.tier)
+        self._kind.view[slot] = _KINDS.index(fragment.kind)
+        self._alive.view[slot] = fragment.forget_time_us is None
+        self._importance.view[slot] = fragment.importance
+        self._observe_us.view[slot] = fragment.observe_time_us
+        self._create_us.view[slot] = fragment.create_time_us
+        self._expire_us.view[slot] = NEVER_US if fragment.expire_time_us is None else fragment.expire_time_us
+        self._access_us.view[slot] = max(fragment.access_time_us, fragment.create_time_us)
+        if fragment.metadata != self._metadata[slot]:
+            self._metadata[slot] = fragment.metadata
+            self._enter(slot, fragment.metadata)
+
+    def _enter(self, slot: int, metadata: Metadata) -> None:
+        for key, value in metadata:
+            self._tags.setdefault(_tag(key, value), array("q")).append(slot)

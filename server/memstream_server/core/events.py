@@ -1,0 +1,66 @@
+"""Events: every step a fragment takes, as ids and numbers without content.
+
+Folding a memory's events from its first revision gives the place of every fragment (see fold.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memstream_server.core.values import Tier
+
+
+class EventType(StrEnum):
+    """The steps. Terminal ones (a fragment is gone after them) are FILTERED, DROPPED, REPEATED, ECHOED, MERGED, ERASED."""
+
+    OBSERVED = "observed"  # entered its memory at tier `to_tier`
+    FILTERED = "filtered"  # left sensory below the importance threshold; gone
+    ADMITTED = "admitted"  # sensory to short-term
+    ENHANCED = "enhanced"  # fragment was strengthened by `other` with `cosine` and `draw`
+    WEAKENED = "weakened"  # `other` was dropped: its part in fragment's enhancements was taken back
+    PROMOTED = "promoted"  # to `to_tier`, with `sources`
+    OVERFLOWED = "overflowed"  # chosen to leave a full tier; PROMOTED or DROPPED follows in the same transition
+    DROPPED = "dropped"  # left the memory by policy, with `reason`; gone
+    REPEATED = "repeated"  # the newcomer `other` said what the held `fragment` says; counted there, not kept
+    ECHOED = "echoed"  # the newcomer `other` repeats the recalled `fragment`; not kept
+    REFLECTED = "reflected"  # an insight entered long-term, with its `sources`
+    MERGED = "merged"  # fragment became part of the insight `other`; gone
+    UPDATED = "updated"  # content, importance, metadata, expiry or pin were changed by request
+    ACCESSED = "accessed"  # reserved: access statistics are written in batches without a revision
+    FORGOTTEN = "forgotten"  # left recall by age, retention or request; restorable within the grace
+    RESTORED = "restored"  # came back from FORGOTTEN
+    ERASED = "erased"  # content and vectors removed for good
+    UNVECTORED = "unvectored"  # the model refused the input for good: stored without a vector
+    VECTORED = "vectored"  # a vector that was missing was filled in
+    MEMORY_CREATED = "memory_created"
+    MEMORY_UPDATED = "memory_updated"
+
+
+class Reason(StrEnum):
+    """Why a fragment left."""
+
+    NONE = ""
+    BELOW_THRESHOLD = "below_threshold"
+    NO_NEXT_TIER = "no_next_tier"
+    CAPACITY = "capacity"
+    CLEARED = "cleared"
+    EXPIRED = "expired"
+    RETENTION = "retention"
+    REQUESTED = "requested"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One step. Fields that do not apply to `type` keep their defaults."""
+
+    type: EventType
+    fragment: str
+    other: str = ""
+    from_tier: Tier | None = None
+    to_tier: Tier | None = None
+    reason: Reason = Reason.NONE
+    cosine: float | None = None
+    draw: float | None = None
+    importance: float | None = None
+    sources: tuple[str, ...] = ()

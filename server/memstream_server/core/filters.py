@@ -1,0 +1,93 @@
+"""Which fragments a recall may see: filters over a memory's columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memstream_server.core.columns import Columns, Mask
+from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Conditions that must all hold; an empty or unset one always does. Time ranges are half open, [from, until)."""
+
+    sessions: tuple[str, ...] = ()
+    speakers: tuple[str, ...] = ()
+    kinds: tuple[FragmentKind, ...] = ()
+    tiers: tuple[Tier, ...] = ()
+    observe_from_us: int | None = None
+    observe_until_us: int | None = None
+    create_from_us: int | None = None
+    create_until_us: int | None = None
+    importance_min: float | None = None
+    importance_max: float | None = None
+    """Both bounds of importance belong to the range."""
+    metadata: tuple[tuple[str, tuple[MetadataValue, ...]], ...] = ()
+    """(key, values): the fragment has that key, with one of the values. One value is equality."""
+    excluded: tuple[str, ...] = ()
+    """Ids that are not to be found."""
+
+
+def _within(values: npt.NDArray[np.int64], low: int | None, until: int | None) -> Mask:
+    mask = np.ones(len(values), np.bool_)
+    if low is not None:
+        mask &= values >= low
+    if until is not None:
+        mask &= values < until
+    return mask
+
+
+def visible(columns: Columns, now_us: int) -> Mask:
+    """Slots a recall at `now_us` may find at all: live, neither forgotten nor expired. bool[n]."""
+    return columns.alive & columns.unexpired(now_us)
+
+
+def mask(columns: Columns, chosen: Filter, now_us: int) -> Mask:
+    """Slots that are visible at `now_us` and pass the filter, bool[n]."""
+    passed = visible(columns, now_us)
+    if chosen.sessions:
+        passed &= np.isin(columns.session, columns.sessions.find(chosen.sessions))
+    if chosen.speakers:
+        passed &= np.isin(columns.speaker, columns.speakers.find(chosen.speakers))
+    if chosen.kinds:
+        passed &= columns.kind_is(chosen.kinds)
+    if chosen.tiers:
+        passed &= columns.tier_is(chosen.tiers)
+    if chosen.importance_min is not None:
+        passed &= columns.importance >= chosen.importance_min
+    if chosen.importance_max is not None:
+        passed &= columns.importance <= chosen.importance_max
+    passed &= _within(columns.observe_us, chosen.observe_from_us, chosen.observe_until_us)
+    passed &= _within(columns.create_us, chosen.create_from_us, chosen.create_until_us)
+    for key, values in chosen.metadata:
+        passed &= columns.holding(key, values)
+    passed[columns.slots(chosen.excluded)] = False
+    return passed
+
+
+def passes(fragment: Fragment, chosen: Filter) -> bool:
+    """Whether one fragment satisfies the filter: `mask` for a fragment that is not in RAM. Visibility is not asked."""
+    tests = (
+        not chosen.sessions or fragment.session in chosen.sessions,
+        not chosen.speakers or fragment.speaker in chosen.speakers,
+        not chosen.kinds or fragment.kind in chosen.kinds,
+        not chosen.tiers or fragment.tier in chosen.tiers,
+        chosen.importance_min is None or fragment.importance >= chosen.importance_min,
+        chosen.importance_max is None or fragment.importance <= chosen.importance_max,
+        chosen.observe_from_us is None or fragment.observe_time_us >= chosen.observe_from_us,
+        chosen.observe_until_us is None or fragment.observe_time_us < chosen.observe_until_us,
+        chosen.create_from_us is None or fragment.create_time_us >= chosen.create_from_us,
+        chosen.create_until_us is None or fragment.create_time_us < chosen.create_until_us,
+        fragment.id not in chosen.excluded,
+    )
+    return all(tests) and all(_holds(fragment, key, values) for key, values in chosen.metadata)
+
+
+def _holds(fragment: Fragment, key: str, values: tuple[MetadataValue, ...]) -> bool:
+    # True == 1 in Python, yet {"paid": true} is not {"paid": 1}.
+    here = [value for name, value in fragment.metadata if name == key]
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for value in here for each in values)

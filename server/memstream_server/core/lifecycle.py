@@ -1,0 +1,190 @@
+"""What happens to fragments by request, by age and by reflection rather than by a newcomer.
+
+Fragments outside sensory and short-term are given as values, since the state does not hold them. Who leaves,
+whether for good or restorably, strengthens nobody any longer: its part in held fragments is taken back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from memstream_server.core.enhancement import cosine, take_back
+from memstream_server.core.events import EventType, Reason
+from memstream_server.core.policy import Policy
+from memstream_server.core.tiers import TIERS, consolidate
+from memstream_server.core.transition import Draft, Transition
+from memstream_server.core.values import Fragment, Held, State, Tier, Vector
+
+
+def clear(state: State, fragments: Iterable[Fragment], tiers: Collection[Tier]) -> Transition:
+    """Empty these tiers for good: what is held there, and those of `fragments` (long-term or forgotten) of them.
+
+    Clearing long-term starts the reflection aggregate anew: what it counted is gone.
+    """
+    draft = Draft(state)
+    held = [one.fragment for one in (*draft.sensory, *draft.short_term)]
+    leaving = [fragment for fragment in (*held, *fragments) if fragment.tier in tiers]
+    for fragment in leaving:
+        draft.record(EventType.DROPPED, fragment.id, from_tier=fragment.tier, reason=Reason.CLEARED)
+        draft.remove(fragment.id)
+    _release(draft, {fragment.id for fragment in leaving})
+    if Tier.LONG_TERM in tiers:
+        draft.aggregate = 0.0
+    return draft.finish()
+
+
+def forget(state: State, fragments: Iterable[Fragment], time_us: int, reason: Reason) -> Transition:
+    """Take fragments out of recall, restorably. By age (any reason but REQUESTED) pinned ones stay.
+
+    Those already forgotten are passed over. A held one loses its enhancements, and keeps its duplicates.
+    """
+    draft = Draft(state)
+    held = {one.fragment.id: one.fragment for one in (*draft.sensory, *draft.short_term)}
+    leaving = [
+        fragment
+        for fragment in (held.get(given.id, given) for given in fragments)
+        if fragment.forget_time_us is None and (reason is Reason.REQUESTED or not fragment.pinned)
+    ]
+    for fragment in leaving:
+        draft.record(EventType.FORGOTTEN, fragment.id, from_tier=fragment.tier, reason=reason)
+        kept = fragment.enhancement_count if fragment.tier is Tier.LONG_TERM else fragment.duplicate_count
+        draft.put(replace(fragment, forget_time_us=time_us, enhancement_count=kept))
+    _release(draft, {fragment.id for fragment in leaving})
+    return draft.finish()
+
+
+def restore(state: State, forgotten: Iterable[Held], policy: Policy) -> Transition:
+    """Bring forgotten fragments back to the tier they left, in order of receipt, where there is room.
+
+    Where there is none they go to long-term; in a kind without it they stay forgotten, which shows in the
+    absence of RESTORED. Vectors are of the content alone, as for a newcomer.
+    """
+    draft = Draft(state)
+    for held in forgotten:
+        tier = _room(draft, held.fragment.tier, policy)
+        if held.fragment.forget_time_us is None or tier is None:
+            continue
+        draft.record(EventType.RESTORED, held.fragment.id, from_tier=held.fragment.tier, to_tier=tier)
+        fragment = replace(held.fragment, forget_time_us=None, tier=tier)
+        draft.put(fragment)
+        if tier is not Tier.LONG_TERM:
+            _insert(draft.sensory if tier is Tier.SENSORY else draft.short_term, Held(fragment, held.vector))
+        elif held.fragment.tier is not Tier.LONG_TERM:
+            consolidate(draft, policy, fragment)
+    return draft.finish()
+
+
+def erase(state: State, fragments: Iterable[Fragment], reason: Reason = Reason.REQUESTED) -> Transition:
+    """Remove fragments for good, content and vectors; text they gave to promoted ones is the engine's to follow."""
+    draft = Draft(state)
+    leaving = list(fragments)
+    for fragment in leaving:
+        draft.record(EventType.ERASED, fragment.id, from_tier=fragment.tier, reason=reason)
+        draft.remove(fragment.id)
+    _release(draft, {fragment.id for fragment in leaving})
+    return draft.finish()
+
+
+def update(state: State, fragment: Fragment, vector: Vector | None = None) -> Transition:
+    """Replace a fragment by its changed value (same id and tier). `vector` is the new content's, if that changed."""
+    draft = Draft(state)
+    draft.record(EventType.UPDATED, fragment.id, importance=fragment.importance)
+    draft.put(fragment)
+    for tier in (draft.sensory, draft.short_term):
+        for place, held in enumerate(tier):
+            if held.fragment.id == fragment.id:
+                same = held.fragment.content == fragment.content
+                tier[place] = replace(held, fragment=fragment, vector=held.vector if same else vector)
+            elif any(done.id == fragment.id and done.text != fragment.content for done in held.enhancements):
+                tier[place] = _retold(held, fragment)
+    return draft.finish()
+
+
+def pin(state: State, fragment: Fragment, pinned: bool) -> Transition:
+    """Exempt a fragment from forgetting by age and from being dropped, or no longer."""
+    return update(state, replace(fragment, pinned=pinned))
+
+
+def fill_vectors(state: State, filled: Iterable[Held]) -> Transition:
+    """Vectors that were missing have come; each fragment names its model. Past comparisons are not made up for."""
+    draft = Draft(state)
+    vectors = {held.fragment.id: held for held in filled}
+    for held in vectors.values():
+        draft.record(EventType.VECTORED, held.fragment.id)
+        draft.put(held.fragment)
+    for tier in (draft.sensory, draft.short_term):
+        tier[:] = [
+            replace(held, fragment=vectors[held.fragment.id].fragment, vector=vectors[held.fragment.id].vector)
+            if held.fragment.id in vectors
+            else held
+            for held in tier
+        ]
+    return draft.finish()
+
+
+def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: Policy) -> Transition:
+    """Put an insight with its sources into long-term, or merge it into the closest of `others`.
+
+    `others` are the memory's insights with vectors of the same model. Within `reflection.merge_cosine` the older
+    stays, since it may be cited, and takes over the sources and the higher importance. The memory's kind must
+    have a long-term tier.
+    """
+    draft = Draft(state)
+    fragment = replace(insight.fragment, tier=Tier.LONG_TERM)
+    draft.record(
+        EventType.REFLECTED,
+        fragment.id,
+        to_tier=Tier.LONG_TERM,
+        importance=fragment.importance,
+        sources=fragment.sources,
+    )
+    value, nearest = _nearest(insight, others)
+    if nearest is None or value < policy.reflection.merge_cosine:
+        draft.put(fragment)
+        return draft.finish()
+    kept = replace(
+        nearest,
+        sources=tuple(dict.fromkeys((*nearest.sources, *fragment.sources))),
+        importance=max(nearest.importance, fragment.importance),
+    )
+    draft.record(
+        EventType.MERGED, fragment.id, other=kept.id, cosine=value, importance=kept.importance, sources=kept.sources
+    )
+    draft.put(kept)
+    draft.remove(fragment.id)
+    return draft.finish()
+
+
+def _nearest(insight: Held, others: Sequence[Held]) -> tuple[float, Fragment | None]:
+    best: tuple[float, Fragment | None] = (-2.0, None)
+    for other in others:
+        if insight.vector is not None and other.vector is not None and other.fragment.model == insight.fragment.model:
+            value = cosine(insight.vector, other.vector)
+            best = (value, other.fragment) if value > best[0] else best
+    return best
+
+
+def _release(draft: Draft, gone: set[str]) -> None:
+    draft.sensory = [held for held in draft.sensory if held.fragment.id not in gone]
+    draft.short_term = [held for held in draft.short_term if held.fragment.id not in gone]
+    take_back(draft, gone)
+
+
+def _room(draft: Draft, tier: Tier, policy: Policy) -> Tier | None:
+    if tier is Tier.SENSORY and len(draft.sensory) < policy.sensory.capacity:
+        return tier
+    if tier is Tier.SHORT_TERM and len(draft.short_term) < policy.short_term.capacity:
+        return tier
+    return Tier.LONG_TERM if Tier.LONG_TERM in TIERS[draft.kind] else None
+
+
+def _insert(tier: list[Held], held: Held) -> None:
+    tier.insert(bisect([one.fragment.position for one in tier], held.fragment.position), held)
+
+
+def _retold(held: Held, fragment: Fragment) -> Held:
+    """The held fragment with the changed words of one that enhanced it."""
+    told = (replace(done, text=fragment.content) if done.id == fragment.id else done for done in held.enhancements)
+    return replace(held, enhancements=tuple(told))

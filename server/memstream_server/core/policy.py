@@ -1,0 +1,191 @@
+"""A memory's tunables: every field with meaning, unit, bounds and default, in two profiles.
+
+`PROFILES` holds the two complete policies; a memory stores a complete one, never a patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+
+class Profile(StrEnum):
+    """Where a policy's defaults come from: DB-GPT's behaviour, or what measured better."""
+
+    DEFAULT = "default"
+    DBGPT = "dbgpt"
+
+
+class ShortTermKind(StrEnum):
+    """How a hybrid memory's short-term tier works."""
+
+    FIFO = "fifo"
+    ENHANCED = "enhanced"
+
+
+class SimilarityRule(StrEnum):
+    """What counts as a hit between a held fragment and a newcomer."""
+
+    COSINE = "cosine"  # cosine >= similarity_min
+    SIGMOID_DRAW = "sigmoid_draw"  # p = sigmoid(cosine) >= similarity_threshold and draw < p
+
+
+class Overflow(StrEnum):
+    """What happens to the fragment that leaves a full enhanced short-term tier."""
+
+    PROMOTE = "promote"
+    DROP = "drop"
+
+
+class RankingRule(StrEnum):
+    """How recollections are ranked."""
+
+    ABSOLUTE = "absolute"  # design of core/ranking.py
+    DBGPT = "dbgpt"  # cosine + 0.99^hours since access + 9 x importance, then all of short-term
+
+
+def _tunable(default: Any, meaning: str, unit: str = "", low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"meaning": meaning, "unit": unit, "low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True)
+class SensoryPolicy:
+    """The buffer every observation enters first."""
+
+    capacity: int = _tunable(0, "fragments held; one more and all leave at once; 0 passes each straight through", "fragments", 0, 10_000)
+    threshold: float = _tunable(0.0, "importance below which a leaving fragment is filtered", "importance", 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortTermPolicy:
+    """The tier in which similar observations strengthen each other."""
+
+    kind: ShortTermKind = _tunable(ShortTermKind.ENHANCED, "how a hybrid memory's short-term tier works")
+    capacity: int = _tunable(10, "fragments held (5 for the FIFO kind)", "fragments", 1, 1_000)
+    similarity_rule: SimilarityRule = _tunable(SimilarityRule.COSINE, "what counts as a hit")
+    similarity_min: float | None = _tunable(None, "cosine that counts as a hit; unset takes the embedding model's own", "cosine", -1, 1)
+    similarity_threshold: float = _tunable(0.7, "sigmoid of the cosine that counts as a hit, under sigmoid_draw", "probability", 0, 1)
+    enhance_threshold: int = _tunable(3, "hits that promote a fragment", "hits", 1, 1_000)
+    overflow: Overflow = _tunable(Overflow.PROMOTE, "where the weakest fragment of a full enhanced tier goes")
+    compare_content: bool = _tunable(True, "compare vectors of the content alone; off uses the indexed vector for both, at half the cost")
+    merge_content: bool = _tunable(False, "on promotion the merged text of anchor and enhancers becomes the content")
+    repeats: bool = _tunable(True, "same words, speaker and session as a held fragment count there instead of being kept")
+    echo_window_s: int = _tunable(600, "words recalled in this session so recently are an echo, not kept; 0 is off", "seconds", 0, 86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class ReflectionPolicy:
+    """When and how insights are derived; nothing happens without an LLM."""
+
+    insight_on_promotion: bool = _tunable(True, "ask for an insight when enhancement promotes a fragment")
+    threshold: float = _tunable(15.0, "sum of importances reaching long-term that starts a reflection; 0 is off", "importance", 0, 1_000_000)
+    fragments: int = _tunable(100, "latest long-term fragments shown to the LLM", "fragments", 1, 1_000)
+    questions: int = _tunable(3, "questions asked of them", "questions", 1, 20)
+    insights: int = _tunable(5, "insights asked of each question's evidence", "insights", 1, 20)
+    merge_cosine: float = _tunable(0.95, "insights this close merge", "cosine", 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RecallPolicy:
+    """Defaults of a recall; a query may set its own limit, weights, minimum and reinforcement."""
+
+    ranking: RankingRule = _tunable(RankingRule.ABSOLUTE, "how recollections are ranked")
+    limit: int = _tunable(10, "recollections returned", "fragments", 1, 1_000)
+    candidates: int = _tunable(50, "candidates taken from each leg", "fragments", 1, 1_000)
+    alpha: float = _tunable(0.05, "weight of recency", "", 0, 100)
+    beta: float = _tunable(1.0, "weight of relevance", "", 0, 100)
+    gamma: float = _tunable(0.1, "weight of importance", "", 0, 100)
+    decay_per_hour: float = _tunable(0.01, "recency lost per hour", "1/hour", 0, 1)
+    dense_weight: float | None = _tunable(None, "part of the dense leg in relevance; unset takes the embedding model's own", "", 0, 1)
+    lexical_weight: float | None = _tunable(None, "part of the BM25 leg; unset takes the model's own", "", 0, 1)
+    context_weight: float | None = _tunable(None, "part of the BM25 leg with neighbours; unset takes the model's own", "", 0, 1)
+    speaker_bonus: float = _tunable(0.1, "added to relevance when the query names exactly the fragment's speaker", "", 0, 1)
+    min_relevance: float = _tunable(0.0, "relevance below which nothing is returned", "", 0, 1)
+    sensory: bool = _tunable(True, "whether the sensory tier is recalled")
+    reinforce: bool = _tunable(True, "offer what was found to short-term as recollections")
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    """When fragments are forgotten; all off by default."""
+
+    ttl_s: int = _tunable(0, "age from creation after which a fragment is forgotten; 0 is off", "seconds", 0, 3_153_600_000)
+    retention_min: float = _tunable(0.0, "strength below which a fragment is forgotten; 0 is off", "strength", 0, 1)
+    strength_half_life_s: int = _tunable(2_592_000, "time since access that halves the strength of an average fragment", "seconds", 1, 3_153_600_000)
+    long_term_capacity: int = _tunable(0, "long-term fragments kept, the weakest forgotten first; 0 is off", "fragments", 0, 100_000_000)
+    forget_grace_s: int = _tunable(604_800, "how long a forgotten fragment can be restored", "seconds", 0, 315_360_000)
+    event_retention_s: int = _tunable(0, "how long events are kept for watchers; 0 keeps all", "seconds", 0, 315_360_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One memory's complete policy."""
+
+    profile: Profile = _tunable(Profile.DEFAULT, "where the defaults came from")
+    language: str = _tunable("english", "Snowball stemmer of its texts")
+    importance_default: float = _tunable(0.5, "importance where neither client nor scorer gives one", "importance", 0, 1)
+    wait_for_models: bool = _tunable(False, "hold observations while a model is down, instead of storing them without a vector")
+    backlog_max: int = _tunable(10_000, "observations between received and stored before new ones are refused", "observations", 1, 1_000_000)
+    sensory: SensoryPolicy = SensoryPolicy()
+    short_term: ShortTermPolicy = ShortTermPolicy()
+    reflection: ReflectionPolicy = ReflectionPolicy()
+    recall: RecallPolicy = RecallPolicy()
+    retention: RetentionPolicy = RetentionPolicy()
+
+
+DEFAULT = Policy()
+DBGPT = Policy(
+    profile=Profile.DBGPT,
+    wait_for_models=True,
+    sensory=SensoryPolicy(capacity=0, threshold=0.01),
+    short_term=ShortTermPolicy(
+        similarity_rule=SimilarityRule.SIGMOID_DRAW,
+        overflow=Overflow.DROP,
+        merge_content=True,
+        repeats=False,
+        echo_window_s=0,
+    ),
+    reflection=ReflectionPolicy(threshold=0.0),
+    recall=RecallPolicy(ranking=RankingRule.DBGPT, limit=4, candidates=100, sensory=False),
+)
+PROFILES = {Profile.DEFAULT: DEFAULT, Profile.DBGPT: DBGPT}
+FIFO_CAPACITY = 5
+"""short_term.capacity where the short-term tier is FIFO and the client gave none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A policy field out of bounds: dotted name and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+def leaves(policy: Any, prefix: str = "") -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """(dotted name, value, metadata) of every tunable, in declaration order."""
+    for item in fields(policy):
+        value = getattr(policy, item.name)
+        if is_dataclass(value):
+            yield from leaves(value, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", value, dict(item.metadata)
+
+
+def violations(policy: Policy) -> list[Violation]:
+    """What is out of bounds; empty for a sound policy."""
+    found = []
+    for name, value, meta in leaves(policy):
+        low, high = meta.get("low"), meta.get("high")
+        if isinstance(value, bool) or not isinstance(value, int | float) or low is None or high is None:
+            continue
+        if not low <= value <= high:  # also false for NaN
+            found.append(Violation(name, f"must be between {low:g} and {high:g}, is {value}"))
+    return found
+
+
+def with_value(policy: Any, name: str, value: Any) -> Any:
+    """The policy with one dotted field set."""
+    head, _, rest = name.partition(".")
+    return replace(policy, **{head: with_value(getattr(policy, head), rest, value) if rest else value})

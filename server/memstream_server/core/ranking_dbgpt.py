@@ -1,0 +1,98 @@
+"""Ranking as DB-GPT's hybrid memory does it, for the `dbgpt` profile.
+
+    score = cosine + 0.99 ^ (hours since last access) + importance_weight x importance
+
+over the best long-term candidates by cosine; then all of short-term follows, in order, whatever it scores.
+Reading resets the recency here, unlike in core/ranking.py: that is the behaviour asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memstream_server.core.columns import Columns, Mask
+from memstream_server.core.lexical import Floats
+from memstream_server.core.ranking import Considered, NearMiss, Part, Question, Scored, Slots, Stage
+
+FORMULA = "dbgpt/1"
+DECAY_PER_HOUR = 0.01
+HYBRID_IMPORTANCE_WEIGHT = 9.0
+LONG_TERM_IMPORTANCE_WEIGHT = 1.0
+"""For a memory of kind LONG_TERM alone."""
+_HOUR_US = 3_600_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class DbgptRanking:
+    """`results` best first, then `appended`: short-term in the order given, without those already in results."""
+
+    results: tuple[Scored, ...]
+    appended: tuple[Scored, ...]
+    considered: Considered
+    near_misses: tuple[NearMiss, ...] = ()
+
+
+def rank_dbgpt(
+    columns: Columns,
+    slots: Slots,
+    closeness: Floats,
+    question: Question,
+    importance_weight: float,
+    allowed: Mask,
+    short_term: Sequence[int] = (),
+    by_words: bool = False,
+) -> DbgptRanking:
+    """Rank the candidates at `slots` by `closeness` (their cosines, NaN read as 0).
+
+    `allowed` is the filter's mask over the memory. `by_words`: no query vector, so closeness is the absolute
+    lexical leg and its part says so. min_relevance compares with closeness. `short_term` are slots in order;
+    those that are not allowed are left out.
+    """
+    near = np.nan_to_num(closeness.astype(np.float64), nan=0.0)
+    scored = [
+        _scored(columns, int(slot), value, question.now_us, importance_weight, by_words)
+        for slot, value in zip(slots, near.tolist(), strict=True)
+    ]
+    scored.sort(key=lambda each: (-each.score, -each.slot))
+    inside = [each for each in scored if allowed[each.slot]]
+    enough = [each for each in inside if each.relevance >= question.min_relevance or question.min_relevance == 0]
+    results = enough[: question.limit]
+    returned = {each.slot for each in results}
+    values = dict(zip(slots.tolist(), near.tolist(), strict=True))
+    appended = tuple(
+        _scored(columns, slot, values.get(slot, 0.0), question.now_us, importance_weight, by_words)
+        for slot in short_term
+        if slot not in returned and allowed[slot]
+    )
+    left = [each for each in scored if each.slot not in returned][: question.near_misses]
+    passed = {each.slot for each in enough}
+    return DbgptRanking(
+        tuple(results),
+        appended,
+        Considered(len(inside), max((each.relevance for each in inside), default=0.0)),
+        tuple(NearMiss(each, _stage(each.slot, allowed, passed)) for each in left),
+    )
+
+
+def _scored(
+    columns: Columns, slot: int, closeness: float, now_us: int, importance_weight: float, by_words: bool
+) -> Scored:
+    hours = max(0.0, (now_us - int(columns.access_us[slot])) / _HOUR_US)
+    values = (
+        ("lexical" if by_words else "dense", closeness, 1.0),
+        ("recency", (1.0 - DECAY_PER_HOUR) ** hours, 1.0),
+        ("importance", float(columns.importance[slot]), importance_weight),
+    )
+    parts = tuple(Part(name, value, weight, value * weight) for name, value, weight in values)
+    score = math.fsum(part.contribution for part in parts)
+    return Scored(slot, columns.ids[slot], score, closeness, None if by_words else closeness, parts)
+
+
+def _stage(slot: int, allowed: Mask, passed: set[int]) -> Stage:
+    if not allowed[slot]:
+        return Stage.FILTER
+    return Stage.LIMIT if slot in passed else Stage.MIN_RELEVANCE

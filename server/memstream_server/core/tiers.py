@@ -1,0 +1,277 @@
+"""The tiers: what becomes of an observation, and of a recollection, in each kind of memory and both profiles.
+
+Rule 1. A fragment is in exactly one tier, or gone with an event that says why.
+Rule 2. Tiers keep the order of receipt; what leaves sensory together enters short-term in that order.
+Rule 3. Short-term first compares, then promotes what is ripe, then appends, then overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from memstream_server.core.enhancement import enhance, merged_text, strengthened, take_back, told
+from memstream_server.core.events import EventType, Reason
+from memstream_server.core.policy import Overflow, Policy, ShortTermKind
+from memstream_server.core.transition import Draft, InsightRequest, Transition
+from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
+
+TIERS: dict[MemoryKind, tuple[Tier, ...]] = {
+    MemoryKind.SENSORY: (Tier.SENSORY,),
+    MemoryKind.SHORT_TERM: (Tier.SHORT_TERM,),
+    MemoryKind.ENHANCED_SHORT_TERM: (Tier.SHORT_TERM,),
+    MemoryKind.LONG_TERM: (Tier.LONG_TERM,),
+    MemoryKind.HYBRID: (Tier.SENSORY, Tier.SHORT_TERM, Tier.LONG_TERM),
+}
+"""The tiers of each kind, in the order a fragment passes them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Newcomer:
+    """A received observation with what had to be fetched before deciding about it."""
+
+    fragment: Fragment
+    """Its tier is given here; whatever it says on arrival is ignored."""
+    vector: Vector | None = None
+    """Of the content alone, unit length; None without a model."""
+    echo_of: str = ""
+    """Id of the fragment with the same words that this session recalled within `short_term.echo_window_s`."""
+    refused: bool = False
+    """The embedding model refused the text for good (a vector that only waits for its model is not refused)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recollected:
+    """A recalled fragment offered to short-term: it may enhance and is never appended."""
+
+    id: str
+    text: str
+    vector: Vector | None = None
+    """Of the content alone, unit length."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What decides, beside the state."""
+
+    kind: MemoryKind
+    policy: Policy
+    similarity_min: float
+    """The embedding model's own, for policies that set none."""
+
+    @property
+    def first(self) -> Tier:
+        return TIERS[self.kind][0]
+
+    @property
+    def enhanced(self) -> bool:
+        if self.kind is MemoryKind.HYBRID:
+            return self.policy.short_term.kind is ShortTermKind.ENHANCED
+        return self.kind is MemoryKind.ENHANCED_SHORT_TERM
+
+    def goes_on(self) -> bool:
+        """Whether there is a tier after sensory and short-term: only in a hybrid memory."""
+        return self.kind is MemoryKind.HYBRID
+
+
+def observe(state: State, newcomer: Newcomer, policy: Policy, similarity_min: float) -> Transition:
+    """Decide what one observation does to its memory.
+
+    `similarity_min` is the embedding model's, for policies that set none. An observation with an `external_id`
+    is neither an echo nor the repeat of a fragment without that id: it must be found by the name it was given.
+    """
+    draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
+    fragment = newcomer.fragment
+    if newcomer.echo_of and policy.short_term.echo_window_s > 0 and not fragment.external_id:
+        draft.record(EventType.ECHOED, newcomer.echo_of, other=fragment.id)
+    elif not (policy.short_term.repeats and _repeated(draft, rules, fragment)):
+        _enter(draft, rules, newcomer)
+    return draft.finish()
+
+
+def recollect(state: State, recollections: Sequence[Recollected], policy: Policy, similarity_min: float) -> Transition:
+    """Reinforcement: let what a recall found enhance short-term fragments, in the order of rank."""
+    draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
+    if rules.enhanced:
+        for found in recollections:
+            other = Enhancement(found.id, found.text, recollection=True)
+            enhance(draft, other, found.vector, policy.short_term, similarity_min)
+            _promote_ripe(draft, rules)
+    return draft.finish()
+
+
+def settle(state: State, policy: Policy, similarity_min: float) -> Transition:
+    """Bring the tiers within the capacities of a policy that has just changed."""
+    draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
+    _pass_sensory(draft, rules)
+    if rules.enhanced:
+        _promote_ripe(draft, rules)
+    _overflow(draft, rules)
+    return draft.finish()
+
+
+# ---- the way in
+
+
+def _enter(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
+    fragment = replace(newcomer.fragment, tier=rules.first)
+    held = Held(fragment, newcomer.vector)
+    draft.record(EventType.OBSERVED, fragment.id, to_tier=rules.first, importance=fragment.importance)
+    if newcomer.refused:
+        draft.record(EventType.UNVECTORED, fragment.id)
+    if rules.first is Tier.SENSORY:
+        draft.put(fragment)
+        draft.sensory.append(held)
+        _pass_sensory(draft, rules)
+    elif rules.first is Tier.SHORT_TERM:
+        _admit(draft, rules, held)
+    else:
+        consolidate(draft, rules.policy, fragment)
+
+
+def _repeated(draft: Draft, rules: _Rules, fragment: Fragment) -> bool:
+    """Count the newcomer on the held fragment whose words it repeats, if there is one."""
+    for tier in (draft.sensory, draft.short_term):
+        for place, held in enumerate(tier):
+            if _words(held.fragment) == _words(fragment):
+                draft.record(EventType.REPEATED, held.fragment.id, other=fragment.id)
+                again = replace(held.fragment, duplicate_count=held.fragment.duplicate_count + 1)
+                tier[place] = strengthened(draft, replace(held, fragment=again), held.enhancements)
+                if rules.enhanced:
+                    _promote_ripe(draft, rules)
+                return True
+    return False
+
+
+def _words(fragment: Fragment) -> tuple[object, ...]:
+    return fragment.content, fragment.structured, fragment.speaker, fragment.session, fragment.external_id
+
+
+# ---- sensory
+
+
+def _pass_sensory(draft: Draft, rules: _Rules) -> None:
+    """Past its capacity sensory empties at once, the newest included; the important go on, in order."""
+    if len(draft.sensory) <= rules.policy.sensory.capacity:
+        return
+    leaving, draft.sensory = draft.sensory, []
+    for held in leaving:
+        fragment = held.fragment
+        if fragment.importance < rules.policy.sensory.threshold and not fragment.pinned:
+            _leave(draft, fragment, EventType.FILTERED, Reason.BELOW_THRESHOLD)
+        elif rules.goes_on():
+            _admit(draft, rules, held)
+        else:
+            _leave(draft, fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
+
+
+def _leave(draft: Draft, fragment: Fragment, how: EventType, reason: Reason) -> None:
+    draft.record(how, fragment.id, from_tier=fragment.tier, reason=reason)
+    draft.remove(fragment.id)
+    take_back(draft, (fragment.id,))
+
+
+# ---- short-term
+
+
+def _admit(draft: Draft, rules: _Rules, held: Held) -> None:
+    came_from = held.fragment.tier
+    fragment = replace(held.fragment, tier=Tier.SHORT_TERM)
+    if rules.enhanced:
+        other = Enhancement(fragment.id, fragment.content)
+        enhance(draft, other, held.vector, rules.policy.short_term, rules.similarity_min)
+        _promote_ripe(draft, rules)
+    if came_from is not Tier.SHORT_TERM:
+        draft.record(EventType.ADMITTED, fragment.id, from_tier=came_from, to_tier=Tier.SHORT_TERM)
+    draft.put(fragment)
+    draft.short_term.append(replace(held, fragment=fragment))
+    if rules.enhanced:
+        _promote_ripe(draft, rules)  # repeats counted while it was in sensory may have made it ripe
+    _overflow(draft, rules)
+
+
+def _promote_ripe(draft: Draft, rules: _Rules) -> None:
+    """Enough hits: the fragment goes on, its enhancers stay where they are."""
+    threshold = rules.policy.short_term.enhance_threshold
+    ripe = [held for held in draft.short_term if held.fragment.enhancement_count >= threshold]
+    if not ripe:
+        return
+    draft.short_term = [held for held in draft.short_term if held.fragment.enhancement_count < threshold]
+    for held in ripe:
+        if rules.goes_on() and rules.policy.reflection.insight_on_promotion:
+            draft.requests.append(_request(held, rules))
+        _promote(draft, rules, held)
+
+
+def _request(held: Held, rules: _Rules) -> InsightRequest:
+    enhancers = told(held.enhancements, recollections=rules.policy.short_term.merge_content)
+    return InsightRequest(
+        anchor=held.fragment.id,
+        fragments=(held.fragment.id, *(done.id for done in enhancers)),
+        texts=(held.fragment.content, *(done.text for done in enhancers)),
+    )
+
+
+def _overflow(draft: Draft, rules: _Rules) -> None:
+    while len(draft.short_term) > rules.policy.short_term.capacity:
+        held = draft.short_term.pop(_weakest(draft.short_term) if rules.enhanced else 0)
+        draft.record(EventType.OVERFLOWED, held.fragment.id, from_tier=Tier.SHORT_TERM)
+        drops = rules.enhanced and rules.policy.short_term.overflow is Overflow.DROP
+        if drops and not (held.fragment.pinned and rules.goes_on()):
+            _leave(draft, held.fragment, EventType.DROPPED, Reason.CAPACITY)
+        else:
+            _promote(draft, rules, held)
+
+
+def _weakest(held: Sequence[Held]) -> int:
+    """Place of the lowest (importance, enhancements), the newest excepted; of equals the oldest."""
+    return min(
+        range(len(held) - 1),
+        key=lambda place: (held[place].fragment.importance, held[place].fragment.enhancement_count),
+    )
+
+
+def _promote(draft: Draft, rules: _Rules, held: Held) -> None:
+    """To long-term, or gone where the kind has none. `held` has already been taken out of short-term."""
+    if not rules.goes_on():
+        _leave(draft, held.fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
+        return
+    fragment = _promoted(held, merge=rules.policy.short_term.merge_content)
+    if fragment.content != held.fragment.content:
+        draft.merged.append(fragment.id)
+    draft.record(
+        EventType.PROMOTED,
+        fragment.id,
+        from_tier=Tier.SHORT_TERM,
+        to_tier=Tier.LONG_TERM,
+        importance=fragment.importance,
+        sources=fragment.sources,
+    )
+    consolidate(draft, rules.policy, fragment)
+
+
+def _promoted(held: Held, *, merge: bool) -> Fragment:
+    """The fragment in long-term: same id, times and session, the enhancers among its sources."""
+    enhancers = (done.id for done in held.enhancements)
+    sources = tuple(dict.fromkeys((*held.fragment.sources, *enhancers)))
+    fragment = replace(held.fragment, tier=Tier.LONG_TERM, sources=sources)
+    if not merge:
+        return fragment
+    content = merged_text(fragment, held.enhancements, recollections=True)
+    if content == fragment.content:
+        return fragment
+    return replace(fragment, content=content, structured=None)
+
+
+# ---- long-term
+
+
+def consolidate(draft: Draft, policy: Policy, fragment: Fragment) -> None:
+    """Long-term takes the fragment; an observation's importance brings the next reflection nearer."""
+    draft.put(replace(fragment, tier=Tier.LONG_TERM))
+    if fragment.kind is FragmentKind.OBSERVATION:
+        draft.aggregate += fragment.importance
+    threshold = policy.reflection.threshold
+    if 0 < threshold <= draft.aggregate:
+        draft.reflect = True
+        draft.aggregate = 0.0

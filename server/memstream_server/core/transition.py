@@ -1,0 +1,152 @@
+"""Transitions: what a decision leaves to be written, and how consecutive ones become one revision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+import numpy as np
+
+from memstream_server.core.events import Event, EventType, Reason
+from memstream_server.core.values import Fragment, Held, MemoryKind, State, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class InsightRequest:
+    """An insight to ask for, of a fragment that enhancement promoted."""
+
+    anchor: str
+    fragments: tuple[str, ...]
+    """Ids the insight derives from: the anchor, then its enhancers in order."""
+    texts: tuple[str, ...]
+    """The text of each of `fragments`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transition:
+    """One decision's outcome. The engine commits all of it at once, then takes `state` as the memory's."""
+
+    state: State
+    """After the transition."""
+    events: tuple[Event, ...] = ()
+    """In the order the steps were taken."""
+    puts: tuple[Fragment, ...] = ()
+    """Every fragment that is new or changed, once, in its final form; `version` is the engine's to set."""
+    removed: tuple[str, ...] = ()
+    """Ids gone for good. One that was also new here is only in `removed`."""
+    insight_requests: tuple[InsightRequest, ...] = ()
+    reflect: bool = False
+    """Enough importance reached long-term: reflect. `state.reflection_aggregate` starts anew."""
+    merged: tuple[str, ...] = ()
+    """Ids in `puts` whose content became the merged text: their indexed vector has to be made anew."""
+
+
+def join(first: Transition, second: Transition) -> Transition:
+    """Two consecutive transitions as one; `second` was decided on `first.state`. Associative."""
+    return join_all((first, second))
+
+
+def join_all(transitions: Sequence[Transition]) -> Transition:
+    """Consecutive transitions (at least one) as one, in time linear in their size.
+
+    Of two puts of a fragment the later wins; a removal beats every put.
+    """
+    removed = _once(id_ for step in transitions for id_ in step.removed)
+    gone = set(removed)
+    puts = {fragment.id: fragment for step in transitions for fragment in step.puts if fragment.id not in gone}
+    merged = _once(id_ for step in transitions for id_ in step.merged)
+    return Transition(
+        state=transitions[-1].state,
+        events=tuple(event for step in transitions for event in step.events),
+        puts=tuple(puts.values()),
+        removed=removed,
+        insight_requests=tuple(request for step in transitions for request in step.insight_requests),
+        reflect=any(step.reflect for step in transitions),
+        merged=tuple(id_ for id_ in merged if id_ not in gone),
+    )
+
+
+def _once(ids: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(ids))
+
+
+def anchors_changed(before: State, after: State) -> tuple[tuple[Held, ...], tuple[str, ...]]:
+    """What a commit writes beside the fragments: (held whose vector or enhancements differ, ids no longer held).
+
+    A fragment that only moved from sensory to short-term is not among the changed.
+    """
+    old = {held.fragment.id: held for held in (*before.sensory, *before.short_term)}
+    new = {held.fragment.id: held for held in (*after.sensory, *after.short_term)}
+    changed = tuple(held for id_, held in new.items() if id_ not in old or _differ(old[id_], held))
+    return changed, tuple(id_ for id_ in old if id_ not in new)
+
+
+def _differ(one: Held, other: Held) -> bool:
+    if one.enhancements != other.enhancements:
+        return True
+    if one.vector is None or other.vector is None:
+        return one.vector is not other.vector
+    return one.vector is not other.vector and not np.array_equal(one.vector, other.vector)
+
+
+class _Fields(TypedDict, total=False):
+    other: str
+    from_tier: Tier | None
+    to_tier: Tier | None
+    reason: Reason
+    cosine: float | None
+    draw: float | None
+    importance: float | None
+    sources: tuple[str, ...]
+
+
+class Draft:
+    """A transition in the making: local to one decision, never kept, the core's only mutable object.
+
+    Threading a frozen state through every step was the alternative; it copied each tier once a step.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.kind: MemoryKind = state.kind
+        self.sensory: list[Held] = list(state.sensory)
+        self.short_term: list[Held] = list(state.short_term)
+        self.aggregate = state.reflection_aggregate
+        self.requests: list[InsightRequest] = []
+        self.reflect = False
+        self.merged: list[str] = []
+        self._before = state
+        self._events: list[Event] = []
+        self._puts: dict[str, Fragment] = {}
+        self._removed: dict[str, None] = {}
+
+    @property
+    def seed(self) -> bytes:
+        return self._before.seed
+
+    def record(self, type_: EventType, fragment: str, **fields: Unpack[_Fields]) -> None:
+        self._events.append(Event(type_, fragment, **fields))
+
+    def put(self, fragment: Fragment) -> None:
+        self._puts[fragment.id] = fragment
+
+    def remove(self, fragment_id: str) -> None:
+        self._removed[fragment_id] = None
+
+    def finish(self) -> Transition:
+        state = State(
+            kind=self.kind,
+            seed=self.seed,
+            sensory=tuple(self.sensory),
+            short_term=tuple(self.short_term),
+            reflection_aggregate=self.aggregate,
+        )
+        return Transition(
+            state=state,
+            events=tuple(self._events),
+            puts=tuple(fragment for id_, fragment in self._puts.items() if id_ not in self._removed),
+            removed=tuple(self._removed),
+            insight_requests=tuple(self.requests),
+            reflect=self.reflect,
+            merged=tuple(id_ for id_ in self.merged if id_ not in self._removed),
+        )

@@ -1,0 +1,264 @@
+"""Decisions: what the core decided for one memory, and the journal commit that makes it true."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memstream_server.core import lifecycle
+from memstream_server.core.events import Event, EventType
+from memstream_server.core.policy import Policy
+from memstream_server.core.tiers import Newcomer, observe
+from memstream_server.core.transition import Transition, anchors_changed, join_all
+from memstream_server.core.values import Fragment, Held, State, Tier, Vector
+from memstream_server.engine.gather import Gathered
+from memstream_server.engine.requests import Outcome
+from memstream_server.ports.journal import Anchor, Answer, Commit, IndexEntry, Job, Row
+
+if TYPE_CHECKING:
+    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.intake import Batch
+    from memstream_server.engine.working_set import WorkingSet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """One transition of one memory before it is committed. Fields left alone change nothing."""
+
+    transition: Transition | None = None
+    gathered: Mapping[str, Gathered] = field(default_factory=dict)
+    """Terms and vectors of the fragments that are new or say something else now, by id."""
+    batches: tuple[Batch, ...] = ()
+    events: tuple[Event, ...] = ()
+    """Events of the memory itself, after the transition's."""
+    policy: Policy | None = None
+    labels: tuple[tuple[str, str], ...] | None = None
+    answer: Answer | None = None
+    jobs: tuple[Job, ...] = ()
+    finish_jobs: tuple[str, ...] = ()
+
+    def with_gathered(self, more: Sequence[Gathered]) -> Decision:
+        """The same with terms and vectors of merged texts; their fragments name the model of the new vector."""
+        if self.transition is None:
+            return self
+        found = {part.fragment.id: part for part in more}
+        puts = tuple(
+            replace(put, model=found[put.id].fragment.model) if put.id in found else put for put in self.transition.puts
+        )
+        return replace(self, transition=replace(self.transition, puts=puts), gathered={**self.gathered, **found})
+
+
+def effective_policy(policy: Policy, dependencies: Dependencies) -> Policy:
+    """The policy as the core is to follow it: without an LLM nothing asks for insights."""
+    if dependencies.insights is not None:
+        return policy
+    return replace(policy, reflection=replace(policy.reflection, threshold=0.0, insight_on_promotion=False))
+
+
+def decide_observations(
+    working: WorkingSet,
+    batches: tuple[Batch, ...],
+    gathered: Sequence[Gathered],
+    keyed: Mapping[str, Fragment],
+    dependencies: Dependencies,
+) -> tuple[Decision, dict[int, Outcome]]:
+    """What a group of receipts does to its memory, and what became of each observation by position.
+
+    `keyed` are the fragments outside sensory and short-term that have an external id of the group's, by that id.
+    """
+    policy = effective_policy(working.record.policy, dependencies)
+    steps: list[Transition] = []
+    firsts: list[tuple[Fragment, Event]] = []
+    parts = {part.fragment.id: part for part in gathered}
+    by_key = dict(keyed)
+    state = working.state
+    for part in gathered:
+        step = _decide_one(working, state, part, policy, dependencies, by_key, parts)
+        steps.append(step)
+        state = step.state
+        firsts.append((part.fragment, step.events[0]))
+    if not steps:
+        return Decision(batches=batches), {}
+    transition = join_all(steps)
+    decision = Decision(
+        transition=transition, gathered=parts, batches=batches, jobs=jobs_of(working, transition, any(part.missing for part in gathered), dependencies)
+    )
+    return decision, _outcomes(firsts, transition)
+
+
+def _decide_one(
+    working: WorkingSet,
+    state: State,
+    part: Gathered,
+    policy: Policy,
+    dependencies: Dependencies,
+    by_key: dict[str, Fragment],
+    parts: dict[str, Gathered],
+) -> Transition:
+    fragment = part.fragment
+    existing = _existing(state, fragment.external_id, by_key)
+    if existing is not None:
+        changed = updated(existing, fragment)
+        by_key[fragment.external_id] = changed
+        parts[existing.id] = replace(part, fragment=changed)
+        return lifecycle.update(state, changed, part.content_vector)
+    newcomer = Newcomer(
+        fragment,
+        part.content_vector if dependencies.enhances(working.record) else None,
+        working.echo_of(fragment),
+        part.refused,
+    )
+    step = observe(state, newcomer, policy, dependencies.embedding.similarity_min)
+    if fragment.external_id:
+        by_key.update({put.external_id: put for put in step.puts if put.external_id})
+    return step
+
+
+def _existing(state: State, external_id: str, by_key: dict[str, Fragment]) -> Fragment | None:
+    """The fragment of that external id: held, decided in this group, or in long-term."""
+    if not external_id:
+        return None
+    for held in (*state.sensory, *state.short_term):
+        if held.fragment.external_id == external_id:
+            return held.fragment
+    return by_key.get(external_id)
+
+
+def updated(existing: Fragment, new: Fragment) -> Fragment:
+    """The existing fragment saying what the new observation of the same external id says."""
+    return replace(
+        existing,
+        content=new.content,
+        structured=new.structured,
+        speaker=new.speaker,
+        session=new.session or existing.session,
+        importance=new.importance,
+        observe_time_us=new.observe_time_us,
+        metadata=new.metadata,
+        expire_time_us=new.expire_time_us,
+        token_count=new.token_count,
+        model=new.model,
+    )
+
+
+def jobs_of(
+    working: WorkingSet, transition: Transition, backfill: bool, dependencies: Dependencies
+) -> tuple[Job, ...]:
+    """The background work a transition causes: insights, a reflection, vectors to fill in."""
+    wanted: list[tuple[str, object]] = [
+        ("insight", {"anchor": request.anchor, "fragments": list(request.fragments)})
+        for request in transition.insight_requests
+    ]
+    if transition.reflect:
+        wanted.append(("reflection", {}))
+    if backfill:
+        wanted.append(("backfill", {}))
+    now_us = dependencies.clock.now_us()
+    return tuple(
+        Job(dependencies.ids.next(), working.record.uid, type_, json.dumps(payload), now_us)
+        for type_, payload in wanted
+    )
+
+
+def _outcomes(firsts: Sequence[tuple[Fragment, Event]], transition: Transition) -> dict[int, Outcome]:
+    tiers: dict[str, Tier] = {put.id: put.tier for put in transition.puts}
+    out = {}
+    for fragment, event in firsts:
+        counted = event.type in (EventType.REPEATED, EventType.ECHOED)
+        out[fragment.position] = Outcome(
+            sequence=0,  # the actor knows the number
+            fragment=event.fragment if event.type is EventType.UPDATED else fragment.id,
+            type=event.type,
+            other=event.fragment if counted else "",
+            tier=None if counted else tiers.get(event.fragment),
+        )
+    return out
+
+
+def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencies) -> Commit:
+    """The journal transaction of a decision on the memory's present RAM state."""
+    record, transition = working.record, decision.transition
+    before = working.state
+    after = transition.state if transition is not None else before
+    held, released = anchors_changed(before, after) if transition is not None else ((), ())
+    return Commit(
+        memory=record.uid,
+        epoch=record.epoch,
+        revision=record.revision,
+        time_us=dependencies.clock.now_us(),
+        events=(transition.events if transition is not None else ()) + decision.events,
+        rows=tuple(_rows(decision, record.revision + 1)),
+        removed=transition.removed if transition is not None else (),
+        anchors=tuple(_anchor(one) for one in held if _has_anchor(one)),
+        released=_released(before, released),
+        stored_positions=tuple(batch.receipt.position for batch in decision.batches),
+        producers=tuple(_stored(decision.batches).items()),
+        index=tuple(_index(working, decision)),
+        jobs=decision.jobs,
+        finish_jobs=decision.finish_jobs,
+        reflection_aggregate=after.reflection_aggregate,
+        policy=decision.policy,
+        labels=decision.labels,
+        answer=decision.answer,
+    )
+
+
+def _rows(decision: Decision, version: int) -> Iterator[Row]:
+    if decision.transition is None:
+        return
+    for put in decision.transition.puts:
+        part = decision.gathered.get(put.id)
+        fragment = replace(put, version=version)
+        if part is None:
+            yield Row(fragment)
+        else:
+            yield Row(fragment, part.terms, None if part.vector is None else packed(part.vector))
+
+
+def _index(working: WorkingSet, decision: Decision) -> Iterator[IndexEntry]:
+    """Long-term fragments whose vector is new to the index, and those that left it."""
+    if decision.transition is None:
+        return
+    uid = working.record.uid
+    for put in decision.transition.puts:
+        if put.tier is Tier.LONG_TERM and put.model:
+            new = working.tier_of(put.id) is not Tier.LONG_TERM
+            if put.forget_time_us is not None:
+                yield IndexEntry(uid, put.id, delete=True)
+            elif new or put.id in decision.gathered or working.forgotten(put.id):
+                yield IndexEntry(uid, put.id)
+    for id_ in decision.transition.removed:
+        if working.tier_of(id_) is Tier.LONG_TERM:
+            yield IndexEntry(uid, id_, delete=True)
+
+
+def _stored(batches: Sequence[Batch]) -> dict[str, int]:
+    """The last number of each producer that these batches bring to stored."""
+    out: dict[str, int] = {}
+    for batch in batches:
+        if batch.receipt.producer:
+            last = batch.receipt.first_sequence + len(batch.receipt.hashes) - 1
+            out[batch.receipt.producer] = max(out.get(batch.receipt.producer, 0), last)
+    return out
+
+
+def _has_anchor(held: Held) -> bool:
+    return held.vector is not None or bool(held.enhancements)
+
+
+def _anchor(held: Held) -> Anchor:
+    return Anchor(held.fragment.id, None if held.vector is None else packed(held.vector), held.enhancements)
+
+
+def _released(before: State, released: Sequence[str]) -> tuple[str, ...]:
+    had = {held.fragment.id for held in (*before.sensory, *before.short_term) if _has_anchor(held)}
+    return tuple(id_ for id_ in released if id_ in had)
+
+
+def packed(vector: Vector) -> bytes:
+    """A vector as the journal keeps it: float32, little-endian."""
+    return np.ascontiguousarray(vector, dtype="<f4").tobytes()

@@ -1,0 +1,62 @@
+"""What every part of the engine is given by the composition root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from memstream_server.core.policy import ShortTermKind
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.clock import Clock, Ids
+from memstream_server.engine.gather import Gatherer
+from memstream_server.engine.settings import Limits
+from memstream_server.ports.index import VectorIndex
+from memstream_server.ports.journal import Commit, Journal, MemoryRecord, Recorded
+from memstream_server.ports.models import Analyzer, Embedder, EmbeddingModel, Insights
+
+if TYPE_CHECKING:
+    from memstream_server.engine.actor import Actor
+
+
+class Metrics(Protocol):
+    """Counts of what happens, without memory or user ids."""
+
+    def received(self, observations: int, rejected: int) -> None: ...
+
+    def stored(self, observations: int) -> None: ...
+
+    def events(self, recorded: Recorded) -> None: ...
+
+    def recalled(self, seconds: float, degraded: bool) -> None: ...
+
+    def outbox(self, depth: int) -> None: ...
+
+    def active(self, memories: int, size_bytes: int) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Dependencies:
+    """Shared by actors, recalls, the indexer and jobs. `committed` and `lost` are set by the engine."""
+
+    journal: Journal
+    index: VectorIndex
+    analyzer: Analyzer
+    embedder: Embedder
+    embedding: EmbeddingModel
+    gatherer: Gatherer
+    insights: Insights | None
+    clock: Clock
+    ids: Ids
+    limits: Limits
+    metrics: Metrics
+    committed: Callable[[str, Recorded, Commit], None]
+    """Told after every commit, once RAM shows it: (memory uid, what was recorded, the commit)."""
+    lost: Callable[[Actor], None]
+    """Told when an actor is finished before its time."""
+
+    def enhances(self, record: MemoryRecord) -> bool:
+        """Whether newcomers are compared with what short-term holds."""
+        if record.kind is MemoryKind.HYBRID:
+            return record.policy.short_term.kind is ShortTermKind.ENHANCED
+        return record.kind is MemoryKind.ENHANCED_SHORT_TERM

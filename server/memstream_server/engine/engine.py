@@ -1,0 +1,386 @@
+"""The engine's front: what the wire calls. Finds the memory's actor and hands the work to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from memstream_server.core.enhancement import merged_text
+from memstream_server.core.events import Event, EventType
+from memstream_server.core.filters import Filter, passes
+from memstream_server.core.values import Enhancement, Fragment
+from memstream_server.engine.decision import Decision
+from memstream_server.engine.errors import (
+    EtagMismatch,
+    FragmentNotFound,
+    JournalUnavailable,
+    MemoryExists,
+    MemoryNotFound,
+    ModelMismatch,
+    RevisionNotReached,
+    StorageIsFull,
+)
+from memstream_server.engine.indexing import Indexer
+from memstream_server.engine.jobs import Jobs
+from memstream_server.engine.producers import ObserveSession
+from memstream_server.engine.recalling import recall
+from memstream_server.engine.registry import Registry
+from memstream_server.engine.reinforcing import Reinforcement
+from memstream_server.engine.requests import (
+    AckLevel,
+    AnswerOf,
+    MemoryChange,
+    NewMemory,
+    NewObservation,
+    Progress,
+    Query,
+    RecallAnswer,
+    Refusal,
+    Statistics,
+    memory_etag,
+)
+from memstream_server.engine.watching import Watchers
+from memstream_server.ports.journal import (
+    AlreadyExists,
+    Answer,
+    Commit,
+    Conflict,
+    FragmentQuery,
+    JournalError,
+    MemoryRecord,
+    Recorded,
+    Space,
+    StorageFull,
+)
+from memstream_server.ports.models import EmbeddingModel
+
+if TYPE_CHECKING:
+    from memstream_server.engine.actor import Actor
+    from memstream_server.engine.dependencies import Dependencies
+
+T = TypeVar("T")
+
+__all__ = ["Engine", "Info", "ObserveSession"]
+
+PAGE = 200
+"""Fragments read at once while a filter is applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What the engine works with."""
+
+    embedding: EmbeddingModel
+    scorer_model: str
+    insight_model: str
+    index: str
+    journal: str
+    degraded: str
+
+
+class Engine:
+    """All memories of this process. Made by the composition root; `start` before use, `stop` after."""
+
+    def __init__(
+        self,
+        dependencies: Dependencies,
+        space: Space,
+        *,
+        journal_name: str = "",
+        scorer_model: str = "",
+        insight_model: str = "",
+    ) -> None:
+        if space.model != dependencies.embedding.name or space.dimension != dependencies.embedding.dimension:
+            raise ModelMismatch(
+                f"the data holds vectors of {space.model} ({space.dimension} dimensions), this server is configured for "
+                f"{dependencies.embedding.name} ({dependencies.embedding.dimension}); run `memstream reindex` to embed "
+                "everything anew, or start the server with the former model"
+            )
+        self._dependencies = dependencies
+        self._journal = dependencies.journal
+        self._names = journal_name, scorer_model, insight_model
+        self._registry = Registry(dependencies)
+        self._indexer = Indexer(dependencies, self._registry, space)
+        self._jobs = Jobs(dependencies, self._registry)
+        self._reinforcement = Reinforcement(dependencies)
+        self._watchers = Watchers(dependencies.journal)
+        dependencies.committed = self._committed
+        dependencies.lost = self._registry.lost
+
+    async def start(self, refill_index: bool = False) -> None:
+        """Begin background work and finish what an earlier process had received. Does not wait for the index."""
+        self._indexer.start(refill_index)
+        self._reinforcement.start()
+        self._jobs.start()
+        for uid in await self._journal.pending_memories():
+            await self._registry.activate(uid)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """End everything in order: recalls and sessions first, the index's write-behind last."""
+        await self._jobs.stop()
+        await self._reinforcement.stop()
+        await self._registry.close()
+        await self._indexer.stop(grace_s)
+
+    @property
+    def dimension(self) -> int:
+        """Numbers in a vector."""
+        return self._dependencies.embedding.dimension
+
+    def info(self) -> Info:
+        """What the engine works with, and what is degraded now."""
+        journal, scorer, insight = self._names
+        return Info(
+            self._dependencies.embedding,
+            scorer,
+            insight,
+            self._dependencies.index.description,
+            journal,
+            self._indexer.degraded,
+        )
+
+    # ---- memories
+    async def create_memory(self, new: NewMemory, answer: AnswerOf | None = None) -> tuple[MemoryRecord, bool]:
+        """(the memory, whether it is new). Raises MemoryExists unless `exist_ok`."""
+        existing = await self._journal.get_memory(new.namespace, new.name)
+        if existing is None:
+            record = self._new_record(new)
+            try:
+                await self._write(
+                    self._journal.create_memory(
+                        record, (Event(EventType.MEMORY_CREATED, ""),), None if answer is None else answer(record)
+                    )
+                )
+            except AlreadyExists:
+                existing = await self._journal.get_memory(new.namespace, new.name)
+            else:
+                return record, True
+        if existing is not None and new.exist_ok:
+            return await self._registry.record(new.namespace, new.name), False
+        raise MemoryExists(
+            f"memory {new.namespace}/{new.name} exists; pass exist_ok to use it, or choose another name",
+            namespace=new.namespace,
+            memory=new.name,
+        )
+
+    def _new_record(self, new: NewMemory) -> MemoryRecord:
+        now_us = self._dependencies.clock.now_us()
+        return MemoryRecord(
+            uid=self._dependencies.ids.next(),
+            namespace=new.namespace,
+            name=new.name,
+            kind=new.kind,
+            policy=new.policy,
+            seed=os.urandom(16),
+            labels=new.labels,
+            revision=1,
+            create_time_us=now_us,
+            update_time_us=now_us,
+        )
+
+    async def get_memory(self, namespace: str, name: str) -> MemoryRecord:
+        """Raises MemoryNotFound."""
+        return await self._registry.record(namespace, name)
+
+    async def list_memories(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
+        """Ascending by name, after `after`."""
+        return await self._journal.list_memories(namespace, after, limit)
+
+    async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
+        """(namespace, memories) ascending, after `after`."""
+        return await self._journal.list_namespaces(after, limit)
+
+    async def update_memory(
+        self, namespace: str, name: str, change: MemoryChange, answer: AnswerOf | None = None
+    ) -> MemoryRecord:
+        """The memory as changed. Raises EtagMismatch when `change.etag` is given and not current."""
+        actor = await self._registry.active(namespace, name)
+
+        def decide(now: Actor) -> Decision:
+            record = now.working.record
+            _check_etag(change.etag, record)
+            after = replace(
+                record,
+                policy=change.policy or record.policy,
+                labels=record.labels if change.labels is None else change.labels,
+                revision=record.revision + 1,
+                update_time_us=self._dependencies.clock.now_us(),
+            )
+            decision = Decision(
+                policy=change.policy,
+                labels=change.labels,
+                events=(Event(EventType.MEMORY_UPDATED, ""),),
+                answer=None if answer is None else answer(after),
+            )
+            return now.settle(decision)
+
+        await actor.run(decide)
+        return actor.working.record
+
+    async def delete_memory(self, namespace: str, name: str, etag: str = "", answer: Answer | None = None) -> None:
+        """The memory and all it holds are gone for good. Raises EtagMismatch, MemoryNotFound."""
+        record = await self._registry.record(namespace, name)
+        _check_etag(etag, record)
+        await self._write(self._journal.delete_memory(record.uid, answer))
+        self._registry.deleted(record)
+        self._watchers.committed(record.uid)
+        self._indexer.entered(1)
+
+    async def stored_answer(self, request: str) -> Answer | None:
+        """The answer a request_id got before."""
+        return await self._journal.answer(request)
+
+    async def statistics(self, namespace: str, name: str) -> Statistics:
+        """How much the memory holds."""
+        record = await self._registry.record(namespace, name)
+        counts = await self._journal.counts(record.uid)
+        actor = self._registry.peek(record.uid)
+        return Statistics(record.revision, counts, actor is not None, 0 if actor is None else actor.working.bytes)
+
+    # ---- fragments
+    async def get_fragment(
+        self, namespace: str, name: str, id: str = "", external_id: str = ""  # noqa: A002 - the contract's word
+    ) -> tuple[Fragment, str, int]:
+        """(fragment, merged text of a promoted one, the memory's revision). Raises FragmentNotFound."""
+        record = await self._registry.record(namespace, name)
+        if external_id:
+            actor = await self._registry.active(namespace, name)
+            id = actor.working.id_of(external_id)  # noqa: A001 - as above
+        found = await self._journal.fragments(record.uid, [id]) if id else []
+        if not found:
+            key = external_id or id
+            raise FragmentNotFound(f"there is no fragment {key!r} in {namespace}/{name}", id=key)
+        return found[0], await self._merged(record, found[0]), record.revision
+
+    async def _merged(self, record: MemoryRecord, fragment: Fragment) -> str:
+        """The text of a promoted fragment with its enhancers', each once. Derived, so that no text is stored twice.
+
+        An enhancer received before the anchor was a recollection, whose text is not merged.
+        """
+        if record.policy.short_term.merge_content or not fragment.sources:
+            return ""
+        sources = await self._journal.fragments(record.uid, fragment.sources)
+        told = tuple(
+            Enhancement(one.id, one.content, recollection=one.position < fragment.position) for one in sources
+        )
+        return merged_text(fragment, told, recollections=False)
+
+    async def fragments(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
+        """Those of the ids that exist."""
+        record = await self._registry.record(namespace, name)
+        return await self._journal.fragments(record.uid, ids)
+
+    async def list_fragments(
+        self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
+    ) -> tuple[list[Fragment], int | None, int, str]:
+        """(fragments in order of receipt, where the next page starts or None, revision, memory uid)."""
+        record = await self._registry.record(namespace, name)
+        found: list[Fragment] = []
+        while True:
+            query = FragmentQuery(
+                tiers=chosen.tiers,
+                sessions=chosen.sessions,
+                speakers=chosen.speakers,
+                kinds=tuple(kind.value for kind in chosen.kinds),
+                forgotten=forgotten,
+                after=after,
+                limit=PAGE,
+            )
+            page = await self._journal.list_fragments(record.uid, query)
+            for fragment in page:
+                if passes(fragment, chosen):
+                    found.append(fragment)
+                    if len(found) > limit:
+                        return found[:limit], found[limit - 1].position, record.revision, record.uid
+            if len(page) < PAGE:
+                return found, None, record.revision, record.uid
+            after = page[-1].position
+
+    # ---- streams
+    async def open_observe(self, namespace: str, name: str, producer: str) -> ObserveSession:
+        """The producer's one open stream. Raises MemoryNotFound, StorageIsFull."""
+        actor = await self._registry.active(namespace, name)
+        return await self._write(actor.open_session(producer))
+
+    async def observe_batch(
+        self,
+        namespace: str,
+        name: str,
+        producer: str,
+        first_sequence: int,
+        items: Sequence[NewObservation | Refusal],
+        level: AckLevel,
+        request_id: str = "",
+    ) -> Progress:
+        """One batch to the level asked for. A request_id without a producer makes the batch a producer of its own."""
+        if not producer and request_id:
+            producer, first_sequence = f"request:{request_id}", 1
+        actor = await self._registry.active(namespace, name)
+        if producer:
+            session = await self._write(actor.open_session(producer))
+        else:
+            session, first_sequence = actor.anonymous(), 1
+        try:
+            await session.submit(first_sequence, items)
+            return await session.reached(level, first_sequence + len(items) - 1)
+        finally:
+            session.close()
+
+    async def recall(self, namespace: str, name: str, query: Query) -> RecallAnswer:
+        """Answer one query; cancellable. What it found is offered to short-term afterwards."""
+        actor = await self._registry.active(namespace, name)
+        actor.recalls += 1
+        try:
+            answer = await recall(actor, query, self._dependencies)
+        except JournalError as error:
+            raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
+        except asyncio.CancelledError:
+            if actor.revision < query.min_revision:
+                raise RevisionNotReached(
+                    f"the memory is at revision {actor.revision}, {query.min_revision} was asked for",
+                    revision=actor.revision,
+                ) from None
+            raise
+        finally:
+            actor.recalls -= 1
+        self._reinforcement.recalled(actor, query, answer)
+        return answer
+
+    async def watch(
+        self, namespace: str, name: str, uid: str, revision: int, ordinal: int
+    ) -> AsyncIterator[tuple[str, int, int, tuple[Event, ...]]]:
+        """(uid, revision, time in µs, events) of each transition after the cursor; see watching.py."""
+        record = await self._registry.record(namespace, name)
+        async for step in self._watchers.watch(record, uid, revision, ordinal):
+            yield step
+
+    # ---- inside
+    def _committed(self, uid: str, recorded: Recorded, commit: Commit) -> None:
+        self._watchers.committed(uid)
+        self._indexer.entered(len(commit.index))
+        if commit.jobs:
+            self._jobs.entered()
+        self._dependencies.metrics.events(recorded)
+
+    async def _write(self, writing: Awaitable[T]) -> T:
+        """A journal write with its refusals as the engine's."""
+        try:
+            return await writing
+        except StorageFull as error:
+            raise StorageIsFull(str(error), retry_after_s=5.0) from error
+        except AlreadyExists:
+            raise
+        except Conflict as error:
+            raise MemoryNotFound(f"the memory was deleted meanwhile: {error}") from error
+        except JournalError as error:
+            raise JournalUnavailable(f"the journal refused: {error}", retry_after_s=0.5) from error
+
+
+def _check_etag(etag: str, record: MemoryRecord) -> None:
+    if etag and etag != memory_etag(record):
+        raise EtagMismatch(
+            f"memory {record.namespace}/{record.name} has changed since; read it again", etag=memory_etag(record)
+        )

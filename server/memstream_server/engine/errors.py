@@ -1,0 +1,159 @@
+"""What the engine refuses, each with the name of its memstream.v1.ErrorReason; rpc/errors.py maps them to statuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """A request field and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+class EngineError(Exception):
+    """Base. `reason` is a name of memstream.v1.ErrorReason, `details` goes into ErrorInfo.metadata."""
+
+    reason = "INTERNAL"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        violations: tuple[FieldViolation, ...] = (),
+        **details: str | int,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.violations = violations
+        self.details = {key: str(value) for key, value in details.items()}
+
+
+class InvalidField(EngineError):
+    """A field is missing, malformed or out of bounds."""
+
+    reason = "INVALID_FIELD"
+
+
+class ProtocolViolation(EngineError):
+    """Stream messages came in an order the contract does not allow."""
+
+    reason = "PROTOCOL_VIOLATION"
+
+
+class SequenceGap(EngineError):
+    """A batch does not start at the expected number."""
+
+    reason = "SEQUENCE_GAP"
+
+
+class SequenceConflict(EngineError):
+    """A number came again with other content."""
+
+    reason = "SEQUENCE_CONFLICT"
+
+
+class MemoryNotFound(EngineError):
+    """No memory of that name."""
+
+    reason = "MEMORY_NOT_FOUND"
+
+
+class MemoryExists(EngineError):
+    """A memory of that name exists."""
+
+    reason = "MEMORY_EXISTS"
+
+
+class FragmentNotFound(EngineError):
+    """No fragment of that id or key."""
+
+    reason = "FRAGMENT_NOT_FOUND"
+
+
+class RequestIdConflict(EngineError):
+    """A request_id came again with another request."""
+
+    reason = "REQUEST_ID_CONFLICT"
+
+
+class EtagMismatch(EngineError):
+    """The etag given is not the current one."""
+
+    reason = "ETAG_MISMATCH"
+
+
+class ProducerSuperseded(EngineError):
+    """A newer stream of the same producer was opened."""
+
+    reason = "PRODUCER_SUPERSEDED"
+
+
+class BacklogFull(EngineError):
+    """Too many observations received and not yet stored."""
+
+    reason = "BACKLOG_FULL"
+
+
+class WindowExceeded(EngineError):
+    """More was sent than the window granted allows."""
+
+    reason = "WINDOW_EXCEEDED"
+
+
+class StorageIsFull(EngineError):
+    """The journal's disk is nearly full."""
+
+    reason = "STORAGE_FULL"
+
+
+class JournalUnavailable(EngineError):
+    """The journal cannot be written now, or a write's outcome is unknown."""
+
+    reason = "JOURNAL_UNAVAILABLE"
+
+
+class ModelDown(EngineError):
+    """A model this call needs does not answer."""
+
+    reason = "MODEL_UNAVAILABLE"
+
+
+class ModelMismatch(EngineError):
+    """The store's vectors are of another model than the server's."""
+
+    reason = "MODEL_MISMATCH"
+
+
+class ShuttingDown(EngineError):
+    """The server is going away."""
+
+    reason = "SHUTTING_DOWN"
+
+
+class RevisionNotReached(EngineError):
+    """min_revision was not reached in time."""
+
+    reason = "REVISION_NOT_REACHED"
+
+
+class CursorVoid(EngineError):
+    """The cursor is of an earlier memory of that name."""
+
+    reason = "CURSOR_VOID"
+
+
+class CursorCompacted(EngineError):
+    """Events that old are no longer kept."""
+
+    reason = "CURSOR_COMPACTED"
+
+
+class CapabilityMissing(EngineError):
+    """This server does not have that capability."""
+
+    reason = "CAPABILITY_MISSING"

@@ -1,0 +1,156 @@
+"""Gathering: what a decision needs from models and analyzer, fetched before deciding and never under a memory's order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from memstream_server.core.policy import Policy, ShortTermKind
+from memstream_server.core.rendering import clip_for_index, indexed_text, lexical_text
+from memstream_server.core.values import Fragment, MemoryKind, Vector
+from memstream_server.ports.journal import Terms
+from memstream_server.ports.models import Analyzer, Embedder, ModelRefused, ModelUnavailable, Scorer
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gathered:
+    """A fragment with all that was fetched for it."""
+
+    fragment: Fragment
+    """With importance and `model` (the vector's space, empty without one) set."""
+    terms: Terms
+    vector: Vector | None
+    """Of the indexed text."""
+    content_vector: Vector | None
+    """Of the content alone, where the policy compares it."""
+    refused: bool = False
+    """The model refuses this input for good."""
+    missing: bool = False
+    """The model was down: the vector is to be filled in later."""
+
+
+class Gatherer:
+    """Asks analyzer, embedder and scorer for batches of fragments."""
+
+    def __init__(
+        self, analyzer: Analyzer, embedder: Embedder, model_name: str, scorer: Scorer | None, retry_s: float
+    ) -> None:
+        self._analyzer = analyzer
+        self._embedder = embedder
+        self._model = model_name
+        self._scorer = scorer
+        self._retry_s = retry_s
+
+    async def gather(
+        self,
+        fragments: Sequence[Fragment],
+        own_vectors: Mapping[str, Vector],
+        own_importances: Sequence[float | None],
+        kind: MemoryKind,
+        policy: Policy,
+    ) -> list[Gathered]:
+        """One Gathered per fragment, in order. Waits for models only where the policy does."""
+        importances = await self._importances(fragments, own_importances, policy)
+        vectors = await self._vectors(fragments, own_vectors, compares_content(kind, policy), policy)
+        out = []
+        for fragment, importance, (vector, content_vector, refused, missing) in zip(
+            fragments, importances, vectors, strict=True
+        ):
+            out.append(
+                Gathered(
+                    fragment=replace(fragment, importance=importance, model="" if vector is None else self._model),
+                    terms=self._analyzer.terms(lexical_text(fragment), policy.language),
+                    vector=vector,
+                    content_vector=content_vector,
+                    refused=refused,
+                    missing=missing,
+                )
+            )
+        return out
+
+    async def content_vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Vectors of contents alone, (len(texts), dimension). Raises ModelUnavailable or ModelRefused."""
+        return await self._embedder.embed([clip_for_index(text) for text in texts])
+
+    async def _importances(
+        self, fragments: Sequence[Fragment], own: Sequence[float | None], policy: Policy
+    ) -> list[float]:
+        given = own or [None] * len(fragments)
+        out = [policy.importance_default if value is None else value for value in given]
+        wanted = [place for place, value in enumerate(given) if value is None]
+        if self._scorer is None or not wanted:
+            return out
+        pause = self._retry_s
+        while True:
+            try:
+                scores = await self._scorer.score([fragments[place].content for place in wanted])
+            except ModelUnavailable as error:
+                if not policy.wait_for_models:
+                    log.warning("scorer_unavailable", error=str(error), observations=len(wanted))
+                    return out
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 30.0)
+            else:
+                for place, score in zip(wanted, scores, strict=True):
+                    out[place] = score
+                return out
+
+    async def _vectors(
+        self, fragments: Sequence[Fragment], own: Mapping[str, Vector], content: bool, policy: Policy
+    ) -> list[tuple[Vector | None, Vector | None, bool, bool]]:
+        wanted = [fragment for fragment in fragments if fragment.id not in own]
+        texts = [indexed_text(fragment) for fragment in wanted]
+        if content:
+            texts += [clip_for_index(fragment.content) for fragment in wanted]
+        found, missing = await self._embed(texts, policy)
+        by_id = {
+            fragment.id: (found[place], found[place + len(wanted)] if content else None)
+            for place, fragment in enumerate(wanted)
+        }
+        out: list[tuple[Vector | None, Vector | None, bool, bool]] = []
+        for fragment in fragments:
+            if fragment.id in own:
+                out.append((own[fragment.id], own[fragment.id], False, False))
+                continue
+            vector, compared = by_id[fragment.id]
+            out.append((vector, compared if content else vector, vector is None and not missing, missing))
+        return out
+
+    async def _embed(self, texts: list[str], policy: Policy) -> tuple[list[Vector | None], bool]:
+        """A vector per text, None for refused ones; (all None, True) when the model is down and is not waited for."""
+        out: list[Vector | None] = [None] * len(texts)
+        places = list(range(len(texts)))
+        pause = self._retry_s
+        while places:
+            try:
+                rows = await self._embedder.embed([texts[place] for place in places])
+            except ModelRefused as error:
+                refused = set(error.inputs)
+                log.warning("model_refused", error=str(error), inputs=len(refused))
+                places = [place for number, place in enumerate(places) if number not in refused]
+            except ModelUnavailable as error:
+                if not policy.wait_for_models:
+                    log.warning("embedder_unavailable", error=str(error), texts=len(places))
+                    return [None] * len(texts), True
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 30.0)
+            else:
+                for place, row in zip(places, rows, strict=True):
+                    out[place] = row
+                break
+        return out, False
+
+
+def compares_content(kind: MemoryKind, policy: Policy) -> bool:
+    """Whether this memory needs vectors of the content alone: its short-term tier enhances, and by content."""
+    enhances = kind is MemoryKind.ENHANCED_SHORT_TERM or (
+        kind is MemoryKind.HYBRID and policy.short_term.kind is ShortTermKind.ENHANCED
+    )
+    return enhances and policy.short_term.compare_content

@@ -1,0 +1,133 @@
+"""The way in: from validated items to a receipt in the journal, and from receipts to gathered fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memstream_server.core.values import Fragment, Tier, Vector
+from memstream_server.engine.gather import Gathered, Gatherer
+from memstream_server.engine.requests import NewObservation, Refusal
+from memstream_server.ports.journal import Journal, MemoryRecord, Receipt, Rejection
+
+if TYPE_CHECKING:
+    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.producers import ProducerState
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """A receipt on its way to be stored, with the producer to tell (None after a restart for unnumbered writes)."""
+
+    receipt: Receipt
+    producer: ProducerState | None
+
+    @property
+    def count(self) -> int:
+        return len(self.receipt.fragments)
+
+
+def batch_of(
+    dependencies: Dependencies,
+    record: MemoryRecord,
+    state: ProducerState,
+    first: int,
+    items: Sequence[NewObservation | Refusal],
+    position: int,
+) -> Batch:
+    """Give ids, positions and times to a batch's observations; refused items keep only their numbers."""
+    now_us = dependencies.clock.now_us()
+    fragments: list[Fragment] = []
+    sequences: list[int] = []
+    importances: list[float | None] = []
+    vectors: dict[str, bytes] = {}
+    rejections: list[Rejection] = []
+    for number, item in enumerate(items, first):
+        if isinstance(item, Refusal):
+            rejections.append(Rejection(number, item.code, item.reason, item.message))
+            continue
+        fragment = _fragment(item, dependencies.ids.next(), now_us, position + len(fragments), record)
+        fragments.append(fragment)
+        sequences.append(number)
+        importances.append(item.importance)
+        if item.vector is not None:
+            vectors[fragment.id] = item.vector.astype("<f4").tobytes()
+    receipt = Receipt(
+        memory=record.uid,
+        epoch=record.epoch,
+        producer=state.name,
+        producer_epoch=state.epoch,
+        first_sequence=first,
+        hashes=tuple(item.digest for item in items),
+        fragments=tuple(fragments),
+        sequences=tuple(sequences),
+        importances=tuple(importances),
+        vectors=vectors,
+        rejections=tuple(rejections),
+        position=position,
+    )
+    return Batch(receipt, state)
+
+
+def _fragment(item: NewObservation, id_: str, now_us: int, position: int, record: MemoryRecord) -> Fragment:
+    expire = item.expire_time_us
+    if expire is None and item.ttl_us is not None:
+        expire = now_us + item.ttl_us
+    return Fragment(
+        id=id_,
+        content=item.content,
+        tier=Tier.SENSORY,
+        structured=item.structured,
+        speaker=item.speaker,
+        session=item.session,
+        importance=record.policy.importance_default if item.importance is None else item.importance,
+        observe_time_us=now_us if item.observe_time_us is None else item.observe_time_us,
+        create_time_us=now_us,
+        access_time_us=now_us,
+        metadata=item.metadata,
+        expire_time_us=expire,
+        external_id=item.external_id,
+        token_count=item.token_count,
+        position=position,
+    )
+
+
+async def verify_repeats(
+    journal: Journal,
+    uid: str,
+    state: ProducerState,
+    first: int,
+    items: Sequence[NewObservation | Refusal],
+) -> list[Rejection]:
+    """The rejections that repeated numbers got the first time. Raises SequenceConflict where content differs.
+
+    Numbers whose receipts were compacted away are taken for repeats: they were acknowledged long ago.
+    """
+    known: Mapping[int, tuple[bytes, Rejection | None]] = state.recent
+    if any(number not in known for number in range(first, first + len(items))):
+        rows = await journal.received_hashes(uid, state.name, first, first + len(items) - 1)
+        known = {number: (digest, rejection) for number, digest, rejection in rows} | dict(state.recent)
+    found = (
+        state.check_repeat(number, item.digest, known[number])
+        for number, item in enumerate(items, first)
+        if number in known
+    )
+    return [rejection for rejection in found if rejection is not None]
+
+
+async def observations_in(batches: Sequence[Batch], gatherer: Gatherer, record: MemoryRecord) -> list[Gathered]:
+    """Everything the fragments of some receipts need, in order of position."""
+    fragments: list[Fragment] = []
+    importances: list[float | None] = []
+    vectors: dict[str, Vector] = {}
+    for batch in batches:
+        receipt = batch.receipt
+        fragments.extend(receipt.fragments)
+        importances.extend(receipt.importances or (None,) * len(receipt.fragments))
+        vectors.update({id_: np.frombuffer(packed, dtype="<f4") for id_, packed in receipt.vectors.items()})
+    if not fragments:
+        return []
+    return await gatherer.gather(fragments, vectors, importances, record.kind, record.policy)

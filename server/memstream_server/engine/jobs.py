@@ -1,0 +1,238 @@
+"""Background work that a transition caused: insights, reflection, vectors to fill in. Rows of the journal, done once.
+
+Rule 1. A job's result and its end are one commit: a crash repeats the model's call, never the result.
+Rule 2. A job whose model is down is tried again later; one that fails otherwise is tried JOB_ATTEMPTS_MAX times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from memstream_server.core import lifecycle
+from memstream_server.core.transition import Transition, join_all
+from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vector
+from memstream_server.engine.decision import Decision, effective_policy
+from memstream_server.engine.errors import EngineError, MemoryNotFound
+from memstream_server.engine.gather import Gathered
+from memstream_server.engine.recalling import recall
+from memstream_server.engine.reinforcing import unpacked
+from memstream_server.engine.requests import Query
+from memstream_server.ports.journal import FragmentQuery, Job, JournalError
+from memstream_server.ports.models import Insights, ModelError
+
+if TYPE_CHECKING:
+    from memstream_server.engine.actor import Actor
+    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.registry import Registry
+
+log = structlog.get_logger(__name__)
+
+PAGE = 100
+"""Jobs, or fragments of a backfill, taken at once."""
+RETRY_S = 5.0
+JOB_ATTEMPTS_MAX = 5
+"""Attempts in one process's life before a job that fails for another reason than a model being down is set aside."""
+
+
+class Jobs:
+    """The runner: one job at a time. Started and stopped by the engine."""
+
+    def __init__(self, dependencies: Dependencies, registry: Registry) -> None:
+        self._dependencies = dependencies
+        self._registry = registry
+        self._wake = asyncio.Event()
+        self._failures: dict[str, int] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._wake.set()
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Jobs under way are repeated after the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def entered(self) -> None:
+        """Told after a commit with jobs."""
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                left = await self._round()
+            except JournalError as error:
+                log.warning("jobs_not_read", error=str(error))
+                left = True
+            if left:
+                await asyncio.sleep(RETRY_S)
+                continue
+            await self._wake.wait()
+
+    async def _round(self) -> bool:
+        """Do what is there; True when something is left to be tried again."""
+        self._wake.clear()
+        left = False
+        for job in await self._dependencies.journal.jobs(PAGE):
+            if self._failures.get(job.id, 0) >= JOB_ATTEMPTS_MAX:
+                continue
+            left = not await self._attempt(job) or left
+        return left
+
+    async def _attempt(self, job: Job) -> bool:
+        try:
+            actor = await self._registry.activate(job.memory)
+            await self._do(actor, job)
+        except MemoryNotFound:
+            self._failures[job.id] = JOB_ATTEMPTS_MAX  # gone with its memory
+        except ModelError as error:
+            log.info("job_waits_for_model", type=job.type, error=str(error))
+            return False
+        except (EngineError, JournalError, ValueError) as error:
+            self._failures[job.id] = self._failures.get(job.id, 0) + 1
+            log.warning("job_failed", type=job.type, attempt=self._failures[job.id], error=str(error))
+            return False
+        return True
+
+    async def _do(self, actor: Actor, job: Job) -> None:
+        insights = self._dependencies.insights
+        if job.type == "backfill":
+            await self._backfill(actor, job)
+        elif job.type == "insight" and insights is not None:
+            await self._insight(actor, job, insights)
+        elif job.type == "reflection" and insights is not None:
+            await self._reflect(actor, job, insights)
+        elif insights is None and job.type in ("insight", "reflection"):
+            await actor.run(lambda _: Decision(finish_jobs=(job.id,)))  # the LLM it was meant for is not configured
+        else:
+            raise ValueError(f"unknown job type {job.type!r}; a newer server may have entered it")
+
+    # ---- insights
+    async def _insight(self, actor: Actor, job: Job, insights: Insights) -> None:
+        ids: list[str] = json.loads(job.payload)["fragments"]
+        sources = await self._dependencies.journal.fragments(actor.uid, ids)
+        said = await insights.promotion_insights([source.content for source in sources]) if sources else []
+        known = tuple(source.id for source in sources)
+        await self._keep(actor, job, [(text, known) for text in said])
+
+    async def _reflect(self, actor: Actor, job: Job, insights: Insights) -> None:
+        """Generative Agents (arXiv 2304.03442, section 4.2): questions, evidence, insights that cite it."""
+        policy = actor.working.record.policy.reflection
+        latest = await self._latest(actor, policy.fragments)
+        found: list[tuple[str, tuple[str, ...]]] = []
+        for question in await insights.questions([one.content for one in latest], policy.questions):
+            answer = await recall(
+                actor, Query(text=question, reinforce=False, working_memory=False), self._dependencies
+            )
+            evidence = [recollection.fragment for recollection in answer.recollections]
+            for text, cited in await insights.reflect(question, [one.content for one in evidence], policy.insights):
+                found.append((text, tuple(evidence[place].id for place in cited if place < len(evidence))))
+        await self._keep(actor, job, found)
+
+    async def _latest(self, actor: Actor, count: int) -> list[Fragment]:
+        columns = actor.working.columns
+        visible = columns.alive & columns.tier_is((Tier.LONG_TERM,))
+        ids = [columns.ids[slot] for slot in visible.nonzero()[0][-count:]]
+        return await self._dependencies.journal.fragments(actor.uid, ids)
+
+    async def _keep(self, actor: Actor, job: Job, found: Sequence[tuple[str, tuple[str, ...]]]) -> None:
+        """Insights into long-term, with their sources, in one commit with the job's end."""
+        fragments = [self._fragment(actor, text, sources) for text, sources in found if text.strip()]
+        record = actor.working.record
+        gathered = await self._dependencies.gatherer.gather(
+            fragments, {}, [None] * len(fragments), record.kind, record.policy
+        )
+        others = await self._insights_of(actor)
+        await actor.run(lambda now: self._decide(now, job, gathered, others))
+
+    def _fragment(self, actor: Actor, text: str, sources: tuple[str, ...]) -> Fragment:
+        now_us = self._dependencies.clock.now_us()
+        return Fragment(
+            id=self._dependencies.ids.next(),
+            content=text,
+            tier=Tier.LONG_TERM,
+            kind=FragmentKind.INSIGHT,
+            observe_time_us=now_us,
+            create_time_us=now_us,
+            access_time_us=now_us,
+            sources=sources,
+            position=actor.take_position(),
+        )
+
+    async def _insights_of(self, actor: Actor) -> list[Held]:
+        ids = sorted(actor.working.insights)
+        known = await self._dependencies.journal.fragments(actor.uid, ids)
+        vectors = await self._dependencies.journal.vectors(actor.uid, self._dependencies.embedding.name, ids)
+        return [Held(one, unpacked(vectors.get(one.id))) for one in known if one.forget_time_us is None]
+
+    def _decide(self, actor: Actor, job: Job, gathered: Sequence[Gathered], others: Sequence[Held]) -> Decision:
+        working = actor.working
+        policy = effective_policy(working.record.policy, self._dependencies)
+        state, steps, known = working.state, [], [other for other in others if other.fragment.id in working.columns]
+        for part in gathered:
+            step = lifecycle.insert_insight(state, Held(part.fragment, part.vector), known, policy)
+            known = _with(known, step, part.fragment.id, part.vector)
+            state = step.state
+            steps.append(step)
+        if not steps:
+            return Decision(finish_jobs=(job.id,))
+        parts = {part.fragment.id: part for part in gathered}
+        return Decision(transition=join_all(steps), gathered=parts, finish_jobs=(job.id,))
+
+    # ---- vectors that were missing
+    async def _backfill(self, actor: Actor, job: Job) -> None:
+        """Embed what was stored while the model was down. What the model refuses stays without a vector."""
+        after = -1
+        while True:
+            page = await self._dependencies.journal.list_fragments(actor.uid, FragmentQuery(after=after, limit=PAGE))
+            if not page:
+                break
+            after = page[-1].position
+            lacking = [fragment for fragment in page if not fragment.model]
+            if lacking:
+                await self._fill(actor, lacking)
+        await actor.run(lambda _: Decision(finish_jobs=(job.id,)))
+
+    async def _fill(self, actor: Actor, lacking: Sequence[Fragment]) -> None:
+        record = actor.working.record
+        gathered = await self._dependencies.gatherer.gather(
+            lacking, {}, [fragment.importance for fragment in lacking], record.kind, record.policy
+        )
+        if any(part.missing for part in gathered):
+            raise ModelError("the embedding model is still down")
+        filled = {part.fragment.id: part for part in gathered if part.vector is not None}
+        if filled:
+            await actor.run(lambda now: _filled(now, filled))
+
+
+def _with(known: Sequence[Held], step: Transition, fragment_id: str, vector: Vector | None) -> list[Held]:
+    """The insights there are after a step: the new one, or the one that took it in."""
+    changed = {put.id: put for put in step.puts}
+    out = [replace(one, fragment=changed.get(one.fragment.id, one.fragment)) for one in known]
+    if fragment_id in changed:
+        out.append(Held(changed[fragment_id], vector))
+    return out
+
+
+def _filled(actor: Actor, filled: dict[str, Gathered]) -> Decision | None:
+    """Vectors for fragments that are still there and still lack one, as they are now."""
+    state = actor.working.state
+    held = {one.fragment.id: one.fragment for one in (*state.sensory, *state.short_term)}
+    current = {
+        id_: replace(held.get(id_, part.fragment), model=part.fragment.model)
+        for id_, part in filled.items()
+        if id_ in actor.working.columns and actor.working.tier_of(id_) is (held.get(id_) or part.fragment).tier
+    }
+    if not current:
+        return None
+    transition = lifecycle.fill_vectors(
+        state, [Held(fragment, filled[id_].content_vector) for id_, fragment in current.items()]
+    )
+    return Decision(transition=transition, gathered={id_: filled[id_] for id_ in current})

@@ -1,0 +1,154 @@
+"""Producers: who numbers observations, how far they have come, and the one open stream of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from memstream_server.engine.errors import EngineError, SequenceConflict, SequenceGap
+from memstream_server.engine.requests import AckLevel, Opened, Outcome, Progress
+from memstream_server.ports.journal import Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memstream_server.engine.actor import Actor
+    from memstream_server.engine.requests import NewObservation, Refusal
+
+RECENT_MAX = 4_096
+"""Numbers whose hashes are kept in RAM per producer, so that a repeat rarely needs the journal."""
+
+
+@dataclass(slots=True, eq=False)
+class ProducerState:
+    """One producer of an active memory. `name` is empty for the unnumbered writes of a single call."""
+
+    name: str
+    epoch: int = 0
+    received: int = 0
+    stored: int = 0
+    indexed: int = 0
+    submitted: int = 0
+    """Last number given to the journal, received or not."""
+    revision: int = 0
+    """The memory's revision that made `stored` true."""
+    recent: OrderedDict[int, tuple[bytes, Rejection | None]] = field(default_factory=OrderedDict)
+    session: ObserveSession | None = None
+
+    def expected(self) -> int:
+        return self.submitted + 1
+
+    def remember(self, first: int, hashes: Sequence[bytes], rejections: Sequence[Rejection]) -> None:
+        refused = {rejection.sequence: rejection for rejection in rejections}
+        for number, digest in enumerate(hashes, first):
+            self.recent[number] = (digest, refused.get(number))
+        while len(self.recent) > RECENT_MAX:
+            self.recent.popitem(last=False)
+
+    def check_gap(self, first: int) -> None:
+        """Raises SequenceGap when a batch starts beyond the number expected."""
+        if first > self.expected():
+            raise SequenceGap(
+                f"the batch starts at {first}, expected {self.expected()}; open again and continue from there",
+                expected_sequence=self.expected(),
+            )
+
+    def check_repeat(self, number: int, digest: bytes, known: tuple[bytes, Rejection | None]) -> Rejection | None:
+        """The rejection this number got the first time, if any. Raises SequenceConflict when the content differs."""
+        if known[0] != digest:
+            raise SequenceConflict(
+                f"number {number} of producer {self.name!r} was received before with other content; "
+                "two processes may share the producer's name",
+                sequence=number,
+            )
+        return known[1]
+
+    def advance(self, *, received: int = 0, stored: int = 0, revision: int = 0) -> None:
+        """Levels never go back; whoever watches is told."""
+        self.received = max(self.received, received)
+        if stored > self.stored:
+            self.stored, self.revision = stored, revision
+        self.tell()
+
+    def tell(self) -> None:
+        if self.session is not None:
+            self.session.tell()
+
+
+class ObserveSession:
+    """One open Observe stream of a producer. Not for use by several tasks at once, `changed` excepted."""
+
+    def __init__(self, actor: Actor, state: ProducerState, opened: Opened) -> None:
+        self.opened = opened
+        self._actor = actor
+        self._state = state
+        self._news = asyncio.Event()
+        self._error: EngineError | None = None
+        self._closed = False
+        self._rejected: list[Rejection] = []
+        self._outcomes: list[Outcome] = []
+
+    def submit(self, first_sequence: int, items: Sequence[NewObservation | Refusal]) -> asyncio.Future[None]:
+        """Give a batch to the journal; the future is done once it is received.
+
+        Raises SequenceGap, SequenceConflict, BacklogFull or the session's own end, at once or in the future.
+        """
+        self._raise_if_ended()
+        return self._actor.submit(self._state, first_sequence, items)
+
+    async def changed(self) -> Progress:
+        """Waits until something is new and returns where the producer stands. Raises what ended the session."""
+        await self._news.wait()
+        self._news.clear()
+        self._raise_if_ended()
+        return self._progress()
+
+    async def reached(self, level: AckLevel, sequence: int) -> Progress:
+        """Waits until everything up to `sequence` has reached `level`."""
+        while True:
+            self._raise_if_ended()
+            if self._level(level) >= sequence:
+                return self._progress()
+            await self._news.wait()
+            self._news.clear()
+
+    def close(self) -> None:
+        """Let go of the producer; what was received goes its way all the same."""
+        self._closed = True
+        if self._state.session is self:
+            self._state.session = None
+        self._actor.released()
+
+    # ---- told by the actor
+    def tell(self) -> None:
+        self._news.set()
+
+    def fail(self, error: EngineError) -> None:
+        """End the session: every waiting and later call raises `error`."""
+        if self._error is None:
+            self._error = error
+        self._news.set()
+
+    def reject(self, rejections: Sequence[Rejection]) -> None:
+        self._rejected.extend(rejections)
+        self._news.set()
+
+    def decided(self, outcomes: Sequence[Outcome]) -> None:
+        self._outcomes.extend(outcomes)
+
+    # ---- inside
+    def _level(self, level: AckLevel) -> int:
+        state = self._state
+        return {AckLevel.RECEIVED: state.received, AckLevel.STORED: state.stored, AckLevel.INDEXED: state.indexed}[level]
+
+    def _progress(self) -> Progress:
+        rejected, self._rejected = tuple(self._rejected), []
+        outcomes, self._outcomes = tuple(self._outcomes), []
+        state = self._state
+        return Progress(state.received, state.stored, state.indexed, state.revision, rejected, outcomes)
+
+    def _raise_if_ended(self) -> None:
+        if self._error is not None:
+            raise self._error

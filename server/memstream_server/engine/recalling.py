@@ -1,0 +1,293 @@
+"""Recall: what a memory knows about a query, ranked over its RAM, read once, and offered to short-term afterwards.
+
+Rule 1. Ranking reads the working set between two awaits: the answer is of one revision.
+Rule 2. The answer goes out before anything is reinforced.
+Rule 3. A leg that is missing (model down, index down) is said in `degraded`; the others answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+
+from memstream_server.core import ranking, ranking_dbgpt
+from memstream_server.core.budget import Fit, Item, fit
+from memstream_server.core.columns import Mask
+from memstream_server.core.filters import Filter, mask
+from memstream_server.core.lexical import query_terms
+from memstream_server.core.policy import Policy, RankingRule
+from memstream_server.core.ranking import NearMiss, Question, Scored, Stage, Weights
+from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
+from memstream_server.engine.requests import Query, RecallAnswer, Recollection
+from memstream_server.ports.index import IndexUnavailable
+from memstream_server.ports.models import EmbeddingModel, ModelError
+
+if TYPE_CHECKING:
+    from memstream_server.engine.actor import Actor
+    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.working_set import WorkingSet
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A ranking, of one revision."""
+
+    revision: int
+    eligible: int
+    results: tuple[Scored, ...]
+    considered: ranking.Considered
+    near_misses: tuple[NearMiss, ...]
+    formula: str
+
+
+class _Watch:
+    """Seconds each step of a recall took."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._now = dependencies.clock.monotonic_s
+        self._last = self._now()
+        self.steps: dict[str, float] = {}
+
+    def step(self, name: str) -> None:
+        now = self._now()
+        self.steps[name] = self.steps.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def total(self) -> float:
+        return sum(self.steps.values())
+
+
+async def recall(actor: Actor, query: Query, dependencies: Dependencies) -> RecallAnswer:
+    """Answer one query. Cancellable at any time; nothing is changed before the answer."""
+    watch = _Watch(dependencies)
+    if query.min_revision > actor.revision:
+        await actor.revision_reached(query.min_revision)
+    watch.step("wait")
+    vector, degraded = await _query_vector(query, dependencies)
+    watch.step("embed")
+    found, more = await _search(actor.working, query, vector, dependencies, watch)
+    degraded = degraded or more
+    answer = await _read(actor, query, found, dependencies)
+    watch.step("read")
+    dependencies.metrics.recalled(watch.total(), bool(degraded))
+    return replace(answer, degraded=degraded, timings_s=watch.steps)
+
+
+async def _query_vector(query: Query, dependencies: Dependencies) -> tuple[Vector | None, str]:
+    if query.vector is not None:
+        return query.vector, ""
+    try:
+        async with asyncio.timeout(dependencies.limits.embed_deadline_s):
+            return (await dependencies.embedder.embed([query.text]))[0], ""
+    except (ModelError, TimeoutError) as error:
+        text = str(error) or "no answer in time"
+        return None, f"no query vector, lexical legs only: {text}"
+
+
+async def _search(
+    working: WorkingSet, query: Query, vector: Vector | None, dependencies: Dependencies, watch: _Watch
+) -> tuple[_Found, str]:
+    question = _question(working, query, vector, dependencies)
+    if working.dense is not None:
+        found = _rank(working, query, question, dependencies, None)
+        watch.step("score")
+        return found, ""
+    return await _search_index(working, query, question, dependencies, watch)
+
+
+def _question(working: WorkingSet, query: Query, vector: Vector | None, dependencies: Dependencies) -> Question:
+    policy = working.record.policy
+    terms = dependencies.analyzer.terms(query.text, policy.language)
+    given = policy.recall
+    return Question(
+        text=query.text,
+        terms=query_terms(terms.hashes),
+        vector=vector,
+        now_us=dependencies.clock.now_us() if query.now_us is None else query.now_us,
+        limit=given.limit if query.limit is None else query.limit,
+        per_leg=max(given.candidates, given.limit if query.limit is None else query.limit),
+        min_relevance=given.min_relevance if query.min_relevance is None else query.min_relevance,
+        near_misses=query.near_misses,
+    )
+
+
+def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weights:
+    """The formula's weights: the query's, else the policy's, else the embedding model's."""
+    given = policy.recall
+    return Weights(
+        alpha=given.alpha if query.alpha is None else query.alpha,
+        beta=given.beta if query.beta is None else query.beta,
+        gamma=given.gamma if query.gamma is None else query.gamma,
+        decay_per_hour=given.decay_per_hour,
+        dense=embedding.dense_weight if given.dense_weight is None else given.dense_weight,
+        lexical=embedding.lexical_weight if given.lexical_weight is None else given.lexical_weight,
+        context=embedding.context_weight if given.context_weight is None else given.context_weight,
+        speaker_bonus=given.speaker_bonus,
+        cosine_low=embedding.cosine_low,
+        cosine_high=embedding.cosine_high,
+    )
+
+
+def _allowed(working: WorkingSet, chosen: Filter, now_us: int) -> Mask:
+    """The filter's mask. Expiry is by the server's clock; a query's own `now` is for recency alone."""
+    recalls_sensory = working.record.policy.recall.sensory or working.record.kind is MemoryKind.SENSORY
+    if not chosen.tiers and not recalls_sensory:
+        chosen = replace(chosen, tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
+    return mask(working.columns, chosen, now_us)
+
+
+def _rank(
+    working: WorkingSet,
+    query: Query,
+    question: Question,
+    dependencies: Dependencies,
+    cosines: np.ndarray[tuple[int], np.dtype[np.float32]] | None,
+) -> _Found:
+    """Rank over RAM; `cosines` by slot stand in for the dense matrix of a memory whose vectors are not in RAM."""
+    allowed = _allowed(working, query.filter, dependencies.clock.now_us())
+    policy, columns = working.record.policy, working.columns
+    if policy.recall.ranking is RankingRule.DBGPT:
+        return _rank_dbgpt(working, question, allowed, cosines)
+    weights = weights_of(policy, query, dependencies.embedding)
+    if working.dense is not None:
+        ranked = ranking.rank(columns, working.lexical, working.dense, question, weights, allowed)
+    else:
+        words = working.lexical.bm25(question.terms).absolute()
+        around = working.lexical.bm25_context(question.terms).absolute()
+        known = np.full(len(columns), np.nan, np.float32) if cosines is None else cosines
+        dense = ranking.best(known, allowed, question.per_leg)
+        chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
+        signals = ranking.Signals(chosen, known[chosen], words[chosen], around[chosen])
+        ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
+    return _Found(
+        working.record.revision, int(allowed.sum()), ranked.results, ranked.considered, ranked.near_misses, ranking.FORMULA
+    )
+
+
+def _rank_dbgpt(
+    working: WorkingSet,
+    question: Question,
+    allowed: Mask,
+    cosines: np.ndarray[tuple[int], np.dtype[np.float32]] | None,
+) -> _Found:
+    """DB-GPT's ranking of long-term by closeness, then all of short-term."""
+    columns = working.columns
+    by_words = question.vector is None
+    if by_words:
+        closeness = working.lexical.bm25(question.terms).absolute()
+    elif working.dense is not None and question.vector is not None:
+        closeness = working.dense.cosines(question.vector)
+    else:
+        closeness = np.full(len(columns), np.nan, np.float32) if cosines is None else cosines
+    ranked_tier = columns.tier_is((Tier.LONG_TERM,)) if working.record.kind is MemoryKind.HYBRID else allowed
+    chosen = ranking.best(closeness, allowed & ranked_tier, question.per_leg)
+    alone = working.record.kind is MemoryKind.LONG_TERM
+    weight = ranking_dbgpt.LONG_TERM_IMPORTANCE_WEIGHT if alone else ranking_dbgpt.HYBRID_IMPORTANCE_WEIGHT
+    short_term = columns.slots([held.fragment.id for held in working.state.short_term]).tolist()
+    ranked = ranking_dbgpt.rank_dbgpt(
+        columns, chosen, closeness[chosen], question, weight, allowed, short_term, by_words
+    )
+    return _Found(
+        working.record.revision,
+        int(allowed.sum()),
+        ranked.results + ranked.appended,
+        ranked.considered,
+        ranked.near_misses,
+        ranking_dbgpt.FORMULA,
+    )
+
+
+async def _search_index(
+    working: WorkingSet, query: Query, question: Question, dependencies: Dependencies, watch: _Watch
+) -> tuple[_Found, str]:
+    """A memory too large for RAM: candidates from the index and the overlay, their vectors from the journal."""
+    if question.vector is None:
+        found = _rank(working, query, question, dependencies, None)
+        watch.step("score")
+        return found, ""
+    degraded = ""
+    ids: list[str] = []
+    try:
+        # More than a leg's share: some of them may be filtered, forgotten or gone by now.
+        ids, _ = await dependencies.index.search(working.record.uid, question.vector, question.per_leg * 4)
+    except IndexUnavailable as error:
+        degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
+    allowed = _allowed(working, query.filter, dependencies.clock.now_us())
+    words = working.lexical.bm25(question.terms).absolute()
+    around = working.lexical.bm25_context(question.terms).absolute()
+    none = np.empty(0, np.int64)
+    lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
+    wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
+    missing = [id_ for id_ in wanted if id_ not in working.fresh]
+    packed = await dependencies.journal.vectors(working.record.uid, dependencies.embedding.name, missing)
+    watch.step("search")
+    vectors = {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in packed.items()} | working.fresh
+    cosines = np.full(len(working.columns), np.nan, np.float32)
+    held = [(slot, vector) for id_, vector in vectors.items() if (slot := working.columns.slot(id_)) is not None]
+    if held:
+        matrix = np.stack([vector for _, vector in held])
+        cosines[[slot for slot, _ in held]] = matrix @ question.vector
+    found = _rank(working, query, question, dependencies, cosines)
+    watch.step("score")
+    return found, degraded
+
+
+async def _read(actor: Actor, query: Query, found: _Found, dependencies: Dependencies) -> RecallAnswer:
+    """Content for what was ranked; what left the memory meanwhile is left out."""
+    working = actor.working
+    held = {one.fragment.id: one.fragment for one in (*working.state.sensory, *working.state.short_term)}
+    wants_working = query.working_memory and working.record.kind is not MemoryKind.LONG_TERM
+    short_term = [one.fragment for one in working.state.short_term] if wants_working else []
+    now_us = dependencies.clock.now_us()
+    short_term = [one for one in short_term if one.expire_time_us is None or one.expire_time_us > now_us]
+    wanted = [scored.id for scored in found.results if scored.id not in held]
+    read = await dependencies.journal.fragments(working.record.uid, wanted) if wanted else []
+    known = held | {fragment.id: fragment for fragment in read if fragment.forget_time_us is None}
+    ranked = [(scored, known[scored.id]) for scored in found.results if scored.id in known]
+    fitted = fit([_item(fragment) for _, fragment in ranked], [_item(one) for one in short_term], query.token_budget)
+    return _answer(found, ranked, short_term, fitted, query)
+
+
+def _item(fragment: Fragment) -> Item:
+    return Item(fragment.id, fragment.content, fragment.token_count or None)
+
+
+def _answer(
+    found: _Found,
+    ranked: Sequence[tuple[Scored, Fragment]],
+    short_term: Sequence[Fragment],
+    fitted: Fit,
+    query: Query,
+) -> RecallAnswer:
+    kept = {item.id for item in fitted.ranked}
+    recollections = [Recollection(fragment, scored) for scored, fragment in ranked if scored.id in kept]
+    if fitted.top_cut:
+        first = recollections[0]
+        cut = replace(first.fragment, content=fitted.ranked[0].text, structured=None)
+        recollections[0] = Recollection(cut, first.scored, truncated=True)
+    working_ids = tuple(item.id for item in fitted.working)
+    removed = set(fitted.removed)
+    by_budget = tuple(NearMiss(scored, Stage.BUDGET) for scored, _ in ranked if scored.id in removed)
+    return RecallAnswer(
+        revision=found.revision,
+        recollections=tuple(recollections),
+        working_ids=working_ids,
+        working=tuple(one for one in short_term if one.id in set(working_ids) and one.id not in kept),
+        eligible=found.eligible,
+        considered=found.considered.candidates,
+        best_relevance=found.considered.best_relevance,
+        degraded="",
+        near_misses=(by_budget + found.near_misses)[: query.near_misses],
+        timings_s={},
+        tokens=fitted.tokens if query.token_budget > 0 else 0,
+        formula=found.formula,
+    )
+
+

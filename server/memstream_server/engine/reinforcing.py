@@ -1,0 +1,143 @@
+"""Reinforcement: after an answer has gone out, what it found is offered to short-term and counted as accessed.
+
+The offer runs in the background and may be lost with the process: nothing was acknowledged about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+
+from memstream_server.core.tiers import Recollected, recollect
+from memstream_server.core.values import Fragment, Vector
+from memstream_server.engine.decision import Decision, effective_policy, jobs_of
+from memstream_server.engine.errors import EngineError
+from memstream_server.engine.gather import compares_content
+from memstream_server.engine.requests import Query, RecallAnswer
+from memstream_server.ports.journal import Access, JournalError
+from memstream_server.ports.models import ModelError
+
+if TYPE_CHECKING:
+    from memstream_server.engine.actor import Actor
+    from memstream_server.engine.dependencies import Dependencies
+
+log = structlog.get_logger(__name__)
+
+CONTENT_VECTORS_MAX = 2_048
+"""Content vectors of recalled fragments kept, so that a model is rarely asked twice for the same text."""
+OFFERS_MAX = 64
+"""Offers waiting at once; past it the oldest waiting are let go, so that reading never becomes a backlog."""
+
+
+class Reinforcement:
+    """Access statistics and offers of all memories. One background task each; started and stopped by the engine."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._accesses: dict[str, dict[str, tuple[int, int]]] = {}
+        self._offers: asyncio.Queue[tuple[Actor, tuple[Fragment, ...]]] = asyncio.Queue(OFFERS_MAX)
+        self._content: OrderedDict[tuple[str, int], Vector] = OrderedDict()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._offer_loop()), asyncio.create_task(self._access_loop())]
+
+    async def stop(self) -> None:
+        """Drop waiting offers, write the accesses counted."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._write_accesses()
+
+    def recalled(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
+        """Told once an answer is complete."""
+        fragments = tuple(found.fragment for found in answer.recollections)
+        now_us = self._dependencies.clock.now_us()
+        working = actor.working
+        working.recalled(query.session, fragments, now_us)
+        for fragment in fragments:
+            self.accessed(actor, fragment.id, now_us)
+        policy = working.record.policy
+        wanted = policy.recall.reinforce if query.reinforce is None else query.reinforce
+        if wanted and fragments and self._dependencies.enhances(working.record) and working.state.short_term:
+            if self._offers.full():
+                self._offers.get_nowait()
+            self._offers.put_nowait((actor, fragments))
+
+    def accessed(self, actor: Actor, fragment_id: str, now_us: int) -> None:
+        """Count one access, in RAM now and in the journal soon."""
+        counts = self._accesses.setdefault(actor.uid, {})
+        count, _ = counts.get(fragment_id, (0, 0))
+        counts[fragment_id] = (count + 1, now_us)
+        slot = actor.working.columns.slot(fragment_id)
+        if slot is not None:
+            actor.working.columns.touch(slot, now_us)
+
+    # ---- offers
+    async def _offer_loop(self) -> None:
+        while True:
+            actor, fragments = await self._offers.get()
+            try:
+                await self._offer(actor, fragments)
+            except (EngineError, ModelError, JournalError) as error:
+                log.info("reinforcement_skipped", reason=str(error))
+
+    async def _offer(self, actor: Actor, fragments: tuple[Fragment, ...]) -> None:
+        held = actor.working.held_ids()
+        new = [fragment for fragment in fragments if fragment.id not in held]
+        if not new:
+            return
+        vectors = await self._content_vectors(actor, new)
+        found = [Recollected(one.id, one.content, vector) for one, vector in zip(new, vectors, strict=True)]
+        await actor.run(lambda now: self._decide(now, found))
+
+    def _decide(self, actor: Actor, found: list[Recollected]) -> Decision | None:
+        working = actor.working
+        policy = effective_policy(working.record.policy, self._dependencies)
+        here = [one for one in found if one.id in working.columns]  # it may have been dropped since
+        transition = recollect(working.state, here, policy, self._dependencies.embedding.similarity_min)
+        if not transition.events:
+            return None
+        return Decision(transition=transition, jobs=jobs_of(working, transition, False, self._dependencies))
+
+    async def _content_vectors(self, actor: Actor, fragments: list[Fragment]) -> list[Vector | None]:
+        """Vectors comparable with those of held fragments: of the content, or the indexed ones where the policy says so."""
+        record, dependencies = actor.working.record, self._dependencies
+        if not compares_content(record.kind, record.policy):
+            packed = await dependencies.journal.vectors(
+                record.uid, dependencies.embedding.name, [fragment.id for fragment in fragments]
+            )
+            return [unpacked(packed.get(fragment.id)) for fragment in fragments]
+        missing = [one for one in fragments if (one.id, one.version) not in self._content]
+        if missing:
+            rows = await dependencies.gatherer.content_vectors([one.content for one in missing])
+            for fragment, row in zip(missing, rows, strict=True):
+                self._content[fragment.id, fragment.version] = row
+        found: list[Vector | None] = [self._content[one.id, one.version] for one in fragments]
+        while len(self._content) > CONTENT_VECTORS_MAX:
+            self._content.popitem(last=False)
+        return found
+
+    # ---- accesses
+    async def _access_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._dependencies.limits.access_interval_s)
+            await self._write_accesses()
+
+    async def _write_accesses(self) -> None:
+        counted, self._accesses = self._accesses, {}
+        for uid, counts in counted.items():
+            accesses = [Access(id_, count, time_us) for id_, (count, time_us) in counts.items()]
+            try:
+                await self._dependencies.journal.touch(uid, accesses)
+            except JournalError as error:  # statistics: lost ones are not an error, but are said
+                log.warning("accesses_not_written", count=len(accesses), error=str(error))
+
+
+def unpacked(raw: bytes | None) -> Vector | None:
+    """A vector as the journal keeps it, or none."""
+    return None if raw is None else np.frombuffer(raw, dtype="<f4")

@@ -1,0 +1,182 @@
+"""What the wire asks of the engine and what it gets back, as domain values (microseconds, arrays, tuples)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from memstream_server.core.events import EventType
+from memstream_server.core.filters import Filter
+from memstream_server.core.policy import Policy
+from memstream_server.core.ranking import NearMiss, Scored
+from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, Tier, Vector
+from memstream_server.ports.journal import Answer, Counts, MemoryRecord, Rejection
+
+AnswerOf = Callable[[MemoryRecord], Answer]
+"""Makes the stored answer to a request_id from what the call is about to return."""
+
+
+class AckLevel(StrEnum):
+    """How far an observation has come."""
+
+    RECEIVED = "received"
+    STORED = "stored"
+    INDEXED = "indexed"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewObservation:
+    """A validated observation as the wire brought it; ids, order and times are given at receipt."""
+
+    content: str
+    structured: Structured | None = None
+    speaker: str = ""
+    session: str = ""
+    observe_time_us: int | None = None
+    importance: float | None = None
+    metadata: Metadata = ()
+    vector: Vector | None = None
+    """Unit length, of the server's dimension."""
+    expire_time_us: int | None = None
+    ttl_us: int | None = None
+    external_id: str = ""
+    token_count: int = 0
+    digest: bytes = b""
+    """16-byte hash of the observation as sent: what tells a repeat from a conflict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An item the wire refuses; it keeps its place in the batch. `digest` as in NewObservation."""
+
+    code: int
+    reason: str
+    message: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an observation when it was stored."""
+
+    sequence: int
+    fragment: str
+    type: EventType
+    other: str
+    tier: Tier | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Where a producer stands when its stream opens."""
+
+    received: int
+    stored: int
+    producer_epoch: int
+    memory_uid: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a producer's observations have come: cumulative numbers, and what is new since the last look."""
+
+    received: int
+    stored: int
+    indexed: int
+    revision: int
+    """The memory's revision that made `stored` true."""
+    rejected: tuple[Rejection, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewMemory:
+    """Asks for a memory."""
+
+    namespace: str
+    name: str
+    kind: MemoryKind
+    policy: Policy
+    labels: tuple[tuple[str, str], ...] = ()
+    exist_ok: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChange:
+    """Asks for another policy or other labels; None keeps."""
+
+    policy: Policy | None = None
+    labels: tuple[tuple[str, str], ...] | None = None
+    etag: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """A recall; None takes the policy's value."""
+
+    text: str
+    vector: Vector | None = None
+    now_us: int | None = None
+    limit: int | None = None
+    alpha: float | None = None
+    beta: float | None = None
+    gamma: float | None = None
+    min_relevance: float | None = None
+    filter: Filter = field(default_factory=Filter)
+    min_revision: int = 0
+    explain: bool = False
+    near_misses: int = 0
+    reinforce: bool | None = None
+    token_budget: int = 0
+    session: str = ""
+    working_memory: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recollection:
+    """A recalled fragment with its scores."""
+
+    fragment: Fragment
+    scored: Scored
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecallAnswer:
+    """The whole answer to a query."""
+
+    revision: int
+    recollections: tuple[Recollection, ...]
+    working_ids: tuple[str, ...]
+    working: tuple[Fragment, ...]
+    """Short-term fragments in order that are not among the recollections."""
+    eligible: int
+    considered: int
+    best_relevance: float
+    degraded: str
+    near_misses: tuple[NearMiss, ...]
+    timings_s: Mapping[str, float]
+    tokens: int
+    formula: str
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """How much a memory holds."""
+
+    revision: int
+    counts: Counts
+    active: bool
+    active_bytes: int
+
+
+def memory_etag(record: MemoryRecord) -> str:
+    """Changes whenever policy or labels do."""
+    return f"{record.uid}-{record.update_time_us:x}"
+
+
+def fragment_etag(fragment: Fragment) -> str:
+    """Changes whenever the fragment does, access statistics excepted."""
+    return f"{fragment.id}-{fragment.version:x}"

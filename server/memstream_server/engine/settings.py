@@ -1,0 +1,31 @@
+"""The engine's own limits, given by the composition root; units in the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of what the engine holds and does at once."""
+
+    active_memories_max: int = 1_000
+    """Memories whose working set is in RAM; the least recently used leave first."""
+    active_bytes_max: int = 2 << 30
+    """Bytes of all working sets together."""
+    dense_in_memory_max: int = 20_000
+    """Fragments up to which a memory's vectors are in RAM too; larger ones search the vector index."""
+    decide_max: int = 512
+    """Observations decided and committed together."""
+    flush_interval_s: float = 15.0
+    """How long the index's write-behind gathers rows before it flushes."""
+    flush_rows: int = 8_192
+    """Rows that make it flush sooner."""
+    fresh_s: float = 30.0
+    """How long after its flush a vector stays in the overlay of a memory searched in the index."""
+    access_interval_s: float = 5.0
+    """How often access statistics are written."""
+    model_retry_s: float = 1.0
+    """First pause before a model that was down is asked again, where a policy waits for models; doubles up to 30 s."""
+    embed_deadline_s: float = 2.0
+    """How long a recall waits for the query's vector before it answers from the lexical legs alone."""

@@ -1,0 +1,78 @@
+"""Watching: a memory's committed transitions in order, from the journal, woken by commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from memstream_server.core.events import Event
+from memstream_server.engine.errors import CursorCompacted, CursorVoid, MemoryNotFound
+
+if TYPE_CHECKING:
+    from memstream_server.ports.journal import Journal, MemoryRecord
+
+PAGE = 256
+"""Transitions read at once."""
+QUIET_S = 5.0
+"""After so long without a commit a progress mark is given."""
+
+
+class Watchers:
+    """Who waits for which memory's next commit."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
+
+    def committed(self, uid: str) -> None:
+        """Told after every commit."""
+        for event in self._waiting.get(uid, ()):
+            event.set()
+
+    async def watch(
+        self, record: MemoryRecord, uid: str, revision: int, ordinal: int
+    ) -> AsyncIterator[tuple[str, int, int, tuple[Event, ...]]]:
+        """(uid, revision, time in µs, events) of each transition after the cursor; empty events are a progress mark.
+
+        Of the first transition the `ordinal` events already seen are left out. Raises CursorVoid, CursorCompacted.
+        """
+        if uid and uid != record.uid:
+            raise CursorVoid(f"the memory {record.namespace}/{record.name} was made anew since; list it and start over")
+        news = asyncio.Event()
+        self._waiting[record.uid].add(news)
+        try:
+            seen, skip = revision, ordinal
+            while True:
+                news.clear()
+                page = await self._journal.events(record.uid, seen, PAGE)
+                for recorded in page:
+                    if recorded.revision > seen + 1:
+                        raise CursorCompacted(
+                            f"events up to revision {recorded.revision - 1} are no longer kept",
+                            oldest_revision=recorded.revision - 1,
+                        )
+                    events, skip = recorded.events[skip:], 0
+                    seen = recorded.revision
+                    if events:
+                        yield record.uid, seen, recorded.time_us, events
+                if len(page) == PAGE:
+                    continue
+                if not await _woken(news):
+                    if await self._journal.get_memory(record.namespace, record.name) is None:
+                        raise MemoryNotFound(f"memory {record.namespace}/{record.name} was deleted")
+                    yield record.uid, seen, 0, ()
+        finally:
+            self._waiting[record.uid].discard(news)
+            if not self._waiting[record.uid]:
+                del self._waiting[record.uid]
+
+
+async def _woken(news: asyncio.Event) -> bool:
+    try:
+        async with asyncio.timeout(QUIET_S):
+            await news.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,233 @@
+"""An active memory in RAM: its tiers' state and what recall needs of every fragment, without content.
+
+Rule 1. Changed only by `apply`, after the commit it applies; a recall reads it between two awaits and so sees one revision.
+Rule 2. Slots are for use between two awaits: `apply` may renumber them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from memstream_server.core.dense import DenseMatrix
+from memstream_server.core.columns import GONE, Columns
+from memstream_server.core.lexical import LexicalIndex
+from memstream_server.core.values import Fragment, FragmentKind, State, Tier, Vector
+from memstream_server.engine.decision import Decision
+from memstream_server.ports.journal import Commit, Image, MemoryRecord, Row, Terms
+
+_NO_TERMS = Terms(b"", b"")
+_RECALLED_MAX = 4_096
+"""Recalled contents remembered for telling echoes, over all sessions."""
+_DEAD_MIN = 1_024
+"""Empty slots before they are given back (and at least a quarter of all)."""
+
+
+class WorkingSet:
+    """See the module. `dense` is None for a memory too large to keep its vectors in RAM; then `fresh` overlays the index."""
+
+    def __init__(self, image: Image, dimension: int, dense_max: int) -> None:
+        self.record: MemoryRecord = image.record
+        self.state = State(
+            kind=image.record.kind,
+            seed=image.record.seed,
+            sensory=image.sensory,
+            short_term=image.short_term,
+            reflection_aggregate=image.record.reflection_aggregate,
+        )
+        self.columns = Columns()
+        self.lexical = LexicalIndex()
+        self.dense: DenseMatrix | None = DenseMatrix(dimension) if len(image.rows) <= dense_max else None
+        self.fresh: dict[str, Vector] = {}
+        self.insights: set[str] = set()
+        self._dense_max = dense_max
+        self._keys: dict[str, str] = {}
+        self._key_of: dict[str, str] = {}
+        self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
+        self._load(image.rows)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, about."""
+        held = self.columns.bytes + self.lexical.bytes + (self.dense.bytes if self.dense is not None else 0)
+        return held + sum(vector.nbytes for vector in self.fresh.values())
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    # ---- what decisions ask
+    def tier_of(self, fragment_id: str) -> Tier | None:
+        """The fragment's tier; None when it is not in the memory."""
+        slot = self.columns.slot(fragment_id)
+        return None if slot is None else self.columns.tier(slot)
+
+    def forgotten(self, fragment_id: str) -> bool:
+        """Whether the fragment is in the memory and out of recall."""
+        slot = self.columns.slot(fragment_id)
+        return slot is not None and not self.columns.alive[slot]
+
+    def id_of(self, external_id: str) -> str:
+        """The fragment of that external id; empty when there is none."""
+        return self._keys.get(external_id, "")
+
+    def held_ids(self) -> set[str]:
+        """Ids in sensory and short-term."""
+        return {held.fragment.id for held in (*self.state.sensory, *self.state.short_term)}
+
+    # ---- echoes
+    def recalled(self, session: str, fragments: Iterable[Fragment], now_us: int) -> None:
+        """Remember what a session was just told."""
+        for fragment in fragments:
+            key = (session, _digest(fragment.content))
+            self._recalled[key] = (now_us, fragment.id)
+            self._recalled.move_to_end(key)
+        while len(self._recalled) > _RECALLED_MAX:
+            self._recalled.popitem(last=False)
+
+    def echo_of(self, fragment: Fragment) -> str:
+        """Id of the fragment with these words that this session recalled within the policy's window; empty for none."""
+        window_s = self.record.policy.short_term.echo_window_s
+        if not window_s or not self._recalled:
+            return ""
+        told = self._recalled.get((fragment.session, _digest(fragment.content)))
+        if told is None or fragment.create_time_us - told[0] > window_s * 1_000_000:
+            return ""
+        return told[1] if told[1] in self.columns else ""
+
+    # ---- after a commit
+    def apply(self, commit: Commit, decision: Decision) -> None:
+        """Show what was committed."""
+        self.record = replace(
+            self.record,
+            revision=commit.revision + 1,
+            policy=commit.policy or self.record.policy,
+            labels=self.record.labels if commit.labels is None else commit.labels,
+            update_time_us=commit.time_us if commit.policy or commit.labels is not None else self.record.update_time_us,
+            reflection_aggregate=self.state.reflection_aggregate,
+        )
+        if decision.transition is None:
+            return
+        self.state = decision.transition.state
+        self.record = replace(self.record, reflection_aggregate=self.state.reflection_aggregate)
+        for row in commit.rows:
+            self._show(row)
+        for id_ in commit.removed:
+            self._remove(id_)
+        self._compact()
+
+    def flushed(self, ids: Iterable[str]) -> None:
+        """These vectors are in the index and old enough for its readers to see."""
+        for id_ in ids:
+            self.fresh.pop(id_, None)
+
+    def _show(self, row: Row) -> None:
+        fragment = row.fragment
+        slot = self.columns.slot(fragment.id)
+        if slot is None:
+            self._append(row)
+        else:
+            was_alive = bool(self.columns.alive[slot])
+            self.columns.update(fragment)
+            if row.terms is not None:
+                self.lexical.replace(slot, row.terms.hashes, row.terms.counts, len(fragment.content))
+                self._vector(slot, fragment.id, row.vector)
+            elif row.vector is not None:
+                self._vector(slot, fragment.id, row.vector)
+            if was_alive and fragment.forget_time_us is not None:
+                self.lexical.remove(slot)
+            elif not was_alive and fragment.forget_time_us is None:
+                self.lexical.restore(slot)
+        self._enter(fragment)
+
+    def _append(self, row: Row) -> None:
+        fragment = row.fragment
+        slot = self.columns.append(fragment)
+        terms = row.terms or _NO_TERMS
+        session = int(self.columns.session[slot])
+        self.lexical.append(terms.hashes, terms.counts, session, len(fragment.content))
+        vector = None if row.vector is None else np.frombuffer(row.vector, dtype="<f4")
+        if self.dense is None:
+            if vector is not None:
+                self.fresh[fragment.id] = vector
+        else:
+            self.dense.append(vector)
+            self._outgrown()
+
+    def _vector(self, slot: int, fragment_id: str, packed: bytes | None) -> None:
+        vector = None if packed is None else np.frombuffer(packed, dtype="<f4")
+        if self.dense is not None:
+            self.dense.set(slot, vector)
+        elif vector is not None:
+            self.fresh[fragment_id] = vector
+
+    def _outgrown(self) -> None:
+        """Past the bound the vectors leave RAM; the index and the overlay take over.
+
+        Twice the bound and not the bound itself, so that a memory at the edge does not go to and fro.
+        """
+        if self.dense is not None and len(self.dense) > 2 * self._dense_max:
+            self.dense = None
+
+    def _remove(self, fragment_id: str) -> None:
+        slot = self.columns.slot(fragment_id)
+        if slot is None:
+            return
+        self.columns.remove(slot)
+        self.lexical.remove(slot)
+        if self.dense is not None:
+            self.dense.set(slot, None)
+        self.fresh.pop(fragment_id, None)
+        self.insights.discard(fragment_id)
+        key = self._key_of.pop(fragment_id, "")
+        if key and self._keys.get(key) == fragment_id:
+            del self._keys[key]
+
+    def _enter(self, fragment: Fragment) -> None:
+        if fragment.kind is FragmentKind.INSIGHT:
+            self.insights.add(fragment.id)
+        if fragment.external_id:
+            self._keys[fragment.external_id] = fragment.id
+            self._key_of[fragment.id] = fragment.external_id
+
+    def _compact(self) -> None:
+        dead = len(self.columns) - len(self.columns.live_ids())
+        if dead < _DEAD_MIN or dead * 4 < len(self.columns):
+            return
+        kept = np.array([slot for slot, id_ in enumerate(self.columns.ids) if id_ != GONE], np.int64)
+        self.columns.keep(kept)
+        self.lexical.keep(kept)
+        if self.dense is not None:
+            self.dense.keep(kept)
+
+    def _load(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.columns.append(row.fragment)
+            self._enter(row.fragment)
+        sessions = self.columns.session
+        self.lexical.extend(
+            [
+                ((row.terms or _NO_TERMS).hashes, (row.terms or _NO_TERMS).counts, int(sessions[slot]), len(row.fragment.content))
+                for slot, row in enumerate(rows)
+            ]
+        )
+        for slot, row in enumerate(rows):
+            if row.fragment.forget_time_us is not None:
+                self.lexical.remove(slot)
+        if self.dense is None:
+            self.fresh = {
+                row.fragment.id: np.frombuffer(row.vector, dtype="<f4") for row in rows if row.vector is not None
+            }
+        elif rows and all(row.vector is not None for row in rows):
+            packed = b"".join(row.vector for row in rows if row.vector is not None)
+            self.dense.extend(np.frombuffer(packed, dtype="<f4").reshape(len(rows), -1))
+        else:
+            for row in rows:
+                self.dense.append(None if row.vector is None else np.frombuffer(row.vector, dtype="<f4"))
+
+
+def _digest(content: str) -> bytes:
+    return hashlib.blake2b(content.encode(), digest_size=16).digest()

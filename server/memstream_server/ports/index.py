@@ -1,0 +1,76 @@
+"""The vector index of long-term fragments: candidates only, never the truth.
+
+Contract
+- `upsert` and `delete` are idempotent; an acknowledged write is durable only after the next `flush` returned.
+- A search may lag behind writes and may return ids that are gone: the caller checks ids against the journal.
+- `IndexUnavailable` means the index is down or being rebuilt; nothing about the journal. After it, writes since
+  the last flush may be lost: the caller sends them again from the outbox.
+- `IndexLost` is raised once for each loss, by whichever call comes next, a search too: whoever gets it sees to it
+  that the index is filled again from the journal. Lost with it are the writes since the last flush.
+- One writer at a time calls `upsert`, `delete`, `flush`; searches run beside it.
+- None of the methods blocks the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from memstream_server.core.values import Vector
+from memstream_server.ports.journal import Space
+
+
+class IndexUnavailable(Exception):
+    """The index cannot answer now; the text says why. Recall goes on without it and says `degraded`."""
+
+
+class IndexLost(IndexUnavailable):
+    """The index came back empty (corrupt directory dropped, collection missing): it must be refilled from the journal."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """One long-term fragment in the index. The partition is derived from `memory` by the index."""
+
+    memory: str
+    fragment: str
+    vector: Vector
+
+
+class VectorIndex(Protocol):
+    """See the module's contract."""
+
+    @property
+    def description(self) -> str:
+        """Engine and version for people, for instance "milvus-lite 3.2.2" or "milvus 2.3.5"."""
+        ...
+
+    async def open(self, space: Space) -> bool:
+        """Connect and make the collection of `space`; True when it must be refilled: it was made
+        anew, or it holds nothing (a crash may have come between its making and its refilling). Raises
+        IndexUnavailable and is then called again; once it returned, the adapter recovers by itself."""
+        ...
+
+    async def upsert(self, points: Sequence[Point]) -> None: ...
+
+    async def delete(self, memory: str, fragments: Sequence[str]) -> None: ...
+
+    async def flush(self) -> None: ...
+
+    async def search(self, memory: str, vector: Vector, limit: int) -> tuple[list[str], npt.NDArray[np.float32]]:
+        """Fragment ids of `memory` and their cosines, best first."""
+        ...
+
+    async def count(self, memory: str) -> int: ...
+
+    async def ids(self, memory: str, after: str, limit: int) -> list[str]:
+        """Fragment ids of `memory` greater than `after`, ascending: for reconciliation."""
+        ...
+
+    async def healthy(self) -> bool: ...
+
+    async def close(self) -> None: ...

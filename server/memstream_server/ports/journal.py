@@ -1,0 +1,388 @@
+"""The journal: the only truth. Everything else (RAM, Milvus) can be rebuilt from it.
+
+Contract
+- Every write method returns only after its transaction is durable (power loss included). Writes are committed
+  in groups by one writer, in the order they were submitted; each write is a savepoint of its own, so a refused
+  one fails alone.
+- A write that raises `Conflict`, `AlreadyExists` or `StorageFull` left nothing behind. One that raises
+  `OutcomeUnknown` may or may not have been committed: the caller drops its RAM state and reads again.
+- Memory writes are a compare-and-set on (epoch, revision); nobody else may own the memory at that epoch.
+- Reads see every write that returned before they began. They never wait for the writer.
+- Methods may be called concurrently from one event loop; none blocks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from memstream_server.core.events import Event
+from memstream_server.core.policy import Policy
+from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, Tier
+
+
+class JournalError(Exception):
+    """Base of what a journal raises."""
+
+
+class Conflict(JournalError):
+    """The memory is at another (epoch, revision), or was deleted: somebody else wrote, or the RAM state is stale."""
+
+
+class AlreadyExists(JournalError):
+    """A memory of that name, or a fragment of that external id, exists."""
+
+
+class StorageFull(JournalError):
+    """The disk is (nearly) full; writes are refused while reads go on. Free space and retry."""
+
+
+class OutcomeUnknown(JournalError):
+    """The commit may or may not have happened. Read again before deciding anything."""
+
+
+class Unreadable(JournalError):
+    """The data directory is corrupt, of another format version, or held by another server. The text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRecord:
+    """One memory as the journal knows it."""
+
+    uid: str
+    """Identity; a memory made anew under the same name has another one."""
+    namespace: str
+    name: str
+    kind: MemoryKind
+    policy: Policy
+    seed: bytes
+    labels: tuple[tuple[str, str], ...] = ()
+    epoch: int = 0
+    """Raised whenever a process takes ownership."""
+    revision: int = 0
+    create_time_us: int = 0
+    update_time_us: int = 0
+    reflection_aggregate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """An item refused before *received*; it keeps its sequence number and its answer."""
+
+    sequence: int
+    code: int
+    """A google.rpc.Code."""
+    reason: str
+    """A name of memstream.v1.ErrorReason."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A batch of one producer's observations, made durable together: what *received* means.
+
+    `fragments` are the accepted items with id, position and times given; `vectors` holds a client's own
+    vector for a fragment id. Sequence numbers of the batch are first_sequence .. first_sequence + count - 1;
+    `hashes` has one 16-byte content hash each, rejected ones included.
+    """
+
+    memory: str
+    epoch: int
+    producer: str
+    """Empty for unsequenced writes (`ObserveBatch` without a producer, Put): nothing to repeat, no sequence kept."""
+    producer_epoch: int
+    first_sequence: int
+    hashes: tuple[bytes, ...]
+    fragments: tuple[Fragment, ...]
+    sequences: tuple[int, ...]
+    """The sequence number of each of `fragments`."""
+    importances: tuple[float | None, ...] = ()
+    """The client's own importance of each of `fragments`; None asks the scorer or the default."""
+    vectors: dict[str, bytes] = field(default_factory=dict)
+    rejections: tuple[Rejection, ...] = ()
+    position: int = 0
+    """Position of the first fragment (or the next one when all were rejected): the batch's place in the order of receipt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Where one producer of a memory stands."""
+
+    name: str
+    epoch: int
+    received: int = 0
+    """Last sequence number received; the next expected is one more."""
+    stored: int = 0
+    """Last sequence number up to which every item is stored or rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A text's lexical terms: parallel little-endian arrays, packed. hashes u64 ascending, counts u16."""
+
+    hashes: bytes
+    counts: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A fragment with what recall needs beside it."""
+
+    fragment: Fragment
+    terms: Terms | None = None
+    """None leaves the terms already stored for this id as they are."""
+    vector: bytes | None = None
+    """float32 little-endian in the space named by fragment.model; None leaves what is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """The short-term side of a held fragment: replaces what was stored for it."""
+
+    id: str
+    vector: bytes | None
+    enhancements: tuple[Enhancement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """Work for the vector index: a row of the outbox. `id` is the outbox row's own, 0 until the journal gives one."""
+
+    memory: str
+    fragment: str
+    delete: bool = False
+    id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Background work, created in the transaction that causes it. Leaves by `finish_jobs` of a later commit."""
+
+    id: str
+    memory: str
+    type: str
+    """reflection, insight, backfill, forgetting, erase, reindex."""
+    payload: str
+    """JSON of ids and numbers."""
+    create_time_us: int = 0
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The stored answer to a `request_id`, served again to a repeat for 24 hours."""
+
+    request: str
+    """namespace, method and request_id, joined by newlines."""
+    digest: bytes
+    """Hash of the request: the same id with another request is a conflict."""
+    response: bytes
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One transition of one memory. All of it or nothing; raises its revision by exactly one."""
+
+    memory: str
+    epoch: int
+    revision: int
+    """Expected before; revision + 1 after."""
+    time_us: int
+    events: tuple[Event, ...] = ()
+    rows: tuple[Row, ...] = ()
+    """Fragments that are new or changed, whole, in their final form."""
+    removed: tuple[str, ...] = ()
+    """Ids that left for good: fragment, vectors, terms, anchor and lineage rows go."""
+    anchors: tuple[Anchor, ...] = ()
+    released: tuple[str, ...] = ()
+    """Ids whose anchor rows go: they left short-term."""
+    stored_positions: tuple[int, ...] = ()
+    """Positions of the receipts consumed: their payloads go."""
+    producers: tuple[tuple[str, int], ...] = ()
+    """(producer, stored) to set."""
+    index: tuple[IndexEntry, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    finish_jobs: tuple[str, ...] = ()
+    reflection_aggregate: float | None = None
+    policy: Policy | None = None
+    labels: tuple[tuple[str, str], ...] | None = None
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Access statistics of one fragment, written in batches without a revision. Counts add, times take the later."""
+
+    fragment: str
+    count: int
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A committed transition as the event log has it."""
+
+    revision: int
+    time_us: int
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """All that an active memory needs in RAM, read at one revision.
+
+    `rows` are every fragment in order of position (forgotten ones included) with terms; vectors only up to the
+    `vectors_max` asked for (all or none), and only those of the space asked for.
+    `sensory` and `short_term` are the held ones in order, with content vectors and enhancements.
+    `pending` are receipts not yet stored, in order of position.
+    """
+
+    record: MemoryRecord
+    rows: tuple[Row, ...]
+    sensory: tuple[Held, ...]
+    short_term: tuple[Held, ...]
+    pending: tuple[Receipt, ...]
+    producers: tuple[Producer, ...]
+    next_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Statistics of a memory, forgotten fragments apart."""
+
+    sensory: int = 0
+    short_term: int = 0
+    long_term: int = 0
+    insights: int = 0
+    forgotten: int = 0
+    pending: int = 0
+    unindexed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentQuery:
+    """What `list_fragments` selects, ascending by position after `after`. Empty tuples select all."""
+
+    tiers: tuple[Tier, ...] = ()
+    sessions: tuple[str, ...] = ()
+    speakers: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    forgotten: bool = False
+    """True selects forgotten fragments instead of live ones."""
+    after: int = -1
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The embedding space in force: its model's name and dimension, and the Milvus collection's partitions."""
+
+    model: str
+    dimension: int
+    partitions: int
+
+
+class Journal(Protocol):
+    """Durable storage of everything. See the module's contract."""
+
+    async def close(self) -> None:
+        """Finish the writes submitted, then release files and the directory's lock."""
+        ...
+
+    # ---- the store itself
+    async def space(self) -> Space | None:
+        """The embedding space in force; None in a new store."""
+        ...
+
+    async def set_space(self, space: Space) -> None: ...
+
+    async def backup(self, path: str) -> None:
+        """Write a consistent copy of the whole journal to a new file at `path`, while the server runs."""
+        ...
+
+    # ---- memories
+    async def create_memory(self, record: MemoryRecord, events: tuple[Event, ...], answer: Answer | None = None) -> None:
+        """At revision 1, with `events` as that revision. Raises AlreadyExists when the name is taken."""
+        ...
+
+    async def delete_memory(self, uid: str, answer: Answer | None = None) -> None:
+        """Everything of it goes, its Milvus rows by outbox entries that survive it."""
+        ...
+
+    async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None: ...
+
+    async def list_memories(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
+        """Ascending by name, names greater than `after`."""
+        ...
+
+    async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
+        """(namespace, number of memories), ascending."""
+        ...
+
+    async def own(self, uid: str) -> MemoryRecord:
+        """Take ownership: raises and returns the epoch. Raises Conflict when the memory is gone."""
+        ...
+
+    async def load(self, uid: str, model: str, vectors_max: int) -> Image:
+        """Read an active memory's image at one revision. Raises Conflict when the memory is gone."""
+        ...
+
+    # ---- the way in
+    async def open_producer(self, uid: str, epoch: int, name: str) -> Producer:
+        """Raise the producer's epoch (creating it) and return where it stands."""
+        ...
+
+    async def receive(self, receipt: Receipt) -> None:
+        """Make a batch durable. Raises Conflict when the memory's epoch or the producer's epoch is another,
+        or first_sequence is not the producer's received + 1."""
+        ...
+
+    async def received_hashes(self, uid: str, producer: str, first: int, last: int) -> list[tuple[int, bytes, Rejection | None]]:
+        """(sequence, content hash, rejection) of what was received in that range, ascending; what was compacted is absent."""
+        ...
+
+    async def commit(self, commit: Commit) -> None: ...
+
+    async def touch(self, uid: str, accesses: Sequence[Access]) -> None:
+        """Add access statistics. Not part of any revision; lost ones are not an error."""
+        ...
+
+    # ---- reads
+    async def fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
+        """Those of `ids` that exist, in the order given."""
+        ...
+
+    async def vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]: ...
+
+    async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]: ...
+
+    async def counts(self, uid: str) -> Counts: ...
+
+    async def events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
+        """Committed transitions with a revision above `after_revision`, ascending."""
+        ...
+
+    async def answer(self, request: str) -> Answer | None: ...
+
+    # ---- the index's outbox and jobs
+    async def outbox(self, limit: int) -> list[tuple[IndexEntry, Row | None]]:
+        """Oldest entries with the row to upsert (fragment and vector; None when it is to be deleted or is gone)."""
+        ...
+
+    async def outbox_size(self) -> int: ...
+
+    async def outbox_done(self, ids: Sequence[int]) -> None:
+        """These entries are durable in the index. By id, never by a high-water mark."""
+        ...
+
+    async def outbox_refill(self) -> int:
+        """Enter every live long-term fragment with a vector again: the index is rebuilt. Returns how many."""
+        ...
+
+    async def jobs(self, limit: int) -> list[Job]: ...
+
+    async def pending_memories(self) -> list[str]:
+        """Uids with receipts not yet stored: to be activated at start."""
+        ...

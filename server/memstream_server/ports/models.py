@@ -1,0 +1,95 @@
+"""The models: embedding, importance, insight, and the lexical analyzer.
+
+Contract
+- Calls are bounded in number, batched, have deadlines, retries and a circuit breaker inside the adapter; the
+  engine never calls one under a memory's lock or inside a transaction.
+- `ModelUnavailable` is passing (retry later); `ModelRefused` is final for that input and names it.
+- A malformed reply is ModelUnavailable after the adapter's own retries, never a made-up value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from memstream_server.ports.journal import Terms
+
+
+class ModelError(Exception):
+    """Base of what a model raises."""
+
+
+class ModelUnavailable(ModelError):
+    """The endpoint is down, slow, throttling, or answers what cannot be parsed."""
+
+
+class ModelRefused(ModelError):
+    """The model refuses these inputs for good: `inputs` are their places in the call."""
+
+    def __init__(self, message: str, inputs: Sequence[int]) -> None:
+        super().__init__(message)
+        self.inputs = tuple(inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingModel:
+    """What an embedding space is and how its cosines are read (design: recall quality).
+
+    cosine_low and cosine_high map a cosine to the dense leg's [0, 1]; similarity_min is what counts as a hit of
+    the enhancement rule; the three weights are relevance's defaults and sum to 1.
+    """
+
+    name: str
+    dimension: int
+    cosine_low: float = 0.0
+    cosine_high: float = 1.0
+    similarity_min: float = 0.75
+    dense_weight: float = 0.4
+    lexical_weight: float = 0.3
+    context_weight: float = 0.3
+
+
+class Embedder(Protocol):
+    """Text to unit vectors."""
+
+    async def model(self) -> EmbeddingModel:
+        """Asks the endpoint for its dimension the first time. Raises ModelUnavailable."""
+        ...
+
+    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """(len(texts), dimension), rows of unit length. Long texts are cut to the model's limit."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Scorer(Protocol):
+    """Importance in [0, 1] of each text."""
+
+    async def score(self, texts: Sequence[str]) -> list[float]: ...
+
+
+class Insights(Protocol):
+    """Higher-level thoughts derived from texts."""
+
+    async def promotion_insights(self, texts: Sequence[str]) -> list[str]:
+        """Insights of an enhanced fragment's merged texts; an empty list is an answer."""
+        ...
+
+    async def questions(self, texts: Sequence[str], count: int) -> list[str]: ...
+
+    async def reflect(self, question: str, texts: Sequence[str], count: int) -> list[tuple[str, tuple[int, ...]]]:
+        """(insight, places in `texts` of the evidence it cites)."""
+        ...
+
+
+class Analyzer(Protocol):
+    """Text to lexical terms. Pure and synchronous: microseconds a text."""
+
+    def terms(self, text: str, language: str) -> Terms:
+        """Stemmed words without stop words, CJK as characters and pairs; hashes ascending with counts."""
+        ...

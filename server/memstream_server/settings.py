@@ -1,0 +1,234 @@
+"""The process's settings: every one with meaning, unit, bounds and default, from flags, environment and a file.
+
+A memory's tunables are its policy (core/policy.py); what is here holds for the whole server. Precedence: a flag
+of the command line, then the environment (MEMSTREAM_ and the name in capitals), then the TOML file, then the
+default. docs/settings.md is generated from this class.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any
+
+from platformdirs import user_data_path
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+ENV_PREFIX = "MEMSTREAM_"
+CONFIG_VARIABLE = "MEMSTREAM_CONFIG"
+
+
+class SettingsError(ValueError):
+    """A setting is unknown, malformed or out of bounds; the text names each. The operator must correct it."""
+
+
+class EmbeddingKind(StrEnum):
+    """Where embeddings come from."""
+
+    HASHING = "hashing"
+    OPENAI = "openai"
+
+
+class LogLevel(StrEnum):
+    """The least severe log line written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How log lines are written."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+def parse_listen(address: str) -> tuple[str, int]:
+    """(host, port) of "host:port" or "[IPv6]:port"; port 0 lets the system choose. Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"must be host:port with a port of 0 to 65535, is {address!r}")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        ip_address(host)
+    elif ":" in host:
+        raise ValueError(f"an IPv6 host goes in brackets, as in [::1]:7700; is {address!r}")
+    return host, int(port)
+
+
+def _checked_listen(address: str) -> str:
+    if address and not address.startswith("unix:"):
+        parse_listen(address)
+    return address
+
+
+def _checked_metrics_listen(address: str) -> str:
+    if address:
+        parse_listen(address)
+    return address
+
+
+Listen = Annotated[str, AfterValidator(_checked_listen)]
+MetricsListen = Annotated[str, AfterValidator(_checked_metrics_listen)]
+
+
+def _setting(default: Any, meaning: str, unit: str = "", low: float | None = None, high: float | None = None) -> Any:
+    return Field(default, description=meaning, ge=low, le=high, json_schema_extra={"unit": unit}, validate_default=True)
+
+
+class Settings(BaseSettings):
+    """All settings of a server process. Immutable once made; make one with `load`."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    # ---- where
+    listen: Listen = _setting(
+        "127.0.0.1:7700", "address of the gRPC server: host:port (port 0: any free one) or unix:/path"
+    )
+    port_file: Path | None = _setting(
+        None, "file the bound address is written to once the server is ready; none if unset"
+    )
+    data_dir: Path = Field(
+        default_factory=lambda: user_data_path("memstream", appauthor=False),
+        description="directory of the journal and of the embedded index; one server at a time",
+        json_schema_extra={"unit": "", "default": "the user's data directory, in `memstream`"},
+    )
+    metrics_listen: MetricsListen = _setting("", "address of the Prometheus endpoint, host:port; empty is off")
+    log_level: LogLevel = _setting(LogLevel.INFO, "least severe log line written")
+    log_format: LogFormat = _setting(LogFormat.CONSOLE, "log lines for people or for machines")
+
+    # ---- the vector index
+    milvus_uri: str = _setting("", "Milvus or Zilliz to use; empty runs Milvus Lite in the data directory")
+    milvus_token: SecretStr = _setting(SecretStr(""), "token of that Milvus, as user:password or an API key")
+    milvus_timeout_s: float = _setting(10.0, "deadline of one call to Milvus", "seconds", 0.1, 600)
+    index_partitions: int = _setting(
+        64, "hash partitions of a new embedded collection; fixed when it is made", "partitions", 1, 4_096
+    )
+    index_flush_interval_s: float = _setting(15.0, "longest time a vector waits for the index", "seconds", 0.05, 3_600)
+    index_flush_rows: int = _setting(8_192, "rows waiting that start a flush at once", "rows", 1, 100_000)
+    index_overlay_s: float = _setting(
+        30.0, "how long flushed rows are still searched in RAM, as a server's reads lag", "seconds", 0, 3_600
+    )
+
+    # ---- the embedding model
+    embedding: EmbeddingKind = _setting(
+        EmbeddingKind.HASHING, "embedding model: none needed, or an OpenAI-compatible endpoint"
+    )
+    embedding_model: str = _setting("text-embedding-3-small", "model asked of the endpoint")
+    embedding_base_url: str = _setting("", "base URL of the endpoint; empty is OpenAI's own")
+    embedding_api_key: SecretStr = _setting(SecretStr(""), "key of the endpoint; empty where it needs none")
+    embedding_timeout_s: float = _setting(30.0, "deadline of one request to the endpoint", "seconds", 0.1, 600)
+    embedding_concurrency: int = _setting(4, "requests under way at once", "requests", 1, 256)
+    embedding_batch_max: int = _setting(128, "texts in one request", "texts", 1, 2_048)
+    embedding_input_max_chars: int = _setting(8_000, "text sent to the model is cut here", "characters", 100, 1_000_000)
+    embedding_retries: int = _setting(3, "retries of a failed request, with growing jittered waits", "retries", 0, 20)
+
+    # ---- what a request may hold
+    content_max_bytes: int = _setting(65_536, "longest content of an observation, in UTF-8", "bytes", 1, 4_194_304)
+    batch_max: int = _setting(1_024, "observations in one batch", "observations", 1, 100_000)
+    message_max_bytes: int = _setting(16_777_216, "largest gRPC message", "bytes", 65_536, 268_435_456)
+    id_max_chars: int = _setting(
+        128, "longest namespace, memory, producer, session or external id", "characters", 8, 1_024
+    )
+    metadata_entries_max: int = _setting(64, "metadata entries of an observation", "entries", 0, 1_024)
+    metadata_max_bytes: int = _setting(
+        16_384, "metadata of an observation, keys and values in UTF-8", "bytes", 0, 1_048_576
+    )
+    page_size_max: int = _setting(1_000, "items of one page; a larger page_size is lowered to it", "items", 1, 10_000)
+    recall_limit_max: int = _setting(1_000, "recollections of one answer", "fragments", 1, 10_000)
+
+    # ---- streams
+    window_observations: int = _setting(
+        4_096, "observations a stream may have sent and not yet had received", "observations", 1, 1_000_000
+    )
+    window_bytes: int = _setting(16_777_216, "bytes of content likewise", "bytes", 65_536, 1_073_741_824)
+    streams_max: int = _setting(4_096, "streams open at once", "streams", 1, 1_000_000)
+    recall_in_flight_max: int = _setting(64, "queries under way on one Recall stream", "queries", 1, 10_000)
+    drain_grace_s: float = _setting(10.0, "how long streams may finish after SIGTERM", "seconds", 0, 600)
+
+    # ---- memory of the process
+    active_memories_max: int = _setting(
+        1_000, "memories held in RAM; the least recently used leave first", "memories", 1, 1_000_000
+    )
+    active_bytes_max: int = _setting(
+        1_073_741_824, "estimated bytes of the memories held in RAM", "bytes", 1_048_576, 1_099_511_627_776
+    )
+    dense_in_memory_max: int = _setting(
+        20_000,
+        "fragments up to which an active memory holds its vectors and searches them exactly",
+        "fragments",
+        0,
+        10_000_000,
+    )
+
+    # ---- the journal
+    disk_free_min_bytes: int = _setting(
+        268_435_456, "free disk below which new writes are refused", "bytes", 0, 1_099_511_627_776
+    )
+    access_flush_interval_s: float = _setting(
+        5.0, "how often access times and counts are written", "seconds", 0.05, 3_600
+    )
+    request_retention_s: int = _setting(86_400, "how long the answer to a request_id is kept", "seconds", 60, 2_592_000)
+    maintenance_interval_s: float = _setting(
+        60.0, "how often expired fragments and old answers are looked for", "seconds", 0.05, 86_400
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if self.content_max_bytes > self.message_max_bytes // 2:
+            raise ValueError("content_max_bytes must be at most half of message_max_bytes")
+        if self.content_max_bytes > self.window_bytes:
+            raise ValueError("window_bytes must hold at least one content of content_max_bytes")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load(config: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """The settings in force. `config` (else $MEMSTREAM_CONFIG) is a TOML file of names and values.
+
+    `flags` are settings by name; those that are None were not given. Raises SettingsError.
+    """
+    path = config or (Path(named) if (named := os.environ.get(CONFIG_VARIABLE)) else None)
+    if path is not None and not path.is_file():
+        raise SettingsError(f"there is no settings file {path}")
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+
+    class FromFile(Settings):
+        model_config = SettingsConfigDict(toml_file=path)
+
+    try:
+        return FromFile(**given)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_problem(item) for item in error.errors(include_url=False))) from None
+    except ValueError as error:  # TOML that does not parse
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """MEMSTREAM_ variables that name no setting: misspelt ones, for a warning at start."""
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    return sorted(name for name in environment if name.upper().startswith(ENV_PREFIX) and name.upper() not in known)
+
+
+def _problem(item: Any) -> str:
+    name = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"{name}: there is no such setting"
+    return f"{name}: {item['msg']}" if name else str(item["msg"])

@@ -1,0 +1,77 @@
+"""Enhancement's rules at their edges: what counts as a hit, and the merged text."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from memstream_server.core.draws import draw
+from memstream_server.core.enhancement import cosine, hit, merged_text
+from memstream_server.core.policy import ShortTermPolicy, SimilarityRule
+from memstream_server.core.values import Enhancement, Fragment, Held, Vector
+
+SEED = b"seed"
+COSINE = ShortTermPolicy()
+SIGMOID = ShortTermPolicy(similarity_rule=SimilarityRule.SIGMOID_DRAW)
+
+
+def unit(angle: float) -> Vector:
+    return np.array([math.cos(angle), math.sin(angle)], dtype=np.float32)
+
+
+def anchor(id_: str = "a", *enhancements: Enhancement) -> Held:
+    return Held(Fragment(id=id_, content=id_), unit(0), enhancements)
+
+
+def test_the_models_own_minimum_holds_where_the_policy_has_none() -> None:
+    other, near = Enhancement("b", "b"), unit(math.acos(0.6))
+    assert hit(anchor(), other, near, COSINE, 0.5, SEED)
+    assert not hit(anchor(), other, near, COSINE, 0.75, SEED)
+    assert not hit(anchor(), other, near, ShortTermPolicy(similarity_min=0.75), 0.5, SEED)
+
+
+def test_the_minimum_itself_is_a_hit() -> None:
+    half = np.array([0.5, math.sqrt(0.75)], dtype=np.float32)
+    assert hit(anchor(), Enhancement("b", "b"), half, ShortTermPolicy(similarity_min=0.5), 0.9, SEED)
+
+
+def test_nothing_enhances_itself_nor_anything_twice() -> None:
+    assert not hit(anchor("a"), Enhancement("a", "a"), unit(0), COSINE, 0.5, SEED)
+    before = Enhancement("b", "b", recollection=True)
+    assert not hit(anchor("a", before), Enhancement("b", "b"), unit(0), COSINE, 0.5, SEED)
+
+
+def test_a_sigmoid_of_seven_tenths_takes_a_cosine_of_0847() -> None:
+    """design: 0.7 means a cosine of 0.847. The draw is put aside by looking for a pair that wins it."""
+    lucky = next(id_ for id_ in map(str, range(100)) if draw(SEED, "a", id_) < 0.5)
+    other = Enhancement(lucky, "b")
+    assert not hit(anchor(), other, unit(math.acos(0.846)), SIGMOID, 0.0, SEED)
+    found = hit(anchor(), other, unit(math.acos(0.848)), SIGMOID, 0.0, SEED)
+    assert found is not None
+    assert found.draw == draw(SEED, "a", lucky)
+
+
+def test_a_lost_draw_is_no_hit_even_for_the_same_words() -> None:
+    unlucky = next(id_ for id_ in map(str, range(100)) if draw(SEED, "a", id_) > 0.74)
+    assert not hit(anchor(), Enhancement(unlucky, "b"), unit(0), SIGMOID, 0.0, SEED)
+
+
+def test_cosines_stay_within_one() -> None:
+    vector = np.full(384, 1 / math.sqrt(384), dtype=np.float32) * np.float32(1.0001)
+    assert cosine(vector, vector) == 1.0
+    assert cosine(vector, -vector) == -1.0
+
+
+@pytest.mark.parametrize(
+    ("recollections", "expected"), [(False, "tea;more tea;last"), (True, "tea;more tea;read;last")]
+)
+def test_merged_text_has_each_text_once_and_the_promoting_one_last(recollections: bool, expected: str) -> None:
+    enhancements = [
+        Enhancement("b", "more tea"),
+        Enhancement("c", "tea"),
+        Enhancement("d", "read", recollection=True),
+        Enhancement("e", "last"),
+    ]
+    assert merged_text(Fragment(id="a", content="tea"), enhancements, recollections=recollections) == expected

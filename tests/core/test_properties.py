@@ -1,0 +1,225 @@
+"""What holds of every memory, whatever is done to it in whatever order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memstream_server.core import tiers
+from memstream_server.core.events import EventType
+from memstream_server.core.fold import fold_all
+from memstream_server.core.policy import Profile
+from memstream_server.core.transition import Transition, anchors_changed, join, join_all
+from memstream_server.core.values import Fragment, Held, MemoryKind, State, Tier, Vector
+from tests.core.memory import SIMILARITY_MIN, CoreMemory, fragment_id
+from tests.support.replay import Runner
+from tests.support.scenario import Block, Said, parse_command, spec_of
+
+GONE = {EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED}
+NEW = {EventType.OBSERVED, EventType.REFLECTED}
+ID_LENGTH = 26
+
+
+def nan(vector: Vector | None) -> Vector:
+    """A missing vector as an array that equals only its like."""
+    return np.array([np.nan], dtype=np.float32) if vector is None else vector
+
+
+class CheckedMemory(CoreMemory):
+    """Checks after every transition what must always hold."""
+
+    transitions: list[Transition]
+    anchors: dict[str, Held]
+
+    def apply(self, transition: Transition) -> Transition:
+        before = self.state
+        super().apply(transition)
+        self.transitions.append(transition)
+        self._keep_anchors(before, transition.state)
+        self._check_writes(transition)
+        self._check_tiers(transition.state)
+        self._check_enhancements()
+        return transition
+
+    def _keep_anchors(self, before: State, after: State) -> None:
+        changed, released = anchors_changed(before, after)
+        self.anchors |= {held.fragment.id: held for held in changed}
+        for id_ in released:
+            del self.anchors[id_]
+        held = self.held()
+        assert self.anchors.keys() == held.keys()
+        for id_, anchor in self.anchors.items():
+            assert anchor.enhancements == held[id_].enhancements
+            assert np.array_equal(nan(anchor.vector), nan(held[id_].vector), equal_nan=True)
+
+    def _check_writes(self, transition: Transition) -> None:
+        ids = [fragment.id for fragment in transition.puts]
+        assert len(ids) == len(set(ids))
+        assert not set(ids) & set(transition.removed)
+        assert set(transition.merged) <= set(ids)
+
+    def _check_tiers(self, state: State) -> None:
+        assert len(state.sensory) <= self.policy.sensory.capacity
+        assert len(state.short_term) <= self.policy.short_term.capacity
+        for tier in (state.sensory, state.short_term):
+            positions = [held.fragment.position for held in tier]
+            assert positions == sorted(set(positions))
+        live = {id_: one for id_, one in self.known.items() if one.forget_time_us is None}
+        long_term = [one for one in live.values() if one.tier is Tier.LONG_TERM]
+        assert len(live) == len(state.sensory) + len(state.short_term) + len(long_term)
+        assert all(live[id_] == held.fragment for id_, held in self.held().items())
+        assert {one.tier for one in live.values()} <= set(tiers.TIERS[state.kind])
+
+    def _check_enhancements(self) -> None:
+        for id_, held in self.held().items():
+            enhancers = [done.id for done in held.enhancements]
+            assert len(enhancers) == len(set(enhancers))
+            assert id_ not in enhancers
+            assert held.fragment.enhancement_count == len(enhancers) + held.fragment.duplicate_count
+            assert all(self.known[enhancer].forget_time_us is None for enhancer in enhancers)
+
+    def check_history(self) -> None:
+        """Every fragment ever observed is in one place or left by one event; events tell all of it."""
+        new = [event.fragment for event in self.history if event.type in NEW]
+        gone = [event.fragment for event in self.history if event.type in GONE]
+        assert len(new) == len(set(new))
+        assert len(gone) == len(set(gone))
+        assert set(new) == set(gone) | self.known.keys()
+        assert not set(gone) & self.known.keys()
+        counted = [event.other for event in self.history if event.type in (EventType.REPEATED, EventType.ECHOED)]
+        assert not set(counted) & set(new)
+        assert len(new) + len(counted) == self.position
+        assert fold_all(self.history) == self.places()
+
+
+# ---- what may be done, as scenario commands
+
+VECTORS = st.sampled_from(
+    ["", " vector=[1,0]", " vector=[1,0.2]", " vector=[1,-0.4]", " vector=[0,1]", " vector=[-1,0]"]
+)
+IMPORTANCES = st.sampled_from([0, 0.005, 0.3, 0.5, 0.9])
+FRAGMENTS = st.integers(1, 12).map(fragment_id)
+"""Commands take ids as well as aliases."""
+
+
+def choice(name: str, *values: object) -> st.SearchStrategy[str]:
+    return st.sampled_from(values).map(lambda value: f"{name}={value}")
+
+
+POLICIES = st.tuples(
+    choice("sensory.capacity", 0, 0, 1, 3),
+    choice("sensory.threshold", 0, 0.4),
+    choice("short_term.capacity", 1, 2, 4),
+    choice("short_term.enhance_threshold", 1, 2, 3),
+).map(" ".join)
+MEMORIES = st.tuples(
+    choice("memory kind", *MemoryKind),
+    choice("profile", *Profile),
+    choice("short_term.kind", "enhanced", "enhanced", "fifo"),
+    choice("short_term.similarity_rule", "cosine", "sigmoid_draw"),
+    choice("short_term.overflow", "promote", "drop"),
+    choice("reflection.threshold", 0, 1.5),
+    POLICIES,
+).map(" ".join)
+OBSERVATIONS = st.builds(
+    lambda text, speaker, importance, vector: f'observe "{text}" speaker={speaker} importance={importance}{vector}',
+    st.sampled_from(["tea", "more tea", "rain", "snow"]),
+    st.sampled_from(["bob", "joy"]),
+    IMPORTANCES,
+    VECTORS,
+)
+REQUESTS = st.one_of(
+    st.builds('recall "tea" limit={}{}'.format, st.integers(1, 3), VECTORS),
+    st.builds("recollect {} {}".format, FRAGMENTS, FRAGMENTS),
+    st.builds("clear {}".format, st.sampled_from(["sensory", "short_term", "long_term", "sensory long_term"])),
+    st.builds("{} {} {}".format, st.sampled_from(["forget", "expire", "restore", "erase"]), FRAGMENTS, FRAGMENTS),
+    st.builds("{} {}".format, st.sampled_from(["pin", "unpin"]), FRAGMENTS),
+    st.builds('update {} text="changed" importance={}{}'.format, FRAGMENTS, IMPORTANCES, VECTORS),
+    st.builds("vector {} vector=[1,0]".format, FRAGMENTS),
+    st.builds('insight "so" sources={} importance={}{}'.format, FRAGMENTS, IMPORTANCES, VECTORS),
+    st.builds("policy {}".format, POLICIES),
+)
+COMMANDS = st.lists(st.one_of(OBSERVATIONS, OBSERVATIONS, OBSERVATIONS, REQUESTS), max_size=25)
+
+
+async def play(memory: str, commands: Sequence[str]) -> CheckedMemory:
+    driver = CheckedMemory()
+    driver.transitions, driver.anchors = [], {}
+    runner = Runner(driver)
+    await runner.run(Block((), (memory,), ()))
+    for command in commands:
+        if possible(driver, command):
+            await runner.run(Block((), (command,), ()))
+    return driver
+
+
+def possible(driver: CoreMemory, command: str) -> bool:
+    """A command names fragments that are there, and insights need a long-term tier."""
+    if command.startswith("insight") and Tier.LONG_TERM not in tiers.TIERS[driver.state.kind]:
+        return False
+    parsed = parse_command(command)
+    named = [word for word in (*parsed.words, parsed.text("sources")) if len(word) == ID_LENGTH]
+    return all(word in driver.known for word in named)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(MEMORIES, COMMANDS)
+def test_whatever_is_done_every_fragment_is_accounted_for(memory: str, commands: list[str]) -> None:
+    asyncio.run(play(memory, commands)).check_history()
+
+
+def shown(transition: Transition) -> tuple[object, ...]:
+    """A transition as plain values, to be compared."""
+    state = transition.state
+    held = [(one.fragment, one.enhancements) for one in (*state.sensory, *state.short_term)]
+    rest = [getattr(transition, item.name) for item in fields(transition) if item.name != "state"]
+    return (held, state.reflection_aggregate, *rest)
+
+
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(MEMORIES, COMMANDS, st.integers(0, 25), st.integers(0, 25))
+def test_joining_is_associative_and_loses_nothing(memory: str, commands: list[str], one: int, other: int) -> None:
+    played = asyncio.run(play(memory, commands))
+    steps = played.transitions
+    if len(steps) < 3:
+        return
+    places = range(1, len(steps))
+    cuts = sorted({places[one % len(places)], places[other % len(places)]})
+    a, b, c = steps[: cuts[0]], steps[cuts[0] : cuts[-1]], steps[cuts[-1] :]
+    whole = join_all(steps)
+    if b:
+        assert shown(join(join(join_all(a), join_all(b)), join_all(c))) == shown(whole)
+        assert shown(join(join_all(a), join(join_all(b), join_all(c)))) == shown(whole)
+    assert shown(join(join_all(a + b), join_all(c))) == shown(whole)
+    stored: dict[str, Fragment] = {fragment.id: fragment for fragment in whole.puts}
+    assert stored == played.known
+    assert whole.events == tuple(played.history)
+
+
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(MEMORIES, COMMANDS, OBSERVATIONS)
+def test_a_repeated_decision_is_the_same_and_leaves_its_input_alone(
+    memory: str, commands: list[str], observation: str
+) -> None:
+    played = asyncio.run(play(memory, commands))
+    parsed = parse_command(observation)
+    said = Said(parsed.words[0], None, "bob", "", parsed.number("importance"), "", parsed.vector())
+    newcomer, before = played.newcomer(said), played.state
+    held = (before.sensory, before.short_term, before.reflection_aggregate)
+    once = tiers.observe(before, newcomer, played.policy, SIMILARITY_MIN)
+    again = tiers.observe(before, newcomer, played.policy, SIMILARITY_MIN)
+    assert shown(once) == shown(again)
+    assert held == (before.sensory, before.short_term, before.reflection_aggregate)
+
+
+def test_generated_memories_are_of_every_kind() -> None:
+    """The strategy above reads as intended: its commands parse into memories."""
+    spec = spec_of(parse_command("memory kind=hybrid profile=dbgpt short_term.kind=fifo sensory.capacity=3"))
+    assert spec.kind is MemoryKind.HYBRID
+    assert spec.policy().sensory.capacity == 3
+    assert spec.policy().sensory.threshold == 0.01

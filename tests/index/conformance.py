@@ -1,0 +1,256 @@
+"""What every ports.index.VectorIndex must do. A module of tests subclasses `Conformance` and gives the fixtures.
+
+Fixtures to give: `index`, an opened VectorIndex of SPACE, shared by the module; `reopen`, which closes it, opens
+it again and returns (index, whether `open` said it must be filled). Each test uses memories of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from memstream_server.core.values import Vector
+from memstream_server.ports.index import Point, VectorIndex
+from memstream_server.ports.journal import Space
+
+SPACE = Space("test model/v1", 24, 64)
+
+Reopen = Callable[[], Awaitable[tuple[VectorIndex, bool]]]
+
+STRANGE = [
+    'quote"quote',
+    "it's",
+    "back\\slash",
+    '" or memory != "',
+    "new\nline",
+    "100%",
+    "%22",
+    "tab\tnul\0",
+    "日本語 ✓",
+    "a/b:c",
+]
+
+
+def unit_vectors(count: int, seed: int = 0, dimension: int = SPACE.dimension) -> npt.NDArray[np.float32]:
+    """(count, dimension) random rows of unit length."""
+    rows = np.random.default_rng(seed).normal(size=(count, dimension)).astype(np.float32)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+
+
+def fragment_id(number: int) -> str:
+    return f"01J{number:023d}"
+
+
+def points(memory: str, vectors: npt.NDArray[np.float32], first: int = 0) -> list[Point]:
+    return [Point(memory, fragment_id(first + place), vector) for place, vector in enumerate(vectors)]
+
+
+def brute_force(
+    vectors: npt.NDArray[np.float32], query: Vector, limit: int
+) -> tuple[list[str], npt.NDArray[np.float32]]:
+    """The right answer."""
+    cosines = vectors @ query
+    best = np.argsort(-cosines, kind="stable")[:limit]
+    return [fragment_id(int(place)) for place in best], cosines[best]
+
+
+@pytest.fixture
+def memory() -> str:
+    """The uid of a memory no other test uses."""
+    return uuid4().hex
+
+
+class Conformance:
+    """The suite."""
+
+    async def test_answers_with_exact_cosines_best_first(self, index: VectorIndex, memory: str) -> None:
+        vectors = unit_vectors(300)
+        await index.upsert(points(memory, vectors))
+        for query in (vectors[17], *unit_vectors(5, seed=9)):
+            ids, cosines = await index.search(memory, query, 10)
+            right_ids, right_cosines = brute_force(vectors, query, 10)
+            assert ids == right_ids
+            assert cosines.dtype == np.float32
+            np.testing.assert_allclose(cosines, right_cosines, atol=1e-5)
+
+    async def test_answers_are_the_same_after_a_flush(self, index: VectorIndex, memory: str) -> None:
+        vectors, query = unit_vectors(200), unit_vectors(1, seed=3)[0]
+        await index.upsert(points(memory, vectors[:120]))
+        await index.flush()
+        await index.upsert(points(memory, vectors[120:], first=120))
+        ids, cosines = await index.search(memory, query, 20)
+        right_ids, right_cosines = brute_force(vectors, query, 20)
+        assert ids == right_ids
+        np.testing.assert_allclose(cosines, right_cosines, atol=1e-5)
+
+    async def test_cosines_stay_within_minus_one_and_one(self, index: VectorIndex, memory: str) -> None:
+        vectors = unit_vectors(50, seed=4)
+        await index.upsert(points(memory, np.concatenate([vectors, -vectors])))
+        for vector in vectors[:10]:
+            _, cosines = await index.search(memory, vector, 100)
+            assert cosines.max() <= 1
+            assert cosines.min() >= -1
+
+    async def test_limit_counts_and_more_than_there_are_gives_all(self, index: VectorIndex, memory: str) -> None:
+        vectors = unit_vectors(12)
+        await index.upsert(points(memory, vectors))
+        for limit, expected in ((0, 0), (1, 1), (5, 5), (12, 12), (500, 12)):
+            ids, cosines = await index.search(memory, vectors[0], limit)
+            assert len(ids) == len(cosines) == len(set(ids)) == expected
+
+    async def test_an_unknown_memory_is_empty(self, index: VectorIndex, memory: str) -> None:
+        ids, cosines = await index.search(memory, unit_vectors(1)[0], 10)
+        assert ids == []
+        assert cosines.shape == (0,)
+        assert await index.count(memory) == 0
+        assert await index.ids(memory, "", 10) == []
+        await index.delete(memory, [fragment_id(1)])
+
+    async def test_writing_nothing_is_no_error(self, index: VectorIndex, memory: str) -> None:
+        await index.upsert([])
+        await index.delete(memory, [])
+        await index.flush()
+        await index.flush()
+
+    async def test_an_upsert_again_changes_nothing(self, index: VectorIndex, memory: str) -> None:
+        vectors = unit_vectors(40)
+        for _ in range(3):
+            await index.upsert(points(memory, vectors))
+            await index.upsert(points(memory, vectors))
+            await index.flush()
+        assert await index.count(memory) == 40
+        ids, _ = await index.search(memory, vectors[0], 100)
+        assert sorted(ids) == [fragment_id(number) for number in range(40)]
+
+    async def test_an_upsert_replaces_the_vector(self, index: VectorIndex, memory: str) -> None:
+        old, new = unit_vectors(2, seed=5)
+        await index.upsert([Point(memory, fragment_id(1), old)])
+        await index.flush()
+        await index.upsert([Point(memory, fragment_id(1), new)])
+        for _ in range(2):
+            ids, cosines = await index.search(memory, new, 5)
+            assert ids == [fragment_id(1)]
+            np.testing.assert_allclose(cosines, [1], atol=1e-5)
+            await index.flush()
+
+    async def test_of_one_id_twice_in_a_call_the_last_counts(self, index: VectorIndex, memory: str) -> None:
+        old, new = unit_vectors(2, seed=6)
+        await index.upsert([Point(memory, fragment_id(1), old), Point(memory, fragment_id(1), new)])
+        ids, cosines = await index.search(memory, new, 5)
+        assert ids == [fragment_id(1)]
+        np.testing.assert_allclose(cosines, [1], atol=1e-5)
+
+    async def test_deleted_ids_are_gone_before_and_after_flush(self, index: VectorIndex, memory: str) -> None:
+        vectors = unit_vectors(30)
+        await index.upsert(points(memory, vectors))
+        await index.delete(memory, [fragment_id(0), fragment_id(7), fragment_id(999)])
+        await index.flush()
+        await index.delete(memory, [fragment_id(8), fragment_id(0)])
+        for _ in range(2):
+            ids, _ = await index.search(memory, vectors[7], 100)
+            assert {fragment_id(0), fragment_id(7), fragment_id(8)}.isdisjoint(ids)
+            assert await index.count(memory) == len(ids) == 27
+            await index.flush()
+
+    async def test_a_deleted_id_can_come_back(self, index: VectorIndex, memory: str) -> None:
+        vector = unit_vectors(1)[0]
+        await index.upsert([Point(memory, fragment_id(1), vector)])
+        await index.flush()
+        await index.delete(memory, [fragment_id(1)])
+        await index.upsert([Point(memory, fragment_id(1), vector)])
+        await index.flush()
+        assert (await index.search(memory, vector, 5))[0] == [fragment_id(1)]
+
+    async def test_many_deletions_in_one_call(self, index: VectorIndex, memory: str) -> None:
+        await index.upsert(points(memory, unit_vectors(2500)))
+        await index.flush()
+        await index.delete(memory, [fragment_id(number) for number in range(2499)])
+        assert await index.ids(memory, "", 10) == [fragment_id(2499)]
+
+    async def test_memories_do_not_see_each_other(self, index: VectorIndex, memory: str) -> None:
+        """300 memories in 64 partitions: most share one."""
+        vectors = unit_vectors(300)
+        await index.upsert(
+            [Point(f"{memory}-{place}", fragment_id(place), vector) for place, vector in enumerate(vectors)]
+        )
+        for place in range(0, 300, 10):
+            ids, cosines = await index.search(f"{memory}-{place}", vectors[place], 10)
+            assert ids == [fragment_id(place)]
+            np.testing.assert_allclose(cosines, [1], atol=1e-5)
+        assert await index.count(f"{memory}-3") == 1
+        assert await index.ids(f"{memory}-3", "", 10) == [fragment_id(3)]
+
+    async def test_a_deletion_touches_its_own_memory_only(self, index: VectorIndex, memory: str) -> None:
+        vectors = unit_vectors(100)
+        others = [f"{memory}-{place}" for place in range(100)]
+        await index.upsert([Point(other, f"{other}-f", vector) for other, vector in zip(others, vectors, strict=True)])
+        await index.delete(others[0], [f"{others[0]}-f"])
+        counts = [await index.count(other) for other in others]
+        assert counts == [0] + [1] * 99
+
+    async def test_ids_come_in_order_page_by_page(self, index: VectorIndex, memory: str) -> None:
+        numbers = np.random.default_rng(1).permutation(230)
+        vectors = unit_vectors(230)
+        half = 115
+        for part in (numbers[:half], numbers[half:]):
+            await index.upsert([Point(memory, fragment_id(int(number)), vectors[number]) for number in part])
+            await index.flush()
+        await index.upsert(points(memory, vectors[:5], first=230))
+        await index.delete(memory, [fragment_id(100)])
+        seen: list[str] = []
+        while page := await index.ids(memory, seen[-1] if seen else "", 50):
+            assert len(page) <= 50
+            seen += page
+        assert seen == [fragment_id(number) for number in range(235) if number != 100]
+
+    async def test_strange_ids_stay_apart_and_come_back_as_they_were(self, index: VectorIndex, memory: str) -> None:
+        vectors = unit_vectors(len(STRANGE))
+        names = [f"{memory}{strange}" for strange in STRANGE]
+        await index.upsert(
+            [Point(name, strange, vector) for name, strange, vector in zip(names, STRANGE, vectors, strict=True)]
+        )
+        for name, strange, vector in zip(names, STRANGE, vectors, strict=True):
+            assert (await index.search(name, vector, 10))[0] == [strange]
+            assert await index.ids(name, "", 10) == [strange]
+            assert await index.count(name) == 1
+        for name, strange in zip(names[::2], STRANGE[::2], strict=True):
+            await index.delete(name, [strange])
+        assert [await index.count(name) for name in names] == [0, 1] * (len(STRANGE) // 2)
+
+    async def test_a_vector_of_another_dimension_is_refused(self, index: VectorIndex, memory: str) -> None:
+        with pytest.raises(ValueError, match="24 numbers"):
+            await index.upsert([Point(memory, fragment_id(1), unit_vectors(1, dimension=23)[0])])
+        assert await index.count(memory) == 0
+
+    async def test_searches_run_beside_a_write(self, index: VectorIndex, memory: str) -> None:
+        vectors = unit_vectors(400)
+        await index.upsert(points(memory, vectors))
+        await index.flush()
+        other = asyncio.create_task(index.upsert(points(f"{memory}-other", unit_vectors(2000, seed=8))))
+        answers = await asyncio.gather(*(index.search(memory, vector, 1) for vector in vectors[:40]))
+        await other
+        assert [ids for ids, _ in answers] == [[fragment_id(number)] for number in range(40)]
+
+    async def test_says_what_it_is_and_that_it_is_well(self, index: VectorIndex) -> None:
+        assert index.description.startswith("milvus")
+        assert any(character.isdigit() for character in index.description)
+        assert await index.healthy()
+
+    async def test_what_was_flushed_is_there_after_a_restart(
+        self, index: VectorIndex, reopen: Reopen, memory: str
+    ) -> None:
+        """Last in the suite: it replaces the module's index."""
+        vectors = unit_vectors(60)
+        await index.upsert(points(memory, vectors))
+        await index.delete(memory, [fragment_id(3)])
+        await index.flush()
+        again, must_fill = await reopen()
+        assert not must_fill
+        assert await again.count(memory) == 59
+        ids, _ = await again.search(memory, vectors[5], 1)
+        assert ids == [fragment_id(5)]

@@ -1,0 +1,449 @@
+"""What the Milvus Lite child does when it is killed, orphaned, locked out, damaged or full."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import functools
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from memstream_server.adapters.milvus.child import SOCKET_PATTERN, one_at_a_time
+from memstream_server.adapters.milvus.index import MilvusIndex, connect_milvus, open_lite
+from memstream_server.adapters.milvus.naming import collection_name, partition_name
+from memstream_server.ports.index import IndexLost, IndexUnavailable
+from tests.index.conformance import SPACE, fragment_id, points, unit_vectors
+from tests.index.processes import DEADLINE_S, children, listening, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+COLLECTION = collection_name(SPACE, "memstream")
+VECTORS = unit_vectors(200)
+
+
+@pytest.fixture
+async def index(tmp_path: Path) -> AsyncIterator[MilvusIndex]:
+    """An index that holds VECTORS of memory "m", flushed."""
+    index = await open_lite(tmp_path)
+    assert await index.open(SPACE)
+    await index.upsert(points("m", VECTORS))
+    await index.flush()
+    yield index
+    await index.close()
+    assert children(tmp_path) == []
+    assert sockets_in(tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed data directory that holds VECTORS of memory "m" in two flushes."""
+    data_dir = tmp_path_factory.mktemp("filled")
+
+    async def fill() -> None:
+        index = await open_lite(data_dir)
+        await index.open(SPACE)
+        for first in (0, 100):
+            await index.upsert(points("m", VECTORS[first : first + 100], first))
+            await index.flush()
+        await index.close()
+
+    asyncio.run(fill())
+    return data_dir
+
+
+def sockets_in(data_dir: Path) -> list[Path]:
+    return list(data_dir.glob(SOCKET_PATTERN))
+
+
+def only_child(data_dir: Path) -> int:
+    (pid,) = children(data_dir)
+    return pid
+
+
+async def kill_child(index: MilvusIndex, data_dir: Path) -> None:
+    """kill -9, then wait until the next one serves."""
+    pid = only_child(data_dir)
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: pid not in children(data_dir))
+    await until(lambda: bool(children(data_dir)))
+    await until(index.healthy)
+
+
+async def fill_again(index: MilvusIndex) -> None:
+    """What the engine does after IndexLost."""
+    await index.upsert(points("m", VECTORS))
+    await index.flush()
+    assert await index.count("m") == len(VECTORS)
+    assert (await index.search("m", VECTORS[3], 1))[0] == [fragment_id(3)]
+
+
+async def test_a_killed_child_is_replaced_and_has_what_was_flushed(index: MilvusIndex, tmp_path: Path) -> None:
+    await kill_child(index, tmp_path)
+    assert await index.count("m") == len(VECTORS)
+    assert (await index.search("m", VECTORS[9], 1))[0] == [fragment_id(9)]
+    await index.flush()
+
+
+async def test_a_flush_never_covers_writes_of_a_killed_child(index: MilvusIndex, tmp_path: Path) -> None:
+    more = unit_vectors(50, seed=2)
+    await index.upsert(points("m", more, first=1000))
+    await kill_child(index, tmp_path)
+    with pytest.raises(IndexUnavailable, match="since the last flush") as raised:
+        await index.flush()
+    assert not isinstance(raised.value, IndexLost)
+    await index.upsert(points("m", more, first=1000))
+    await index.flush()
+    assert await index.count("m") == len(VECTORS) + 50
+
+
+def logged(data_dir: Path) -> int:
+    """Bytes in Lite's log: how far a write has come."""
+    return sum(log.stat().st_size for log in collection_of(data_dir).glob("wal/wal_data_*.arrow"))
+
+
+def came_to(data_dir: Path, least: int, write: asyncio.Task[None]) -> bool:
+    return logged(data_dir) > least or write.done()
+
+
+async def finish(index: MilvusIndex, write: asyncio.Task[None]) -> None:
+    """A killed child fails the write, or the flush if the write came through first."""
+    await write
+    await index.flush()
+
+
+async def test_killed_in_the_middle_of_a_write(index: MilvusIndex, tmp_path: Path) -> None:
+    many = unit_vectors(6000, seed=3)
+    for attempt in range(3):
+        pid = only_child(tmp_path)
+        write = asyncio.create_task(index.upsert(points(f"many-{attempt}", many)))
+        await until(functools.partial(came_to, tmp_path, attempt * 150_000, write))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(IndexUnavailable):
+            await finish(index, write)
+        await until(index.healthy)
+        assert await index.count("m") == len(VECTORS)
+        await index.upsert(points(f"many-{attempt}", many))
+        await index.flush()
+        assert await index.count(f"many-{attempt}") == len(many)
+
+
+async def search_until_it_fails(index: MilvusIndex, kind: type[IndexUnavailable]) -> None:
+    """Search through every other failure."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                await index.search("m", VECTORS[0], 1)
+            except kind:
+                raise
+            except IndexUnavailable:
+                await asyncio.sleep(0.02)
+
+
+async def test_calls_fail_at_once_while_there_is_no_child(index: MilvusIndex, tmp_path: Path) -> None:
+    os.kill(only_child(tmp_path), signal.SIGKILL)
+    with pytest.raises(IndexUnavailable):
+        await search_until_it_fails(index, IndexUnavailable)
+    await until(index.healthy)
+
+
+async def test_a_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
+    """And the next start, while it may still be dying, gets the lock and what was flushed."""
+    script = f"""
+import asyncio, pathlib, sys
+from memstream_server.adapters.milvus.index import open_lite
+from tests.index.conformance import SPACE, points, unit_vectors
+async def main():
+    index = await open_lite(pathlib.Path({str(tmp_path)!r}))
+    await index.open(SPACE)
+    await index.upsert(points("m", unit_vectors(70)))
+    await index.flush()
+    print("flushed", flush=True)
+    while True:
+        await index.upsert(points("m", unit_vectors(1000)))
+asyncio.run(main())
+"""
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        script,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert parent.stdout is not None
+    assert await parent.stdout.readline() == b"flushed\n"
+    orphan = only_child(tmp_path)
+    parent.kill()
+    await parent.wait()
+    index = await open_lite(tmp_path)
+    assert not await index.open(SPACE)
+    assert orphan not in children(tmp_path)
+    assert set(await index.ids("m", "", 70)) >= {fragment_id(number) for number in range(70)}
+    await index.close()
+
+
+async def test_a_child_ends_when_its_stdin_does(filled: Path, tmp_path: Path) -> None:
+    """What ends an orphan where there is no parent-death signal; in order, so the lock is free at once."""
+    child = Path(one_at_a_time.__code__.co_filename)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", str(child), "--directory", str(tmp_path / "milvus"), "--collection", COLLECTION),
+        *("--parent", str(os.getpid()), "--lock-timeout-s", "1"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    ready = json.loads(await process.stdout.readline())
+    assert ready["ready"].startswith("http://127.0.0.1:")
+    (address,) = listening(process.pid)
+    assert address.partition(":")[0] in ("0100007F", "0000000000000000FFFF00000100007F")
+    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGINT)
+    remote = connect_milvus(ready["ready"])
+    assert await remote.open(SPACE)
+    assert remote.description.startswith("milvus-lite")
+    await remote.close()
+    process.stdin.close()
+    assert await process.wait() == 0
+
+
+async def test_waits_for_a_predecessor_that_is_still_dying(filled: Path, tmp_path: Path) -> None:
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
+    with (tmp_path / "milvus" / "LOCK").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        index = await open_lite(tmp_path)
+        opening = asyncio.create_task(index.open(SPACE))
+        await until(lambda: bool(children(tmp_path)))
+        await asyncio.sleep(0.5)
+        assert not opening.done()
+    assert not await opening
+    assert await index.count("m") == len(VECTORS)
+    await index.close()
+
+
+async def test_a_second_server_on_the_directory_is_refused(index: MilvusIndex, tmp_path: Path) -> None:
+    first = only_child(tmp_path)
+    second = await open_lite(tmp_path, lock_timeout_s=0.2)
+    with pytest.raises(IndexUnavailable, match="another process holds the lock"):
+        await second.open(SPACE)
+    await second.close()
+    assert children(tmp_path) == [first]
+    await index.upsert(points("m", VECTORS))
+    await index.flush()
+    assert await index.count("m") == len(VECTORS)
+
+
+def test_writes_in_the_child_are_one_at_a_time() -> None:
+    inside, most = 0, 0
+    go = threading.Event()
+
+    def write(_request: object, _context: object) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        go.wait(0.001)
+        inside -= 1
+
+    locked = one_at_a_time(write, threading.Lock())
+    threads = [threading.Thread(target=locked, args=(None, None)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+async def test_is_reachable_by_a_private_socket_only(index: MilvusIndex, tmp_path: Path) -> None:
+    assert listening(only_child(tmp_path)) == []
+    (socket,) = sockets_in(tmp_path)
+    mode = socket.stat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert mode & 0o077 == 0
+    assert (tmp_path / "milvus").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("name", ["long" * 40, "with space", "50%#?"])
+async def test_a_path_that_cannot_hold_the_socket_is_no_obstacle(tmp_path: Path, name: str) -> None:
+    data_dir = tmp_path / name
+    index = await open_lite(data_dir)
+    assert await index.open(SPACE)
+    assert sockets_in(data_dir) == []
+    assert listening(only_child(data_dir)) == []
+    await fill_again(index)
+    await index.close()
+
+
+async def test_sockets_of_killed_servers_are_cleared(filled: Path, tmp_path: Path) -> None:
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
+    stale = tmp_path / "milvus-00000000.sock"
+    stale.touch()
+    index = await open_lite(tmp_path)
+    assert not await index.open(SPACE)
+    assert not stale.exists()
+    await index.close()
+
+
+def collection_of(data_dir: Path) -> Path:
+    return data_dir / "milvus" / "collections" / COLLECTION
+
+
+def data_file(data_dir: Path) -> Path:
+    return sorted(collection_of(data_dir).glob("partitions/*/data/*.parquet"))[0]
+
+
+def truncate(data_dir: Path) -> None:
+    with data_file(data_dir).open("r+b") as file:
+        file.truncate(200)
+
+
+def scribble(data_dir: Path) -> None:
+    size = data_file(data_dir).stat().st_size
+    data_file(data_dir).write_bytes(b"\xff" * size)
+
+
+def lose_file(data_dir: Path) -> None:
+    data_file(data_dir).unlink()
+
+
+def damage_manifest(data_dir: Path) -> None:
+    """Lite would quietly take the one before, with half the rows."""
+    (collection_of(data_dir) / "manifest.json").write_text('{"version": 3, "partit')
+
+
+def lose_manifest(data_dir: Path) -> None:
+    for manifest in collection_of(data_dir).glob("manifest.json*"):
+        manifest.unlink()
+
+
+def lose_schema(data_dir: Path) -> None:
+    (collection_of(data_dir) / "schema.json").unlink()
+
+
+def damage_schema(data_dir: Path) -> None:
+    (collection_of(data_dir) / "schema.json").write_text("{}")
+
+
+def lose_all(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "milvus")
+
+
+def file_for_directory(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "milvus")
+    (data_dir / "milvus").write_text("not a directory")
+
+
+def file_for_collections(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "milvus" / "collections")
+    (data_dir / "milvus" / "collections").write_text("not a directory")
+
+
+DAMAGES = [
+    truncate,
+    scribble,
+    lose_file,
+    damage_manifest,
+    lose_manifest,
+    lose_schema,
+    damage_schema,
+    lose_all,
+    file_for_directory,
+    file_for_collections,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_damaged_directory_is_dropped_and_filled_again(
+    filled: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
+    damage(tmp_path)
+    index = await open_lite(tmp_path)
+    assert await index.open(SPACE)
+    assert await index.count("m") == 0
+    await fill_again(index)
+    await index.close()
+    assert not (tmp_path / "milvus.dropped").exists()
+    assert not collection_of(tmp_path).with_name(f"{COLLECTION}.dropped").exists()
+
+
+async def test_a_damaged_log_costs_nothing(index: MilvusIndex, tmp_path: Path) -> None:
+    await index.upsert(points("m", unit_vectors(20, seed=5), first=500))
+    (log,) = collection_of(tmp_path).glob("wal/wal_data_*.arrow")
+    log.write_bytes(b"\x00" * 50)
+    await kill_child(index, tmp_path)
+    assert await index.count("m") == len(VECTORS)
+
+
+async def test_damage_found_by_a_restart_is_told_once(index: MilvusIndex, tmp_path: Path) -> None:
+    truncate(tmp_path)
+    os.kill(pid := only_child(tmp_path), signal.SIGKILL)
+    await until(lambda: bool(set(children(tmp_path)) - {pid}))
+    with pytest.raises(IndexLost):
+        await search_until_it_fails(index, IndexLost)
+    assert (await index.search("m", VECTORS[0], 1))[0] == []
+    assert await index.healthy()
+    await fill_again(index)
+
+
+async def test_opening_again_takes_note_of_a_loss(index: MilvusIndex, tmp_path: Path) -> None:
+    """An index that is empty must be filled, also when its filling was cut off by a crash."""
+    truncate(tmp_path)
+    os.kill(only_child(tmp_path), signal.SIGKILL)
+    assert await index.open(SPACE)
+    assert await index.open(SPACE)
+    await fill_again(index)
+    assert not await index.open(SPACE)
+
+
+async def test_a_collection_dropped_behind_its_back_is_made_anew(index: MilvusIndex, tmp_path: Path) -> None:
+    from pymilvus import MilvusClient
+
+    (socket,) = sockets_in(tmp_path)
+    client = MilvusClient(f"unix:{socket}", timeout=10, dedicated=True)
+    for call in (
+        lambda: index.search("m", VECTORS[0], 1),
+        lambda: index.upsert(points("m", VECTORS)),
+        lambda: index.count("m"),
+    ):
+        client.drop_collection(COLLECTION, timeout=10)
+        with pytest.raises(IndexLost, match="made anew"):
+            await call()
+        await fill_again(index)
+    client.close()
+
+
+async def test_a_failed_flush_restarts_the_child_and_loses_nothing_flushed(index: MilvusIndex, tmp_path: Path) -> None:
+    """A file where the partition's data directory is to be stands for a full disk."""
+    memory = next(name for name in map(str, range(99)) if partition_name(name, 64) != partition_name("m", 64))
+    obstacle = collection_of(tmp_path) / "partitions" / partition_name(memory, 64) / "data"
+    obstacle.write_text("in the way")
+    more = points(memory, unit_vectors(30, seed=7))
+    first = only_child(tmp_path)
+    await index.upsert(more)
+    with pytest.raises(IndexUnavailable, match="flush"):
+        await index.flush()
+    assert first not in children(tmp_path)
+    obstacle.unlink(missing_ok=True)
+    await until(index.healthy)
+    assert await index.count("m") == len(VECTORS)
+    await index.upsert(more)
+    await index.flush()
+    await kill_child(index, tmp_path)
+    assert await index.count("m") == len(VECTORS)
+    assert await index.count(memory) == 30
+
+
+async def test_a_server_that_is_not_there(unused_tcp_port: int) -> None:
+    index = connect_milvus(f"http://127.0.0.1:{unused_tcp_port}")
+    with pytest.raises(IndexUnavailable):
+        await index.open(SPACE)
+    assert not await index.healthy()
+    await index.close()
