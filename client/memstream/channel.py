@@ -8,13 +8,14 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
+from grpc.aio import StreamStreamCall, UnaryStreamCall
 
 from memstream.backoff import Retry
-from memstream.errors import DeadlineExceeded, StreamClosed
+from memstream.errors import DeadlineExceeded, StreamClosed, Unavailable
 from memstream.status import task_is_cancelled, translate
 from memstream.v1 import (
     memory_service_pb2,
@@ -30,6 +31,7 @@ from memstream.wiretypes import invalid
 
 Request = TypeVar("Request", contravariant=True)
 Response = TypeVar("Response", covariant=True)
+Message = TypeVar("Message")
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
@@ -151,6 +153,14 @@ async def pages(fetch: Callable[[str], Awaitable[tuple[Sequence[Response], str]]
             yield item
         if not token:
             return
+
+
+async def read_message(call: StreamStreamCall[Any, Message] | UnaryStreamCall[Any, Message]) -> Message:
+    """The next message of a stream; its end without a status is a break like any other."""
+    message = await call.read()
+    if message is grpc.aio.EOF:
+        raise Unavailable("the server ended the stream")
+    return cast("Message", message)
 
 
 def deadline(timeout_s: float) -> DeadlineExceeded:

@@ -1,8 +1,8 @@
 """What a producer has said and the server has not yet stored: numbers, window, batches, acknowledgements; no I/O.
 
 Rule 1: an observation gets its number once, in order, and keeps it over every connection.
-Rule 2: it is held until it is stored, and sent again on a new connection until it is received; the server knows a repeat
-by its number and content, so that it counts once.
+Rule 2: it is held until it is stored, and sent again on a new connection until it is received; the server knows a
+repeat by its number and content, so that it counts once.
 Rule 3: what is held and not received never exceeds the window granted, in observations and in bytes.
 """
 
@@ -59,7 +59,7 @@ class Ledger:
         self._batch_bytes = BATCH_BYTES_MAX
         self._window_observations = 0
         self._window_bytes = 0
-        self._items: dict[int, Item] = {}
+        self._sent: dict[int, Sent] = {}
         self._queue: deque[Item] = deque()
         self._flight: deque[Item] = deque()
         self._kept: deque[Item] = deque()
@@ -99,7 +99,7 @@ class Ledger:
         """Numbers an observation and queues it."""
         self.last += 1
         item = Item(Sent(self.last), observation, size)
-        self._items[self.last] = item
+        self._sent[self.last] = item.sent
         self._queue.append(item)
         self._queue_bytes += size
         return item.sent
@@ -141,9 +141,9 @@ class Ledger:
         """Takes an acknowledgement; repeated and outdated ones change nothing. Whether there was progress."""
         self._refuse(ack.rejected)
         for wire in ack.outcomes:
-            item = self._items.get(wire.sequence)
-            if item is not None:
-                item.sent.note(outcome_from_wire(wire))
+            sent = self._sent.get(wire.sequence)
+            if sent is not None:
+                sent.note(outcome_from_wire(wire))
         progress = ack.received > self.received or ack.stored > self.stored
         self.revision = max(self.revision, ack.revision)
         self.flushed = max(self.flushed, ack.flushed)
@@ -154,9 +154,7 @@ class Ledger:
 
     def fail(self, error: MemstreamError) -> None:
         """The stream is over: whoever waits for an observation is told."""
-        for item in self._items.values():
-            item.sent.refuse(error)
-        for sent in self._bare:
+        for sent in self._sent.values():
             sent.refuse(error)
 
     def _grant(self, opened: stream_service_pb2.ObserveOpened) -> None:
@@ -193,9 +191,9 @@ class Ledger:
 
     def _refuse(self, refusals: Iterable[stream_service_pb2.RejectedObservation]) -> None:
         for wire in refusals:
-            item = self._items.get(wire.sequence)
+            sent = self._sent.get(wire.sequence)
             rejected = rejected_from_wire(wire)
-            if item is not None and item.sent.refuse(rejected.error):
+            if sent is not None and sent.refuse(rejected.error):
                 self.rejected.append(rejected)
                 self.rejected_count += 1
 
@@ -229,5 +227,5 @@ class Ledger:
         self.stored = max(self.stored, upto)
 
     def _settle(self, sent: Sent) -> None:
-        del self._items[sent.sequence]
+        del self._sent[sent.sequence]
         sent.store(self.revision)

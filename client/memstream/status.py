@@ -7,10 +7,8 @@ import asyncio
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from google.rpc import (  # type: ignore[import-untyped]  # googleapis-common-protos ships stubs without py.typed
-    error_details_pb2,
-    status_pb2,
-)
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
 
 from memstream import errors as e
 
@@ -81,11 +79,11 @@ _CUT = {
 }
 
 
-def from_status(status: status_pb2.Status) -> e.MemstreamError:
+def from_status(status: Status) -> e.MemstreamError:
     """The exception for a google.rpc.Status with its ErrorInfo, BadRequest and RetryInfo."""
-    info = error_details_pb2.ErrorInfo()
-    bad = error_details_pb2.BadRequest()
-    retry = error_details_pb2.RetryInfo()
+    info = ErrorInfo()
+    bad = BadRequest()
+    retry = RetryInfo()
     retry_given = False
     for detail in status.details:
         detail.Unpack(info)
@@ -109,12 +107,12 @@ def from_rpc(error: grpc.aio.AioRpcError) -> e.MemstreamError:
     return from_status(_status_of(error))
 
 
-def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
-    plain = status_pb2.Status(code=error.code().value[0], message=error.details() or "")
+def _status_of(error: grpc.aio.AioRpcError) -> Status:
+    plain = Status(code=error.code().value[0], message=error.details() or "")
     for key, value in error.trailing_metadata() or ():
         if key == _STATUS_KEY and isinstance(value, bytes):
             try:
-                rich = status_pb2.Status.FromString(value)
+                rich = Status.FromString(value)
             except DecodeError:
                 return plain  # mangled on the way: the code and message of the call are still true
             return rich if rich.code == plain.code else plain

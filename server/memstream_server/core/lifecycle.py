@@ -25,7 +25,7 @@ def clear(state: State, fragments: Iterable[Fragment], tiers: Collection[Tier]) 
     """
     draft = Draft(state)
     held = [one.fragment for one in (*draft.sensory, *draft.short_term)]
-    leaving = [fragment for fragment in (*held, *fragments) if fragment.tier in tiers]
+    leaving = [fragment for fragment in _each((*held, *fragments)) if fragment.tier in tiers]
     for fragment in leaving:
         draft.record(EventType.DROPPED, fragment.id, from_tier=fragment.tier, reason=Reason.CLEARED)
         draft.remove(fragment.id)
@@ -44,7 +44,7 @@ def forget(state: State, fragments: Iterable[Fragment], time_us: int, reason: Re
     held = {one.fragment.id: one.fragment for one in (*draft.sensory, *draft.short_term)}
     leaving = [
         fragment
-        for fragment in (held.get(given.id, given) for given in fragments)
+        for fragment in (held.get(given.id, given) for given in _each(fragments))
         if fragment.forget_time_us is None and (reason is Reason.REQUESTED or not fragment.pinned)
     ]
     for fragment in leaving:
@@ -62,7 +62,7 @@ def restore(state: State, forgotten: Iterable[Held], policy: Policy) -> Transiti
     absence of RESTORED. Vectors are of the content alone, as for a newcomer.
     """
     draft = Draft(state)
-    for held in forgotten:
+    for held in {held.fragment.id: held for held in forgotten}.values():
         tier = _room(draft, held.fragment.tier, policy)
         if held.fragment.forget_time_us is None or tier is None:
             continue
@@ -79,7 +79,7 @@ def restore(state: State, forgotten: Iterable[Held], policy: Policy) -> Transiti
 def erase(state: State, fragments: Iterable[Fragment], reason: Reason = Reason.REQUESTED) -> Transition:
     """Remove fragments for good, content and vectors; text they gave to promoted ones is the engine's to follow."""
     draft = Draft(state)
-    leaving = list(fragments)
+    leaving = _each(fragments)
     for fragment in leaving:
         draft.record(EventType.ERASED, fragment.id, from_tier=fragment.tier, reason=reason)
         draft.remove(fragment.id)
@@ -164,6 +164,11 @@ def _nearest(insight: Held, others: Sequence[Held]) -> tuple[float, Fragment | N
             value = cosine(insight.vector, other.vector)
             best = (value, other.fragment) if value > best[0] else best
     return best
+
+
+def _each(fragments: Iterable[Fragment]) -> list[Fragment]:
+    """Every fragment once, however often a request names it."""
+    return list({fragment.id: fragment for fragment in fragments}.values())
 
 
 def _release(draft: Draft, gone: set[str]) -> None:

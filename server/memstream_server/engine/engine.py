@@ -110,9 +110,9 @@ class Engine:
         dependencies.committed = self._committed
         dependencies.lost = self._registry.lost
 
-    async def start(self, refill_index: bool = False) -> None:
+    async def start(self) -> None:
         """Begin background work and finish what an earlier process had received. Does not wait for the index."""
-        self._indexer.start(refill_index)
+        self._indexer.start()
         self._reinforcement.start()
         self._jobs.start()
         for uid in await self._journal.pending_memories():
@@ -238,7 +238,7 @@ class Engine:
         record = await self._registry.record(namespace, name)
         counts = await self._journal.counts(record.uid)
         actor = self._registry.peek(record.uid)
-        return Statistics(record.revision, counts, actor is not None, 0 if actor is None else actor.working.bytes)
+        return Statistics(record.revision, counts, actor is not None, 0 if actor is None else actor.working.size_bytes)
 
     # ---- fragments
     async def get_fragment(

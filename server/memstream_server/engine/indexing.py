@@ -47,9 +47,9 @@ class Indexer:
         self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, refill: bool) -> None:
-        """Begin; `refill` when the journal was restored and the index may hold anything."""
-        self._task = asyncio.create_task(self._run(refill))
+    def start(self) -> None:
+        """Begin; the index is opened in the background."""
+        self._task = asyncio.create_task(self._run())
 
     async def stop(self, grace_s: float) -> None:
         """Bring what waits into the index if that is quick; the outbox keeps what is left."""
@@ -72,13 +72,12 @@ class Indexer:
             self._full.set()
 
     # ---- the task
-    async def _run(self, refill: bool) -> None:
+    async def _run(self) -> None:
         pause = RETRY_S
         while True:
             try:
                 if not self._open:
-                    await self._begin(refill)
-                    refill = False
+                    await self._begin()
                 await self._cycle()
                 pause = RETRY_S
             except IndexLost as error:
@@ -91,9 +90,8 @@ class Indexer:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, RETRY_MAX_S)
 
-    async def _begin(self, refill: bool) -> None:
-        anew = await self._dependencies.index.open(self._space)
-        if anew or refill:
+    async def _begin(self) -> None:
+        if await self._dependencies.index.open(self._space):
             await self._refill()
         self._open = True
         self.degraded = ""

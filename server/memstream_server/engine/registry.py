@@ -144,12 +144,12 @@ class Registry:
     def _shrink(self, keep: str) -> None:
         """Evict idle actors, least recently used first, until the bounds hold (or all that is left is in use)."""
         limits = self._dependencies.limits
-        total = sum(actor.working.bytes for actor in self._actors.values())
+        total = sum(actor.working.size_bytes for actor in self._actors.values())
         for actor in list(self._actors.values()):
             if len(self._actors) <= limits.active_memories_max and total <= limits.active_bytes_max:
                 break
             if actor.uid != keep and actor.idle:
-                total -= actor.working.bytes
+                total -= actor.working.size_bytes
                 self._forget(actor)
                 self._spawn(actor.stop())
         self._dependencies.metrics.active(len(self._actors), total)

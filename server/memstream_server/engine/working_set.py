@@ -51,7 +51,7 @@ class WorkingSet:
         self._load(image.rows)
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Memory held, about."""
         held = self.columns.bytes + self.lexical.bytes + (self.dense.bytes if self.dense is not None else 0)
         return held + sum(vector.nbytes for vector in self.fresh.values())

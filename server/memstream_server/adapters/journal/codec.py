@@ -1,17 +1,18 @@
 """What the journal's blobs hold: msgpack of the port's values behind a version byte, decoded by type.
 
-A fragment is a map of its fields, so that one added later reads as its default from older rows. Events are tuples
+A fragment is a map of its fields, so that one added later reads as its default from older rows. Events are arrays
 without names: the log is kept for good and a name would cost more than the value.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from operator import attrgetter
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from memstream_server.core.events import Event
 from memstream_server.core.policy import Policy
@@ -38,15 +39,22 @@ def _native(value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_native)
 _json = msgspec.json.Encoder(enc_hook=_native)
-_event_fields = tuple(item.name for item in fields(Event))
-_event_values = attrgetter(*_event_fields)
+_event_values = attrgetter(*[item.name for item in fields(Event)])
 _hints = get_type_hints(Event)
+_EventRecord = (
+    msgspec.defstruct(  # an Event as an array: fields added at its end read as their defaults from older rows
+        "_EventRecord",
+        [
+            (item.name, _hints[item.name]) if item.default is MISSING else (item.name, _hints[item.name], item.default)
+            for item in fields(Event)
+        ],
+        array_like=True,
+    )
+)
 
 _fragment = msgspec.msgpack.Decoder(Fragment)
 _receipt = msgspec.msgpack.Decoder(Receipt)
-_events: msgspec.msgpack.Decoder[list[tuple[Any, ...]]] = msgspec.msgpack.Decoder(
-    list[tuple[tuple(_hints[name] for name in _event_fields)]]  # type: ignore[misc]  # built from Event's own fields
-)
+_events: msgspec.msgpack.Decoder[list[msgspec.Struct]] = msgspec.msgpack.Decoder(list[_EventRecord])  # type: ignore[valid-type]  # defined at run time
 _enhancements = msgspec.msgpack.Decoder(tuple[Enhancement, ...])
 _rejections = msgspec.msgpack.Decoder(tuple[Rejection, ...])
 _policy = msgspec.json.Decoder(Policy)
@@ -99,7 +107,7 @@ def encode_events(events: tuple[Event, ...]) -> bytes:
 
 
 def decode_events(blob: bytes) -> tuple[Event, ...]:
-    return tuple([Event(*values) for values in _unpack(_events, blob)])
+    return tuple([Event(*astuple(record)) for record in _unpack(_events, blob)])
 
 
 def encode_enhancements(enhancements: tuple[Enhancement, ...]) -> bytes:

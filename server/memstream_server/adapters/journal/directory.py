@@ -1,8 +1,8 @@
 """The data directory: who holds it, which format it has, and how a backup is put into one.
 
-    format       what this directory is and the version of its layout
-    lock         locked while a server runs; says which
-    journal.db   the journal (with -wal and -shm beside it)
+format       what this directory is and the version of its layout
+lock         locked while a server runs; says which
+journal.db   the journal (with -wal and -shm beside it)
 """
 
 from __future__ import annotations

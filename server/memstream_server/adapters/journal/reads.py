@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row as SqlRow, Select, bindparam, distinct, func, select
+from sqlalchemy import BindParameter, Connection, Select, bindparam, func, select
+from sqlalchemy import Row as SqlRow
 
 from memstream_server.adapters.journal import codec
 from memstream_server.adapters.journal.schema import (
@@ -44,8 +45,13 @@ from memstream_server.ports.journal import (
     Space,
 )
 
-_number, _model, _limit, _uid = bindparam("number"), bindparam("model"), bindparam("limit"), bindparam("u")
-_low, _high, _ids = bindparam("low"), bindparam("high"), bindparam("ids", expanding=True)
+_number: BindParameter[int] = bindparam("number")
+_low: BindParameter[int] = bindparam("low")
+_high: BindParameter[int] = bindparam("high")
+_limit: BindParameter[int] = bindparam("limit")
+_uid: BindParameter[str] = bindparam("u")
+_model: BindParameter[str] = bindparam("model")
+_ids: BindParameter[Any] = bindparam("ids", expanding=True)
 _META = select(meta.c.value).where(meta.c.name == bindparam("name"))
 _NUMBER = select(memories.c.number).where(memories.c.uid == _uid)
 _BY_UID = select(memories).where(memories.c.uid == _uid)
@@ -63,7 +69,7 @@ _NAMESPACES = (
     .order_by(memories.c.namespace)
     .limit(_limit)
 )
-_PENDING_MEMORIES = select(memories.c.uid).where(memories.c.number.in_(select(distinct(observations.c.memory))))
+_PENDING_MEMORIES = select(memories.c.uid).where(memories.c.number.in_(select(observations.c.memory)))
 
 _FRAGMENT = (fragments.c.payload, fragments.c.access_count, fragments.c.access_time_us)
 _PAGE = (
@@ -232,7 +238,12 @@ def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Imag
 
 
 def _pages(
-    connection: Connection, statement: Select[Any], low: int, high: int, limit: int | None = None, **values: Any
+    connection: Connection,
+    statement: Select[*tuple[Any, ...]],
+    low: int,
+    high: int,
+    limit: int | None = None,
+    **values: Any,
 ) -> Iterator[list[Any]]:
     """The first `limit` rows (all, if None) of a statement over a range of keys, the key first, a page at a time."""
     while limit is None or limit > 0:
@@ -249,9 +260,7 @@ def _rows(connection: Connection, number: int, model: str, vectors_max: int) -> 
     found = _vectors(connection, number, model, vectors_max)
     decode, terms = codec.decode_fragment, codec.decode_terms
     rows = _pages(connection, _PAGE, *span(number))
-    return tuple(
-        [Row(decode(blob, count, at), terms(packed), found.get(row)) for row, blob, count, at, packed in rows]
-    )
+    return tuple([Row(decode(blob, count, at), terms(packed), found.get(row)) for row, blob, count, at, packed in rows])
 
 
 def _vectors(connection: Connection, number: int, model: str, vectors_max: int) -> dict[int, bytes]:
@@ -334,7 +343,8 @@ def some_vectors(connection: Connection, uid: str, model: str, ids: Sequence[str
     found: dict[str, bytes] = {}
     if number is not None:
         for chunk in _chunks(ids):
-            found.update(fetch(connection, _SOME_VECTORS, {"number": number, "model": model, "ids": chunk}))
+            rows = fetch(connection, _SOME_VECTORS, {"number": number, "model": model, "ids": chunk})
+            found.update((name, vector) for name, vector in rows)
     return found
 
 
@@ -347,7 +357,7 @@ def list_fragments(connection: Connection, uid: str, query: FragmentQuery) -> li
     return [codec.decode_fragment(blob, count, at) for _, blob, count, at in rows]
 
 
-def _selection(query: FragmentQuery) -> Select[Any]:
+def _selection(query: FragmentQuery) -> Select[*tuple[Any, ...]]:
     chosen = _LIST.where(_forgotten if query.forgotten else fragments.c.forget_time_us.is_(None))
     for column, values in (
         (fragments.c.tier, [tier.value for tier in query.tiers]),

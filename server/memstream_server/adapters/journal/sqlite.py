@@ -34,7 +34,14 @@ from sqlalchemy import cast as sql_cast
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from memstream_server.ports.journal import AlreadyExists, Conflict, JournalError, OutcomeUnknown, StorageFull, Unreadable
+from memstream_server.ports.journal import (
+    AlreadyExists,
+    Conflict,
+    JournalError,
+    OutcomeUnknown,
+    StorageFull,
+    Unreadable,
+)
 
 BUSY_TIMEOUT_S = 5.0
 """How long to wait for another program (a shell on the file) that holds SQLite's lock."""
@@ -109,7 +116,7 @@ def _msgpack_hex(column: ColumnElement[Any]) -> ColumnElement[str]:
 
 
 @lru_cache(maxsize=64)
-def _packed(statement: Select[Any]) -> Select[Any]:
+def _packed(statement: Select[*tuple[Any, ...]]) -> Select[int, bytes]:
     rows = statement.subquery()
     parts = _sql(f"DC{len(rows.columns):04X}")
     for column in rows.columns:
@@ -120,7 +127,9 @@ def _packed(statement: Select[Any]) -> Select[Any]:
 _rows_of = msgspec.msgpack.Decoder(list[list[Any]])
 
 
-def fetch(connection: Connection, statement: Select[Any], parameters: Mapping[str, Any]) -> list[list[Any]]:
+def fetch(
+    connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
+) -> list[list[Any]]:
     """All rows of `statement` (columns of integers, text, blobs and booleans, the latter as 0 and 1), in its order.
 
     SQLite packs them and answers with a single row, for the reason given in bulk.py: 10,000 fragments read beside a
@@ -207,3 +216,19 @@ def checked(path: Path) -> None:
         raise Unreadable(f"{path} is not a journal or is damaged ({error})") from error
     if answer != "ok":
         raise Unreadable(f"{path} is damaged: {answer}")
+
+
+def settled(path: Path) -> None:
+    """Fold the WAL of a database that nobody has open into it, and make it durable."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def wal_bytes(path: Path) -> int:
+    """What a checkpoint may add to the database file."""
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size
+    except FileNotFoundError:
+        return 0

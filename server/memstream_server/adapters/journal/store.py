@@ -1,2 +1,249 @@
-"""placeholder"""
-SqlJournal = open_journal = None
+"""The port's methods over the writer and the readers, and the opening and closing of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from memstream_server.adapters.journal import directory, migrate, reads, sqlite, writes
+from memstream_server.adapters.journal.writer import Writer
+from memstream_server.core.events import Event
+from memstream_server.core.values import Fragment
+from memstream_server.ports.journal import (
+    Access,
+    Answer,
+    Commit,
+    Counts,
+    FragmentQuery,
+    Image,
+    IndexEntry,
+    Job,
+    JournalError,
+    MemoryRecord,
+    Producer,
+    Receipt,
+    Recorded,
+    Rejection,
+    Row,
+    Space,
+)
+
+RESERVE_BYTES = 64 << 20
+"""Free space below which writes that add data are refused (beside what a checkpoint may need)."""
+READERS = 3
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SqlJournal:
+    """`ports.journal.Journal` in a data directory of its own. Made by `open_journal`."""
+
+    def __init__(
+        self, data_dir: Path, lock: int, clock_us: Callable[[], int], full: Callable[[], str | None], readers: int
+    ) -> None:
+        path = directory.journal_path(data_dir)
+        self._data_dir, self._lock, self._clock_us = data_dir, lock, clock_us
+        self._write_engine, self._read_engine = sqlite.writer_engine(path), sqlite.reader_engine(path, readers)
+        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="journal-reader")
+        self._writer = Writer(self._write_engine, full, asyncio.get_running_loop())
+        self._closed = False
+
+    async def _write(
+        self,
+        function: Callable[Concatenate[Connection, P], T],
+        rows: int,
+        adds: bool,
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        return await self._writer.submit(lambda connection: function(connection, *arguments, **named), rows, adds)
+
+    async def _read(
+        self, function: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
+    ) -> T:
+        if self._closed:
+            raise JournalError("the journal is closed")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._readers, partial(_snapshot, self._read_engine, lambda c: function(c, *arguments, **named))
+        )
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._writer.close()
+        await asyncio.to_thread(self._release)
+
+    def _release(self) -> None:
+        self._readers.shutdown()
+        self._read_engine.dispose()
+        self._write_engine.dispose()
+        directory.release(self._lock)
+
+    # ---- the store itself
+
+    async def space(self) -> Space | None:
+        return await self._read(reads.space)
+
+    async def set_space(self, space: Space) -> None:
+        await self._write(writes.set_space, 1, True, space)
+
+    async def backup(self, path: str) -> None:
+        await asyncio.to_thread(directory.backup, self._data_dir, Path(path))
+
+    async def index_generation(self) -> int:
+        """0 in a new store, raised by every restore: an index of another generation is of another history."""
+        return int(await self._read(reads.meta_value, directory.GENERATION) or 0)
+
+    # ---- memories
+
+    async def create_memory(
+        self, record: MemoryRecord, events: tuple[Event, ...], answer: Answer | None = None
+    ) -> None:
+        await self._write(writes.create_memory, 2, True, record, events, answer, self._clock_us())
+
+    async def delete_memory(self, uid: str, answer: Answer | None = None) -> None:
+        await self._write(writes.delete_memory, 100, False, uid, answer, self._clock_us())
+
+    async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None:
+        return await self._read(reads.get_memory, namespace, name)
+
+    async def list_memories(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
+        return await self._read(reads.list_memories, namespace, after, limit)
+
+    async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
+        return await self._read(reads.list_namespaces, after, limit)
+
+    async def own(self, uid: str) -> MemoryRecord:
+        return await self._write(_own, 1, False, uid)
+
+    async def load(self, uid: str, model: str, vectors_max: int) -> Image:
+        return await self._read(reads.load, uid, model, vectors_max)
+
+    # ---- the way in
+
+    async def open_producer(self, uid: str, epoch: int, name: str) -> Producer:
+        return await self._write(writes.open_producer, 1, False, uid, epoch, name)
+
+    async def receive(self, receipt: Receipt) -> None:
+        # A batch is one row, but its bytes count: about as many as a tenth of its fragments' own rows.
+        await self._write(writes.receive, 3 + len(receipt.fragments) // 10, True, receipt)
+
+    async def received_hashes(
+        self, uid: str, producer: str, first: int, last: int
+    ) -> list[tuple[int, bytes, Rejection | None]]:
+        return await self._read(reads.received_hashes, uid, producer, first, last)
+
+    async def commit(self, commit: Commit) -> None:
+        rows = 2 + 2 * len(commit.rows) + len(commit.anchors) + len(commit.index) + len(commit.removed)
+        adds = bool(commit.rows or commit.anchors or commit.jobs)
+        await self._write(writes.commit, rows, adds, commit, self._clock_us())
+
+    async def touch(self, uid: str, accesses: Sequence[Access]) -> None:
+        await self._write(writes.touch, len(accesses), True, uid, accesses)
+
+    # ---- reads
+
+    async def fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
+        return await self._read(reads.some_fragments, uid, ids)
+
+    async def vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
+        return await self._read(reads.some_vectors, uid, model, ids)
+
+    async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
+        return await self._read(reads.list_fragments, uid, query)
+
+    async def counts(self, uid: str) -> Counts:
+        return await self._read(reads.counts, uid)
+
+    async def events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
+        return await self._read(reads.recorded, uid, after_revision, limit)
+
+    async def answer(self, request: str) -> Answer | None:
+        return await self._read(reads.answer, request, self._clock_us())
+
+    # ---- the index's outbox and jobs
+
+    async def outbox(self, limit: int) -> list[tuple[IndexEntry, Row | None]]:
+        return await self._read(reads.outbox_entries, limit)
+
+    async def outbox_size(self) -> int:
+        return await self._read(reads.outbox_size)
+
+    async def outbox_done(self, ids: Sequence[int]) -> None:
+        await self._write(writes.outbox_done, len(ids), False, ids)
+
+    async def outbox_refill(self) -> int:
+        return await self._write(writes.outbox_refill, 1_000, True)
+
+    async def jobs(self, limit: int) -> list[Job]:
+        return await self._read(reads.waiting_jobs, limit)
+
+    async def pending_memories(self) -> list[str]:
+        return await self._read(reads.pending_memories)
+
+
+def _own(connection: Connection, uid: str) -> MemoryRecord:
+    writes.own(connection, uid)
+    return reads.by_uid(connection, uid)
+
+
+def _snapshot(engine: Engine, function: Callable[[Connection], T]) -> T:
+    with sqlite.translating(), engine.begin() as connection:
+        return function(connection)
+
+
+async def open_journal(
+    data_dir: Path,
+    *,
+    clock_us: Callable[[], int],
+    free_bytes: Callable[[], int] | None = None,
+    reserve_bytes: int = RESERVE_BYTES,
+    readers: int = READERS,
+) -> SqlJournal:
+    """Open the journal of a data directory, making or migrating it, and hold its lock until `close`.
+
+    clock_us: now, in microseconds since the epoch; ages the stored answers. free_bytes: the space left for the
+    directory (the file system's, by default); below reserve_bytes what adds data raises StorageFull.
+    Raises Unreadable when the directory is damaged, of a newer format, or held by another server.
+    """
+    lock = await asyncio.to_thread(_prepared, data_dir)
+    measure = free_bytes or (lambda: shutil.disk_usage(data_dir).free)
+    full = partial(_full, directory.journal_path(data_dir), measure, reserve_bytes)
+    return SqlJournal(data_dir, lock, clock_us, full, readers)
+
+
+def _prepared(data_dir: Path) -> int:
+    """The lock of a directory whose journal is sound and of this version."""
+    lock = directory.acquire(data_dir)
+    engine = sqlite.writer_engine(directory.journal_path(data_dir))
+    try:
+        directory.check_format(data_dir)
+        with sqlite.translating(), engine.begin() as connection:
+            migrate.upgrade(connection)
+            sqlite.probe(connection)
+        directory.sync(data_dir)
+    except BaseException:
+        directory.release(lock)
+        raise
+    finally:
+        engine.dispose()
+    return lock
+
+
+def _full(journal: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str | None:
+    """Why data cannot be added, or None."""
+    free, needed = free_bytes(), reserve_bytes + sqlite.wal_bytes(journal)
+    if free >= needed:
+        return None
+    return f"{free} bytes are free for {journal.parent}, {needed} must stay free: free space and retry"

@@ -8,7 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Delete, bindparam, case, delete, func, insert, literal, select, true, update
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Delete,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    true,
+    update,
+)
 
 from memstream_server.adapters.journal import bulk, codec
 from memstream_server.adapters.journal.schema import (
@@ -73,7 +86,10 @@ _TOUCH = bulk.Bulk(
     " FROM touched WHERE fragments.id = touched.id AND fragments.memory = touched.memory",
 )
 
-_number, _low, _high, _ids = bindparam("number"), bindparam("low"), bindparam("high"), bindparam("ids", expanding=True)
+_number: BindParameter[int] = bindparam("m")
+_low: BindParameter[int] = bindparam("low")
+_high: BindParameter[int] = bindparam("high")
+_ids: BindParameter[Any] = bindparam("ids", expanding=True)
 _IDENTITY = (memories.c.number, memories.c.next_position)
 _FIND = select(*_IDENTITY).where(memories.c.uid == bindparam("u"))
 _OWNED = select(*_IDENTITY).where(memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"))
@@ -81,9 +97,7 @@ _EXISTS = select(memories.c.uid).where(memories.c.namespace == bindparam("ns"), 
 _OWN = update(memories).where(memories.c.uid == bindparam("u")).values(epoch=memories.c.epoch + 1)
 _ADVANCE = (
     update(memories)
-    .where(
-        memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"), memories.c.revision == bindparam("r")
-    )
+    .where(memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"), memories.c.revision == bindparam("r"))
     .values(
         revision=memories.c.revision + 1,
         next_position=case(
@@ -174,11 +188,13 @@ def _owned(connection: Connection, uid: str, epoch: int) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _delete(connection: Connection, statements: Sequence[Delete], ids: Sequence[Any], number: int | None = None) -> None:
+def _delete(
+    connection: Connection, statements: Sequence[Delete], ids: Sequence[Any], number: int | None = None
+) -> None:
     for start in range(0, len(ids), IDS_MAX):
         values: dict[str, Any] = {"ids": ids[start : start + IDS_MAX]}
         if number is not None:
-            values["number"] = number
+            values["m"] = number
         for statement in statements:
             connection.execute(statement, values)
 
@@ -229,8 +245,8 @@ def delete_memory(connection: Connection, uid: str, answer: Answer | None, now_u
     for statement in _BY_KEY:
         connection.execute(statement, {"low": low, "high": high})
     for statement in _BY_NUMBER:
-        connection.execute(statement, {"number": number})
-    connection.execute(_DELETE_MEMORY, {"number": number})
+        connection.execute(statement, {"m": number})
+    connection.execute(_DELETE_MEMORY, {"m": number})
     _put_answer(connection, answer, now_us)
 
 
@@ -244,7 +260,7 @@ def own(connection: Connection, uid: str) -> None:
 
 def open_producer(connection: Connection, uid: str, epoch: int, name: str) -> Producer:
     number, _ = _owned(connection, uid, epoch)
-    who = {"number": number, "producer": name}
+    who = {"m": number, "producer": name}
     if connection.execute(_REOPEN, who).rowcount == 0:
         connection.execute(insert(producers), {"memory": number, "name": name, "epoch": 1, "received": 0, "stored": 0})
     raised, received, stored = connection.execute(_PRODUCER, who).one()
@@ -271,7 +287,7 @@ def receive(connection: Connection, receipt: Receipt) -> None:
         return
     after = 1 + max(fragment.position for fragment in receipt.fragments)
     if after > next_position:
-        connection.execute(_RESERVE, {"number": number, "next": after})
+        connection.execute(_RESERVE, {"m": number, "next": after})
     connection.execute(
         insert(observations),
         {
@@ -288,7 +304,7 @@ def receive(connection: Connection, receipt: Receipt) -> None:
 def _advance_producer(connection: Connection, number: int, receipt: Receipt) -> None:
     last = receipt.first_sequence + len(receipt.hashes) - 1
     moved = {
-        "number": number,
+        "m": number,
         "producer": receipt.producer,
         "e": receipt.producer_epoch,
         "first": receipt.first_sequence,
@@ -325,7 +341,7 @@ def commit(connection: Connection, commit: Commit, now_us: int) -> None:
     _put_anchors(connection, number, commit.anchors)
     _delete(connection, (_CONSUME,), [key(number, position) for position in commit.stored_positions])
     for name, stored in commit.producers:
-        connection.execute(_STORED, {"number": number, "producer": name, "s": stored})
+        connection.execute(_STORED, {"m": number, "producer": name, "s": stored})
     _put_index(connection, commit.index)
     _delete(connection, (_FINISH,), commit.finish_jobs, number)
     _put_jobs(connection, number, commit.jobs)
@@ -354,7 +370,11 @@ def _put_rows(connection: Connection, number: int, rows: Sequence[Row]) -> None:
     bulk.execute(
         connection,
         _VECTORS,
-        [(key(number, row.fragment.position), row.fragment.model, row.vector) for row in rows if row.vector is not None],
+        [
+            (key(number, row.fragment.position), row.fragment.model, row.vector)
+            for row in rows
+            if row.vector is not None
+        ],
     )
     # A fragment that says it has no vector has none: what an older content had must not be found again.
     bare = [key(number, row.fragment.position) for row in rows if row.vector is None and not row.fragment.model]

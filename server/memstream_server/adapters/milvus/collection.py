@@ -6,7 +6,7 @@ The same code serves Milvus Lite and a Milvus server; `get_server_version()` tel
 |---|---|---|
 | a memory's rows | partition by hash, named on every call | partition key, never named (it refuses) |
 | index | none: an exact scan, which its FLAT index is too, without sidecar files that can be damaged | HNSW |
-| reads | see every write | Bounded for search, Strong for counts and ids |
+| reads | see every write | Bounded for search unless told otherwise, Strong for counts and ids |
 
 Every call has a timeout; every failure leaves as IndexUnavailable. Not thread-safe for writes: one at a time.
 """
@@ -78,16 +78,21 @@ class Timeouts:
 class MilvusCollection:
     """An embedding space's collection on one connection. Made by `connect`, used after `make`."""
 
-    def __init__(self, client: Any, name: str, space: Space, timeouts: Timeouts, version: str) -> None:
+    def __init__(self, client: Any, name: str, space: Space, timeouts: Timeouts, consistency: str) -> None:
         self._client = client
         self._name = name
         self._space = space
         self._timeouts = timeouts
+        self._consistency = consistency
+        with unavailable("connect"):
+            version = str(client.get_server_version(timeout=timeouts.connect_s))
         self.lite = version.startswith("milvus_lite")
         self.description = f"milvus-lite {version.rpartition('-')[2]}" if self.lite else f"milvus {version}"
 
     @classmethod
-    def connect(cls, uri: str, token: str, name: str, space: Space, timeouts: Timeouts) -> MilvusCollection:
+    def connect(
+        cls, uri: str, token: str, name: str, space: Space, timeouts: Timeouts, consistency: str
+    ) -> MilvusCollection:
         """Connect and ask for the engine. Raises IndexUnavailable."""
         # Here and not above: it brings pandas, half a second that only a thread of its own should wait for.
         import pymilvus
@@ -97,8 +102,7 @@ class MilvusCollection:
         with unavailable("connect"):
             # Dedicated: a shared connection would outlive this object and be handed to the next one.
             client = pymilvus.MilvusClient(uri, token=token, timeout=timeouts.connect_s, dedicated=True)
-            version = str(client.get_server_version(timeout=timeouts.connect_s))
-        return cls(client, name, space, timeouts, version)
+        return cls(client, name, space, timeouts, consistency)
 
     def close(self) -> None:
         """Close the connection; calls under way fail."""
@@ -133,7 +137,7 @@ class MilvusCollection:
     def upsert(self, points: Sequence[Point]) -> None:
         """Full rows; the last of several with one fragment id counts. Grouped by partition on Lite."""
         rows_max = max(1, UPSERT_BYTES_MAX // (4 * self._space.dimension))
-        groups: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+        groups: defaultdict[str | None, dict[str, dict[str, Any]]] = defaultdict(dict)
         for point in points:
             row = self._row(point)
             groups[self._partition(point.memory)][row["fragment"]] = row
@@ -168,7 +172,7 @@ class MilvusCollection:
             "search_params": {"metric_type": METRIC, "params": parameters},
         }
         with unavailable("search"):
-            hits = self._loaded(self._client.search, **arguments, **self._scope(memory, "Bounded"))[0]
+            hits = self._loaded(self._client.search, **arguments, **self._scope(memory, self._consistency))[0]
         cosines = np.fromiter((hit["distance"] for hit in hits), np.float32, len(hits))
         return [original(hit["fragment"]) for hit in hits], np.clip(cosines, -1, 1)
 
@@ -217,8 +221,8 @@ class MilvusCollection:
             return {"partition_names": [self._partition(memory)], "timeout": self._timeouts.search_s}
         return {"consistency_level": consistency, "timeout": self._timeouts.search_s}
 
-    def _partition(self, memory: str) -> str:
-        return partition_name(memory, self._space.partitions) if self.lite else ""
+    def _partition(self, memory: str) -> str | None:
+        return partition_name(memory, self._space.partitions) if self.lite else None
 
     def _row(self, point: Point) -> dict[str, Any]:
         if point.vector.shape != (self._space.dimension,):
@@ -261,7 +265,7 @@ class MilvusCollection:
         return {
             "index_params": index,
             "num_partitions": self._space.partitions,
-            "consistency_level": "Bounded",
+            "consistency_level": self._consistency,
         }
 
     def _create_partitions(self) -> None:

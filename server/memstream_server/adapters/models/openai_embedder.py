@@ -9,8 +9,169 @@ harmless text is tried before the inputs are blamed: a misconfigured endpoint mu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import base64
+import binascii
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from email.utils import parsedate_to_datetime
 
-import httpx_compat
+import numpy as np
+import numpy.typing as npt
+import openai
+
+from memstream_server.adapters.models.openai_errors import RefusedError, translated
+from memstream_server.adapters.models.resilience import Resilience, ResilientCalls, TransientError
+from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable
+
+Floats = npt.NDArray[np.float32]
+_HARMLESS = "memory"
+"""What the dimension is asked with."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIEmbedding:
+    """Settings of the endpoint. `reading` says how the model's cosines are read; its name and dimension are ignored."""
+
+    model: str
+    base_url: str
+    api_key: str = field(default="", repr=False)
+    """Empty for endpoints that need none."""
+    dimensions: int | None = None
+    """Asks the model for shorter vectors; only some can."""
+    batch_texts: int = 64
+    batch_characters: int = 100_000
+    input_characters: int = 8_000
+    """Longer texts are cut: 8,000 characters are 2,000 tokens of English and at most about 8,000 of any language."""
+    concurrency: int = 4
+    """Requests in flight."""
+    timeout_s: float = 15.0
+    """For one attempt."""
+    resilience: Resilience = field(default_factory=Resilience)
+    reading: EmbeddingModel = field(default_factory=lambda: EmbeddingModel(name="", dimension=0))
+
+
+class OpenAIEmbedder:
+    """ports.models.Embedder over HTTP. Use from one event loop."""
+
+    def __init__(self, settings: OpenAIEmbedding, calls: ResilientCalls | None = None) -> None:
+        self._settings = settings
+        self._client = openai.AsyncOpenAI(
+            base_url=settings.base_url,
+            api_key=settings.api_key or "none",
+            max_retries=0,
+            timeout=settings.timeout_s,
+        )
+        self._calls = calls or ResilientCalls(settings.resilience)
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._asking = asyncio.Lock()
+        self._model: EmbeddingModel | None = None
+
+    async def model(self) -> EmbeddingModel:
+        """The space; the endpoint is asked for its dimension the first time. Raises ModelUnavailable."""
+        async with self._asking:
+            if self._model is None:
+                dimension = (await self._harmless()).shape[1]
+                self._model = replace(self._settings.reading, name=self._settings.model, dimension=dimension)
+            return self._model
+
+    async def embed(self, texts: Sequence[str]) -> Floats:
+        """(len(texts), dimension), rows of unit length.
+
+        Raises ModelUnavailable, or ModelRefused with the places of the texts the model will never take.
+        """
+        model = await self.model()
+        cut = [text[: self._settings.input_characters] for text in texts]
+        vectors = np.zeros((len(texts), model.dimension), np.float32)
+        batches = [asyncio.ensure_future(self._fill(vectors, cut, places)) for places in self._batches(cut)]
+        try:
+            refused = sorted(place for each in await asyncio.gather(*batches) for place in each)
+        finally:
+            for batch in batches:  # the first failure decides; the rest is not worth its requests
+                batch.cancel()
+            await asyncio.gather(*batches, return_exceptions=True)
+        if refused and len(refused) == len(texts):
+            await self._harmless()
+        if refused:
+            raise ModelRefused(f"{self._settings.model} refuses {len(refused)} of {len(texts)} texts", refused)
+        return vectors
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    def _batches(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        batch: list[int] = []
+        room = self._settings.batch_characters
+        for place, text in enumerate(texts):
+            if batch and (len(batch) == self._settings.batch_texts or len(text) > room):
+                yield batch
+                batch, room = [], self._settings.batch_characters
+            batch.append(place)
+            room -= len(text)
+        if batch:
+            yield batch
+
+    async def _fill(self, vectors: Floats, texts: Sequence[str], places: list[int]) -> list[int]:
+        """Write the vectors of `places`; returns those that are refused."""
+        try:
+            found = await self._request([texts[place] for place in places], vectors.shape[1])
+        except RefusedError:
+            if len(places) == 1:
+                return places
+            middle = len(places) // 2
+            left = await self._fill(vectors, texts, places[:middle])
+            return left + await self._fill(vectors, texts, places[middle:])
+        lengths = np.linalg.norm(found.astype(np.float64), axis=1)
+        vectors[places] = found / np.where(lengths > 0, lengths, 1.0)[:, None]
+        return [place for place, length in zip(places, lengths, strict=True) if length == 0]  # no direction at all
+
+    async def _harmless(self) -> Floats:
+        """A vector of a text no model refuses. Raises ModelUnavailable when even that is refused, or has no length."""
+        try:
+            found = await self._request([_HARMLESS], None)
+        except RefusedError as error:
+            raise ModelUnavailable(f"the endpoint refuses any input: {error}") from error
+        if not found.any():
+            raise ModelUnavailable("the endpoint answers with zeros")
+        return found
+
+    async def _request(self, texts: list[str], dimension: int | None) -> Floats:
+        async with self._slots:
+            return await self._calls.run(lambda: self._attempt(texts, dimension))
+
+    async def _attempt(self, texts: list[str], dimension: int | None) -> Floats:
+        with translated():
+            # The raw reply: the package builds objects without checking them, and we check all of it.
+            reply = await self._client.embeddings.with_raw_response.create(
+                model=self._settings.model,
+                input=texts,
+                extra_body=None if self._settings.dimensions is None else {"dimensions": self._settings.dimensions},
+            )
+        return parsed(reply.content, len(texts), dimension)
+
+
+def parsed(content: bytes, count: int, dimension: int | None) -> Floats:
+    """The (count, dimension) vectors of a reply, by their `index`, as they came (not of unit length).
+
+    Numbers may come as a list or as base64 of little-endian float32. Raises TransientError for a malformed reply:
+    another count, repeated or missing indices, unequal lengths or another dimension than asked, not finite.
+    """
+    try:
+        items = json.loads(content)["data"]
+        by_index = {int(item["index"]): _numbers(item["embedding"]) for item in items}
+        if len(items) != count or sorted(by_index) != list(range(count)):
+            raise TransientError(f"malformed reply: {len(items)} vectors for {count} texts, or wrong indices")
+        vectors = np.stack([by_index[place] for place in range(count)])
+    except (ValueError, TypeError, KeyError, OverflowError, binascii.Error) as error:
+        raise TransientError(f"malformed reply: {error!r}") from error
+    if vectors.ndim != 2 or vectors.shape[1] != (dimension or vectors.shape[1]) or not vectors.shape[1]:
+        raise TransientError(f"malformed reply: vectors of shape {vectors.shape[1:]}, not {dimension} numbers")
+    if not np.isfinite(vectors).all():
+        raise TransientError("malformed reply: a vector is not finite")
+    return vectors
+
+
+def _numbers(embedding: object) -> Floats:
+    if isinstance(embedding, str):
+        return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4")
+    return np.asarray(embedding, np.float32)

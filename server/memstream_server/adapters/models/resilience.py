@@ -20,7 +20,7 @@ from memstream_server.ports.models import ModelUnavailable
 Answer = TypeVar("Answer")
 
 
-class Transient(Exception):
+class TransientError(Exception):
     """One attempt failed in a way that another may not. `retry_after_s`: what the endpoint asked for, if it did."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
@@ -98,7 +98,8 @@ class ResilientCalls:
         self.breaker = CircuitBreaker(settings.failures_to_open, settings.open_s, clock)
 
     async def run(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
-        """The attempt's answer. `Transient` is tried again; anything else it raises goes to the caller as it is.
+        """The attempt's answer. `TransientError` is tried again; anything else it raises goes to the caller as it is
+        (ModelUnavailable counts as a failure, the rest as an answer).
 
         Raises ModelUnavailable when tries or time run out, or the breaker is open.
         """
@@ -106,31 +107,38 @@ class ResilientCalls:
         try:
             async with asyncio.timeout(self._settings.deadline_s):
                 answer = await self._tried(attempt)
-        except (Transient, TimeoutError) as error:
+        except (TransientError, TimeoutError) as error:
             reason = str(error) or f"no answer within {self._settings.deadline_s:g} s"
             self.breaker.failed(reason)
             raise ModelUnavailable(reason) from error
+        except ModelUnavailable as error:
+            self.breaker.failed(str(error))
+            raise
         except asyncio.CancelledError:
             raise  # the caller gave up, which says nothing of the endpoint
         except Exception:
-            self.breaker.succeeded()
+            self.breaker.succeeded()  # it answered, if only to refuse
             raise
         self.breaker.succeeded()
         return answer
 
     async def _tried(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
         retrying = AsyncRetrying(
-            retry=retry_if_exception_type(Transient),
+            retry=retry_if_exception_type(TransientError),
             stop=lambda state: stop_after_attempt(self._settings.attempts)(state) or self._too_long(state),
             wait=self._wait_s,
             sleep=self._sleep,
             reraise=True,
         )
-        return await retrying(attempt)
+
+        async def once() -> Answer:
+            return await attempt()
+
+        return await retrying(once)  # a lambda that gives a coroutine would not be awaited
 
     def _asked_s(self, state: RetryCallState) -> float | None:
         error = state.outcome.exception() if state.outcome is not None else None
-        return error.retry_after_s if isinstance(error, Transient) else None
+        return error.retry_after_s if isinstance(error, TransientError) else None
 
     def _too_long(self, state: RetryCallState) -> bool:
         asked_s = self._asked_s(state)
@@ -139,6 +147,6 @@ class ResilientCalls:
     def _wait_s(self, state: RetryCallState) -> float:
         asked_s = self._asked_s(state)
         longest_s = min(self._settings.backoff_s * 2 ** (state.attempt_number - 1), self._settings.backoff_max_s)
-        jittered_s = longest_s * random.random()
+        jittered_s: float = longest_s * random.random()
         # Full jitter spreads clients (AWS Architecture Blog, 2015); never earlier than the endpoint asked for.
         return jittered_s if asked_s is None else asked_s + jittered_s

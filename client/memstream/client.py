@@ -1,0 +1,207 @@
+"""The way in: connect to a server, make and find memories."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from memstream.backoff import Retry
+from memstream.channel import ChannelSettings, Link, Tls, memory_path, new_request_id, pages
+from memstream.codec import kind_to_wire
+from memstream.memory import AgentMemory
+from memstream.policy import PolicyLike, Profile
+from memstream.policy_codec import policy_to_wire
+from memstream.resource_codec import memory_from_wire, operation_from_wire, server_info_from_wire
+from memstream.resources import Memory, Namespace, Operation, ServerInfo
+from memstream.status import translate
+from memstream.v1 import memory_service_pb2 as pb
+from memstream.v1 import operation_service_pb2, server_service_pb2
+from memstream.values import MemoryKind
+
+
+def connect(
+    target: str,
+    *,
+    token: str | None = None,
+    tls: Tls | None = None,
+    timeout_s: float = 30.0,
+    retry: Retry | None = None,
+    keepalive_s: float = 60.0,
+    receive_bytes_max: int = 64 << 20,
+    options: Sequence[tuple[str, str | int]] = (),
+) -> Client:
+    """A client of the server at `target` ("host:port", or any gRPC name); use it with `async with`.
+
+    `token` is sent as a bearer token with every call; `tls` None is plain text; `timeout_s` bounds every unary call and
+    query that gives no limit of its own; `retry` says how long streams try to reconnect; `keepalive_s` is the time
+    after which a silent connection is probed (a server that is not told to allow it refuses less than five minutes);
+    `receive_bytes_max` bounds one message of the server; `options` are further gRPC channel arguments and win.
+    Nothing is sent yet. All clients of a process belong in one event loop, and a process that has one must not fork.
+    """
+    return Client(
+        ChannelSettings(
+            target=target,
+            token=token,
+            tls=tls,
+            timeout_s=timeout_s,
+            retry=retry or Retry(),
+            keepalive_s=keepalive_s,
+            receive_bytes_max=receive_bytes_max,
+            options=options,
+        )
+    )
+
+
+class Client:
+    """A connection to a server; made by `connect`. Every method raises a MemstreamError (see memstream.errors)."""
+
+    def __init__(self, settings: ChannelSettings) -> None:
+        self._settings = settings
+        self._made: Link | None = None
+
+    async def __aenter__(self) -> Self:
+        self._link.check_open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the connection and every stream on it."""
+        await self._link.close()
+
+    @property
+    def _link(self) -> Link:
+        # Made on first use: a channel belongs to the event loop it is made in, and `connect` may run outside of it.
+        if self._made is None:
+            self._made = Link(self._settings)
+        return self._made
+
+    async def server_info(self) -> ServerInfo:
+        """What the server is and can do."""
+        answer = await self._link.call(self._link.server.GetServerInfo, server_service_pb2.GetServerInfoRequest())
+        return server_info_from_wire(answer)
+
+    def memory(self, path: str) -> AgentMemory:
+        """The memory `namespace/name`, without asking whether it exists."""
+        return AgentMemory(self._link, memory_path(path))
+
+    async def create_memory(
+        self,
+        path: str,
+        *,
+        kind: MemoryKind = MemoryKind.HYBRID,
+        profile: Profile | None = None,
+        policy: PolicyLike | None = None,
+        labels: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
+    ) -> AgentMemory:
+        """Makes the memory `namespace/name`; what the policy leaves open is the profile's.
+
+        `exist_ok` takes an existing one as it is, whatever its kind and policy; else MemoryExists is raised.
+        """
+        where = memory_path(path)
+        wire = policy_to_wire(policy)
+        if profile is not None:
+            wire.MergeFrom(policy_to_wire({"profile": profile}))
+        request = pb.CreateMemoryRequest(
+            namespace=where.namespace,
+            memory=where.name,
+            kind=kind_to_wire(kind),
+            policy=wire,
+            labels=labels,
+            exist_ok=exist_ok,
+            request_id=new_request_id(),
+        )
+        await self._link.call(self._link.memories.CreateMemory, request, where)
+        return AgentMemory(self._link, where)
+
+    async def get_memory(self, path: str) -> Memory:
+        """The memory as the server has it; `memory(path).describe()` by another name."""
+        return await self.memory(path).describe()
+
+    async def list_memories(self, namespace: str, *, page_size: int = 0) -> AsyncIterator[Memory]:
+        """A namespace's memories by name."""
+
+        async def fetch(token: str) -> tuple[list[Memory], str]:
+            request = pb.ListMemoriesRequest(namespace=namespace, page_size=page_size, page_token=token)
+            answer = await self._link.call(self._link.memories.ListMemories, request)
+            return [memory_from_wire(wire) for wire in answer.memories], answer.next_page_token
+
+        async for memory in pages(fetch):
+            yield memory
+
+    async def list_namespaces(self, *, page_size: int = 0) -> AsyncIterator[Namespace]:
+        """Namespaces that have memories, by name."""
+
+        async def fetch(token: str) -> tuple[list[Namespace], str]:
+            request = pb.ListNamespacesRequest(page_size=page_size, page_token=token)
+            answer = await self._link.call(self._link.memories.ListNamespaces, request)
+            return [Namespace(wire.name, wire.memories) for wire in answer.namespaces], answer.next_page_token
+
+        async for namespace in pages(fetch):
+            yield namespace
+
+    async def delete_memory(self, path: str, *, etag: str = "") -> None:
+        """Deletes a memory and all of its content for good."""
+        await self.memory(path).delete(etag=etag)
+
+    async def export_memories(
+        self, namespace: str, memory: str = "", *, include_vectors: bool = False
+    ) -> AsyncIterator[bytes]:
+        """Whole JSON lines of a namespace or one of its memories, consistent at one revision per memory."""
+        request = pb.ExportMemoriesRequest(namespace=namespace, memory=memory, include_vectors=include_vectors)
+        where = memory_path(f"{namespace}/{memory}") if memory else None
+        call = self._link.memories.ExportMemories(request, metadata=self._link.metadata(where))
+        try:
+            async for part in call:
+                yield part.lines
+        except (grpc.RpcError, grpc.aio.UsageError) as error:
+            raise translate(error) from error
+        finally:
+            call.cancel()
+
+    async def import_memories(
+        self,
+        namespace: str,
+        lines: AsyncIterable[bytes],
+        *,
+        memory: str = "",
+        request_id: str = "",
+        validate_only: bool = False,
+    ) -> Operation:
+        """Sends whole JSON lines of an export; the same `request_id` again goes on where the first stopped."""
+        opening = pb.ImportOpen(
+            namespace=namespace,
+            memory=memory,
+            request_id=request_id or new_request_id(),
+            validate_only=validate_only,
+        )
+        where = memory_path(f"{namespace}/{memory}") if memory else None
+        call = self._link.memories.ImportMemories(metadata=self._link.metadata(where))
+        try:
+            await call.write(pb.ImportMemoriesRequest(open=opening))
+            async for part in lines:
+                await call.write(pb.ImportMemoriesRequest(lines=part))
+            await call.done_writing()
+            return operation_from_wire((await call).operation)
+        except (grpc.RpcError, grpc.aio.UsageError) as error:
+            raise translate(error) from error
+        finally:
+            call.cancel()
+
+    async def get_operation(self, id: str) -> Operation:
+        """How far a piece of long work is."""
+        request = operation_service_pb2.GetOperationRequest(id=id)
+        return operation_from_wire((await self._link.call(self._link.operations.GetOperation, request)).operation)
+
+    async def cancel_operation(self, id: str) -> Operation:
+        """Asks a piece of long work to end; what it has done stays done."""
+        request = operation_service_pb2.CancelOperationRequest(id=id)
+        return operation_from_wire((await self._link.call(self._link.operations.CancelOperation, request)).operation)

@@ -1,0 +1,323 @@
+"""The Observe stream: numbered observations, delivered once over any number of connections.
+
+Rule 1: one task owns the call, reads it and opens the next one; a second one, the writer, lives as long as a connection
+and takes what it sends from the ledger, never from a queue that a dead connection could have emptied.
+Rule 2: only `close` tells the server that the producer has finished; a stream left by an exception is abandoned, and
+what was not received is not there.
+Rule 3: no read is ever cancelled by a timeout, which would end the call: whoever waits, waits for the ledger to change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeAlias, Unpack
+
+import grpc
+import grpc.aio
+
+from memstream.backoff import Backoff, persist
+from memstream.channel import Link, MemoryPath, read_message
+from memstream.codec import Observable, ack_level_to_wire, observation_to_wire
+from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown, StreamClosed
+from memstream.ledger import Ledger
+from memstream.sent import Sent
+from memstream.status import translate
+from memstream.v1 import stream_service_pb2 as pb
+from memstream.values import AckLevel, ObservationFields, Rejected
+
+_Call: TypeAlias = grpc.aio.StreamStreamCall[pb.ObserveRequest, pb.ObserveResponse]
+BATCH_MAX = 128
+"""Observations in one message; gRPC's cost is by the message, and more do not make it cheaper."""
+_YIELD_EVERY = 64
+_GRACE_MAX_S = 30.0
+
+
+class ObserveStream:
+    """A producer's stream into one memory; made by `AgentMemory.observe`, opened by `async with`.
+
+    Leaving the block normally flushes and closes; leaving it by an exception abandons the stream. A refused observation
+    does not end the stream: it is in `rejected`, and awaiting what `send` returned raises why. `flush` does not raise
+    for it. Safe to use from many tasks of one event loop.
+    """
+
+    def __init__(
+        self, link: Link, memory: MemoryPath, producer: str, session: str, ack_level: AckLevel, outcomes: bool
+    ) -> None:
+        self.memory = memory
+        self.producer = producer
+        self.session = session
+        self.ack_level = AckLevel(ack_level)
+        self.connections = 0
+        self._outcomes = outcomes
+        self._link = link
+        self._ledger = Ledger(BATCH_MAX)
+        self._opened: pb.ObserveOpened | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._work = asyncio.Event()
+        self._error: MemstreamError | None = None
+        self._closing = self._closed = False
+        self._flush_id = 0
+        self._pause_until = 0.0
+        # Of the connection, set anew by each.
+        self._flush_sent = 0
+        self._close_sent = self._draining = False
+
+    async def __aenter__(self) -> Self:
+        if self._task is not None:
+            raise StreamClosed("a stream is opened once; call observe() again")
+        self._task = asyncio.create_task(self._run(), name=f"memstream observe {self.memory}")
+        try:
+            await self._until(lambda: self._opened is not None)
+        except BaseException:
+            await self._abandon()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                await self.close()
+        finally:
+            await self._abandon()
+
+    @property
+    def expected_sequence(self) -> int:
+        """The number the next observation will get; after a restart, where to resume reading one's own source."""
+        return self._ledger.last + 1
+
+    @property
+    def received(self) -> int:
+        """Everything up to this number is durable, or was refused."""
+        return self._ledger.received
+
+    @property
+    def stored(self) -> int:
+        """Everything up to this number is seen by every recall, or was refused."""
+        return self._ledger.stored
+
+    @property
+    def revision(self) -> int:
+        """The memory's revision that made `stored` true: pass it to a recall as `min_revision`."""
+        return self._ledger.revision
+
+    @property
+    def rejected(self) -> tuple[Rejected, ...]:
+        """The latest 1,000 observations that were refused, and why; `rejected_count` counts all."""
+        return tuple(self._ledger.rejected)
+
+    @property
+    def rejected_count(self) -> int:
+        """How many observations were refused."""
+        return self._ledger.rejected_count
+
+    async def send(self, what: Observable, **said: Unpack[ObservationFields]) -> Sent:
+        """Numbers an observation and hands it over; waits only while the window is full.
+
+        Returns what can be awaited to learn that it is stored. If this raises, CancelledError included, the observation
+        was not taken. Raises InvalidRequest for what cannot be sent, and whatever ended the stream.
+        """
+        observation = observation_to_wire(what, **said)
+        size = observation.ByteSize()
+        self._check_usable()
+        if self._ledger.last % _YIELD_EVERY == 0:
+            await asyncio.sleep(0)  # a producer that never waits for anything lets others run
+        if self._turn.locked() or not self._ledger.has_room(size):
+            async with self._turn:  # first come, first numbered
+                await self._until(lambda: self._ledger.has_room(size))
+        self._check_usable()
+        sent = self._ledger.add(observation, size)
+        self._work.set()
+        return sent
+
+    async def flush(self) -> None:
+        """Waits until everything sent so far has come to the stream's `ack_level`."""
+        target = self._ledger.last
+        if self._ledger.position(self.ack_level) < target:
+            self._check_usable()
+            self._flush_id += 1
+            flush_id = self._flush_id
+            self._work.set()
+            await self._until(lambda: self._has_come(target, flush_id))
+
+    async def close(self) -> None:
+        """Flushes, and tells the server that the producer has finished. May be called again."""
+        if self._closed:
+            return
+        self._check_opened()
+        self._closing = True
+        self._work.set()
+        await self._until(lambda: self._closed)
+
+    def _has_come(self, target: int, flush_id: int) -> bool:
+        return self._ledger.flushed >= flush_id or self._ledger.position(self.ack_level) >= target
+
+    def _check_opened(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._opened is None:
+            raise StreamClosed("the stream is not open: use `async with`")
+
+    def _check_usable(self) -> None:
+        self._check_opened()
+        if self._closing:
+            raise StreamClosed("the stream is closed")
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            if self._error is not None:
+                raise self._error
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        self._work.set()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(self._link.settings.retry, loop.time)
+        try:
+            await persist(lambda: self._connection(backoff), backoff)
+        except MemstreamError as error:
+            self._fail(error)
+
+    def _fail(self, error: MemstreamError) -> None:
+        if self._error is None and not self._closed:
+            self._error = error
+            self._ledger.fail(error)
+        self._notify()
+
+    async def _abandon(self) -> None:
+        task = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._fail(StreamClosed("the stream was abandoned"))
+
+    async def _connection(self, backoff: Backoff) -> None:
+        if self._error is not None:
+            raise self._error
+        call: _Call = self._link.streams.Observe(metadata=self._link.metadata(self.memory))
+        writer: asyncio.Task[None] | None = None
+        try:
+            self._open(await self._answer_to_open(call))
+            backoff.opened()
+            writer = asyncio.create_task(self._write(call))
+            while not self._closed:
+                if self._take(await read_message(call), call):
+                    backoff.progressed()
+        finally:
+            call.cancel()  # dropping the reference would leave the server's handler open
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+
+    async def _answer_to_open(self, call: _Call) -> pb.ObserveOpened:
+        await call.write(
+            pb.ObserveRequest(
+                open=pb.ObserveOpen(
+                    namespace=self.memory.namespace,
+                    memory=self.memory.name,
+                    producer=self.producer,
+                    session=self.session,
+                    ack_level=ack_level_to_wire(self.ack_level),
+                    outcomes=self._outcomes,
+                )
+            )
+        )
+        answer = await read_message(call)
+        if answer.HasField("going_away"):
+            raise _going_away(answer.going_away)
+        if not answer.HasField("opened"):
+            raise ProtocolViolation(f"the server answered open with {answer.WhichOneof('message')}")
+        return answer.opened
+
+    def _open(self, opened: pb.ObserveOpened) -> None:
+        self._ledger.opened(opened)
+        self._flush_sent = self._ledger.flushed
+        self._close_sent = self._draining = False
+        self._opened = opened
+        self.connections += 1
+        self._notify()
+
+    def _take(self, response: pb.ObserveResponse, call: _Call) -> bool:
+        """Takes one answer; whether it was progress. Raises ShuttingDown when it is time to reconnect."""
+        progress = False
+        kind = response.WhichOneof("message")
+        if kind == "ack":
+            progress = self._ledger.acknowledged(response.ack)
+        elif kind == "closed":
+            self._ledger.acknowledged(_last_ack(response.closed))
+            self._closed = progress = True
+        elif kind == "throttle":
+            delay = response.throttle.retry_delay
+            self._pause_until = asyncio.get_running_loop().time() + delay.seconds + delay.nanos / 1e9
+        elif kind == "going_away":
+            self._drain(response.going_away, call)
+        self._notify()
+        if self._draining and not self._close_sent and self._ledger.all_received:
+            raise ShuttingDown("the server is going away", reason="SHUTTING_DOWN")
+        return progress
+
+    def _drain(self, going_away: pb.GoingAway, call: _Call) -> None:
+        # What is in flight may still be acknowledged; what is queued goes over the next connection.
+        self._draining = True
+        grace = going_away.grace.seconds + going_away.grace.nanos / 1e9
+        asyncio.get_running_loop().call_later(min(grace, _GRACE_MAX_S), call.cancel)
+
+    async def _write(self, call: _Call) -> None:
+        try:
+            while True:
+                request = self._next_request()
+                if request is None:
+                    await self._work.wait()
+                    self._work.clear()
+                else:
+                    await self._pause()
+                    await call.write(request)
+        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            return  # the reader gets the status
+        except Exception as defect:
+            self._fail(translate(defect))
+            call.cancel()
+
+    def _next_request(self) -> pb.ObserveRequest | None:
+        if self._draining or self._close_sent:
+            return None
+        batch = self._ledger.next_batch()
+        if batch is not None:
+            return pb.ObserveRequest(batch=batch)
+        if not self._ledger.all_sent:
+            return None
+        if self._flush_sent < self._flush_id:
+            self._flush_sent = self._flush_id
+            return pb.ObserveRequest(flush=pb.ObserveFlush(flush_id=self._flush_id))
+        if self._closing:
+            self._close_sent = True
+            return pb.ObserveRequest(close=pb.ObserveClose())
+        return None
+
+    async def _pause(self) -> None:
+        delay_s = self._pause_until - asyncio.get_running_loop().time()
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+
+
+def _last_ack(closed: pb.ObserveClosed) -> pb.Ack:
+    return pb.Ack(
+        received=closed.received,
+        stored=closed.stored,
+        revision=closed.revision,
+        rejected=closed.rejected,
+        outcomes=closed.outcomes,
+    )
+
+
+def _going_away(message: pb.GoingAway) -> ShuttingDown:
+    return ShuttingDown(message.description or "the server is going away", reason="SHUTTING_DOWN")

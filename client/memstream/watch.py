@@ -1,0 +1,160 @@
+"""The Watch stream: every event of a memory after a cursor, over any number of connections, once each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from datetime import timedelta
+from types import TracebackType
+from typing import Literal, Self, TypeAlias
+
+import grpc.aio
+
+from memstream.backoff import Backoff, persist
+from memstream.channel import Link, MemoryPath, read_message
+from memstream.codec import cursor_from_wire, cursor_to_wire, event_from_wire, event_types_to_wire, fragment_from_wire
+from memstream.errors import MemstreamError, ShuttingDown, StreamClosed
+from memstream.resources import Cursor, Event
+from memstream.v1 import memory_service_pb2, stream_service_pb2
+from memstream.values import EventType
+from memstream.wiretypes import duration
+
+_Call: TypeAlias = grpc.aio.UnaryStreamCall[stream_service_pb2.WatchRequest, stream_service_pb2.WatchResponse]
+Start: TypeAlias = Cursor | Literal["now", "beginning"]
+"""Where a watch begins."""
+_AHEAD_MAX = 1000
+
+
+class Watch:
+    """A memory's events; made by `AgentMemory.watch`. Iterate over it; leave `async with`, or `aclose`, to end it.
+
+    `cursor` is where a later watch would go on: after the last event that was handed out, or the last mark that nothing
+    happened. Waiting for the next event may be cancelled (or timed out) and resumed; nothing is lost by it.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        memory: MemoryPath,
+        start: Start,
+        types: Collection[EventType],
+        include_fragments: bool,
+        progress_interval: timedelta | None,
+    ) -> None:
+        self.memory = memory
+        self.cursor: Cursor | None = start if isinstance(start, Cursor) else None
+        self.connections = 0
+        self._link = link
+        self._start = start
+        self._request = stream_service_pb2.WatchRequest(
+            namespace=memory.namespace,
+            memory=memory.name,
+            types=event_types_to_wire(types),
+            progress_interval=None if progress_interval is None else duration(progress_interval),
+            include_fragments=include_fragments,
+        )
+        # Events to hand out, and (as a Cursor) the marks between them; read ahead of the caller, but not far.
+        self._ahead: deque[Event | Cursor] = deque()
+        self._seen: Cursor | None = None
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._error: MemstreamError | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        """The next event. Raises CursorCompacted, CursorVoid or MemoryNotFound where there is no going on."""
+        await self._begin()
+        while True:
+            while self._ahead:
+                item = self._ahead.popleft()
+                self._room.set()
+                if isinstance(item, Event):
+                    self.cursor = item.cursor
+                    return item
+                self.cursor = item
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def aclose(self) -> None:
+        """Ends the watch; iterating on raises StreamClosed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._end(StreamClosed("the watch is closed"))
+
+    async def _begin(self) -> None:
+        if self._task is None and self._error is None:
+            if self.cursor is None:
+                # Asked for once and by name: a server's "now" would move when a connection is made anew.
+                self.cursor = await self._first_cursor()
+            self._seen = self.cursor
+            self._task = asyncio.create_task(self._run(), name=f"memstream watch {self.memory}")
+
+    async def _first_cursor(self) -> Cursor:
+        answer = await self._link.call(
+            self._link.memories.GetMemory,
+            memory_service_pb2.GetMemoryRequest(namespace=self.memory.namespace, memory=self.memory.name),
+            self.memory,
+        )
+        return Cursor(answer.memory.uid, 0 if self._start == "beginning" else answer.memory.revision)
+
+    async def _run(self) -> None:
+        backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
+        try:
+            await persist(lambda: self._connection(backoff), backoff)
+        except MemstreamError as error:
+            self._end(error)
+
+    def _end(self, error: MemstreamError) -> None:
+        if self._error is None:
+            self._error = error
+        self._changed.set()
+
+    async def _connection(self, backoff: Backoff) -> None:
+        request = stream_service_pb2.WatchRequest()
+        request.CopyFrom(self._request)
+        if self._seen is not None:
+            request.cursor.CopyFrom(cursor_to_wire(self._seen))
+        call: _Call = self._link.streams.Watch(request, metadata=self._link.metadata(self.memory))
+        self.connections += 1
+        try:
+            while True:
+                self._take(await read_message(call))
+                backoff.opened()
+                backoff.progressed()
+                while len(self._ahead) > _AHEAD_MAX:
+                    self._room.clear()
+                    await self._room.wait()
+        finally:
+            call.cancel()
+
+    def _take(self, response: stream_service_pb2.WatchResponse) -> None:
+        kind = response.WhichOneof("message")
+        if kind == "going_away":
+            raise ShuttingDown(response.going_away.description or "the server is going away", reason="SHUTTING_DOWN")
+        if kind == "progress":
+            self._saw(cursor_from_wire(response.progress.cursor))
+        elif kind == "events":
+            fragments = {wire.id: fragment_from_wire(wire) for wire in response.events.fragments}
+            for wire in response.events.events:
+                self._saw(event_from_wire(wire, fragments.get(wire.fragment_id)))
+        self._changed.set()
+
+    def _saw(self, item: Event | Cursor) -> None:
+        self._ahead.append(item)
+        self._seen = item.cursor if isinstance(item, Event) else item

@@ -1,0 +1,188 @@
+"""The thread that writes: whatever waits is committed together, each write in a savepoint of its own.
+
+Invariants: a future is resolved only after COMMIT returned (or the write is known to have left nothing); writes are
+applied in the order of `submit`; nothing waits for company, a lone write is committed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from memstream_server.adapters.journal import sqlite
+from memstream_server.ports.journal import JournalError, OutcomeUnknown, StorageFull
+
+GROUP_ROWS = 2_000
+"""Rows after which a group is committed although more is waiting: some 30 ms of work."""
+
+T = TypeVar("T")
+Work = Callable[[Connection], Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Write:
+    work: Work
+    rows: int
+    adds: bool
+    """Whether it takes space, and is refused when there is little left."""
+    future: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outcome:
+    write: _Write
+    value: Any = None
+    error: BaseException | None = None
+
+    def deliver(self) -> None:
+        if self.write.future.cancelled():  # the caller went away; the write stands
+            return
+        if self.error is None:
+            self.write.future.set_result(self.value)
+        else:
+            self.write.future.set_exception(self.error)
+
+
+class Writer:
+    """Group commit over one connection. `full` says why space is short, or nothing."""
+
+    def __init__(self, engine: Engine, full: Callable[[], str | None], loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+        self._full = full
+        self._loop = loop
+        self._queue: SimpleQueue[_Write | None] = SimpleQueue()
+        self._closed = False
+        self._connection: Connection | None = None
+        self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
+        self._thread.start()
+
+    async def submit(self, work: Callable[[Connection], T], rows: int, adds: bool) -> T:
+        """Run `work` in a transaction and return what it returned, once that is durable. On the event loop only."""
+        if self._closed:
+            raise JournalError("the journal is closed")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put(_Write(work, rows, adds, future))
+        return await future
+
+    async def close(self) -> None:
+        """After what was submitted."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    # ---- on the thread
+
+    def _run(self) -> None:
+        going = True
+        while going:
+            group, going = self._gather()
+            if group:
+                self._loop.call_soon_threadsafe(_deliver, self._guarded(group))
+        self._disconnect()
+
+    def _gather(self) -> tuple[list[_Write], bool]:
+        """What waits, up to GROUP_ROWS; False when it was the last."""
+        group: list[_Write] = []
+        rows, item = 0, self._queue.get()
+        while item is not None:
+            group.append(item)
+            rows += item.rows
+            if rows >= GROUP_ROWS:
+                return group, True
+            try:
+                item = self._queue.get_nowait()
+            except Empty:
+                return group, True
+        return group, False
+
+    def _guarded(self, group: Sequence[_Write]) -> list[_Outcome]:
+        """Whatever goes wrong, every future is resolved and the thread lives on."""
+        try:
+            return self._perform(group)
+        except Exception as error:
+            self._disconnect()
+            return [
+                _Outcome(write, error=_chained(OutcomeUnknown(f"writing failed ({error})"), error)) for write in group
+            ]
+
+    def _perform(self, group: Sequence[_Write]) -> list[_Outcome]:
+        why = self._full() if any(write.adds for write in group) else None
+        if why is None:
+            return self._together(group)
+        refused = [_Outcome(write, error=StorageFull(why)) for write in group if write.adds]
+        rest = [write for write in group if not write.adds]
+        return refused + (self._together(rest) if rest else [])
+
+    def _together(self, group: Sequence[_Write]) -> list[_Outcome]:
+        """One transaction for all; if it broke before COMMIT, one for each, which finds the write that broke it."""
+        try:
+            connection = self._connect()
+            connection.begin()  # from here only commit, rollback or closing ends it
+            outcomes = [_attempt(connection, write) for write in group]
+        except DBAPIError as error:
+            self._disconnect()  # rolls back
+            if len(group) > 1:
+                return [outcome for write in group for outcome in self._together([write])]
+            return [_Outcome(group[0], error=_chained(sqlite.translated(error), error))]
+        return self._commit(connection, outcomes)
+
+    def _commit(self, connection: Connection, outcomes: list[_Outcome]) -> list[_Outcome]:
+        try:
+            sqlite.commit(connection)
+        except Exception as error:  # whatever it was: the transaction may be on the disk or not
+            self._disconnect()
+            unknown = f"the commit failed ({error}): read again"
+            return [
+                outcome if outcome.error else _Outcome(outcome.write, error=_chained(OutcomeUnknown(unknown), error))
+                for outcome in outcomes
+            ]
+        return outcomes
+
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _disconnect(self) -> None:
+        """A connection that failed may be in any state: the next group opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+            connection.close()
+
+
+def _attempt(connection: Connection, write: _Write) -> _Outcome:
+    """Refusals and mistakes undo this write alone. A broken transaction is raised."""
+    connection.exec_driver_sql("SAVEPOINT one")
+    try:
+        value = write.work(connection)
+    except DBAPIError as error:
+        if not sqlite.refused(error):
+            raise
+        outcome = _Outcome(write, error=_chained(sqlite.translated(error), error))
+    except Exception as error:  # the port's own, or a value that cannot be written: the caller's to hear
+        outcome = _Outcome(write, error=error)
+    else:
+        connection.exec_driver_sql("RELEASE SAVEPOINT one")
+        return _Outcome(write, value)
+    connection.exec_driver_sql("ROLLBACK TO SAVEPOINT one")
+    connection.exec_driver_sql("RELEASE SAVEPOINT one")
+    return outcome
+
+
+def _chained(error: JournalError, cause: BaseException) -> JournalError:
+    error.__cause__ = cause
+    return error
+
+
+def _deliver(outcomes: Sequence[_Outcome]) -> None:
+    for outcome in outcomes:
+        outcome.deliver()

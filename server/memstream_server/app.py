@@ -1,0 +1,265 @@
+"""The composition root: settings in, a running server out. The only place that knows every part by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from memstream_server.engine.clock import Clock, Ids
+from memstream_server.engine.dependencies import Dependencies
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.gather import Gatherer
+from memstream_server.engine.settings import Limits
+from memstream_server.observability import Metrics, serve_metrics, watch_loop
+from memstream_server.ports.index import VectorIndex
+from memstream_server.ports.journal import Commit, Recorded, Space
+from memstream_server.ports.models import Embedder, EmbeddingModel, Insights, ModelUnavailable, Scorer
+from memstream_server.settings import EmbeddingKind, Settings
+
+if TYPE_CHECKING:
+    from memstream_server.adapters.journal import SqlJournal
+    from memstream_server.engine.actor import Actor
+
+log = structlog.get_logger(__name__)
+
+INDEX_GRACE_S = 5.0
+"""How long a stop may spend on bringing waiting rows into the index; what is left stays in the outbox."""
+
+
+class StartError(Exception):
+    """The server cannot start; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models of a server; tests give scripted ones."""
+
+    embedder: Embedder
+    scorer: Scorer | None = None
+    insights: Insights | None = None
+    scorer_name: str = ""
+    insight_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that serves."""
+
+    address: str
+    """host:port as bound, or unix:/path."""
+    engine: Engine
+    metrics: Metrics
+
+
+async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
+    """Run until SIGTERM or SIGINT, then drain. Raises StartError, or Unreadable for the data directory."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    async with running(settings) as server:
+        info = server.engine.info()
+        announce(f"memstream listens on {server.address}")
+        announce(f"  data       {settings.data_dir}")
+        announce(f"  embedding  {info.embedding.name}, {info.embedding.dimension} dimensions")
+        announce(f"  importance {info.scorer_model or 'constant 0.5 (no LLM configured)'}")
+        announce(f"  insights   {info.insight_model or 'none (no LLM configured)'}")
+        announce(f"  index      {info.index}")
+        await stop.wait()
+        announce("memstream drains and stops")
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings, models: Models | None = None) -> AsyncIterator[Running]:
+    """A server from start to drained end. Parts are closed in reverse order, also when a later one fails to start."""
+    from memstream_server.adapters.journal import open_journal
+    from memstream_server.rpc.server import create_server
+
+    async with contextlib.AsyncExitStack() as stack:
+        metrics = Metrics()
+        endpoint = serve_metrics(metrics, settings.metrics_listen)
+        if endpoint is not None:
+            stack.callback(endpoint.close)
+        clock = Clock()
+        journal = await open_journal(
+            settings.data_dir, clock_us=clock.now_us, reserve_bytes=settings.disk_free_min_bytes
+        )
+        stack.push_async_callback(journal.close)
+        used = models or _models(settings)
+        stack.push_async_callback(used.embedder.close)
+        space, embedding = await _space(journal, used.embedder, settings)
+        index = await _index(settings)
+        stack.push_async_callback(index.close)
+        engine = Engine(
+            _dependencies(settings, journal, index, used, embedding, metrics, clock),
+            space,
+            journal_name=f"sqlite {sqlite3.sqlite_version}",
+            scorer_model=used.scorer_name,
+            insight_model=used.insight_name,
+        )
+        await _refill_if_restored(journal, settings.data_dir)
+        await engine.start()
+        stack.push_async_callback(engine.stop, INDEX_GRACE_S)
+        server = create_server(engine, settings, metrics)
+        address = await server.start(settings.listen)
+        stack.push_async_callback(server.stop, settings.drain_grace_s)
+        lag = asyncio.create_task(watch_loop(metrics))
+        stack.callback(lag.cancel)
+        if settings.port_file is not None:
+            await asyncio.to_thread(_write_port, settings.port_file, address)
+            stack.callback(settings.port_file.unlink, missing_ok=True)
+        yield Running(address, engine, metrics)
+
+
+def _write_port(file: Path, address: str) -> None:
+    """Whole or not at all: whoever waits for the file reads a complete address."""
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    part.write_text(f"{address}\n", encoding="utf-8")
+    part.replace(file)
+
+
+async def _refill_if_restored(journal: SqlJournal, data_dir: Path) -> None:
+    """A journal that was restored is of another history than the index: everything goes into the index again."""
+    marker = data_dir / "index.generation"
+    generation = str(await journal.index_generation())
+    known = await asyncio.to_thread(lambda: marker.read_text(encoding="utf-8") if marker.exists() else "0")
+    if known != generation:
+        rows = await journal.outbox_refill()
+        log.info("journal_was_restored", rows_for_the_index=rows)
+        await asyncio.to_thread(marker.write_text, generation, "utf-8")
+
+
+def _models(settings: Settings) -> Models:
+    from memstream_server.adapters.models.hashing import HashingEmbedder
+
+    if settings.embedding is EmbeddingKind.HASHING:
+        return Models(HashingEmbedder())
+    from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding
+
+    return Models(
+        OpenAIEmbedder(
+            OpenAIEmbedding(
+                model=settings.embedding_model,
+                base_url=settings.embedding_base_url,
+                api_key=settings.embedding_api_key.get_secret_value(),
+                batch_texts=settings.embedding_batch_max,
+                input_characters=settings.embedding_input_max_chars,
+                concurrency=settings.embedding_concurrency,
+                timeout_s=settings.embedding_timeout_s,
+            )
+        )
+    )
+
+
+async def _space(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
+    """The embedding space in force, recorded at the first start; the model's endpoint is asked only then."""
+    recorded = await journal.space()
+    if recorded is not None and settings.embedding is EmbeddingKind.OPENAI:
+        return recorded, EmbeddingModel(name=settings.embedding_model, dimension=recorded.dimension)
+    try:
+        model = await embedder.model()
+    except ModelUnavailable as error:
+        raise StartError(
+            f"the embedding endpoint does not say what dimension its vectors have: {error}. "
+            "It is asked once, at the first start; make it reachable and start again"
+        ) from error
+    if recorded is None:
+        recorded = Space(model.name, model.dimension, settings.index_partitions)
+        await journal.set_space(recorded)
+    return recorded, model
+
+
+async def _index(settings: Settings) -> VectorIndex:
+    from memstream_server.adapters.milvus.index import connect_milvus, open_lite
+
+    if settings.milvus_uri:
+        return connect_milvus(settings.milvus_uri, settings.milvus_token.get_secret_value())
+    return await open_lite(settings.data_dir)
+
+
+def _dependencies(
+    settings: Settings,
+    journal: SqlJournal,
+    index: VectorIndex,
+    models: Models,
+    embedding: EmbeddingModel,
+    metrics: Metrics,
+    clock: Clock,
+) -> Dependencies:
+    from memstream_server.adapters.models.analyzer import SnowballAnalyzer
+
+    limits = Limits(
+        active_memories_max=settings.active_memories_max,
+        active_bytes_max=settings.active_bytes_max,
+        dense_in_memory_max=settings.dense_in_memory_max,
+        flush_interval_s=settings.index_flush_interval_s,
+        flush_rows=settings.index_flush_rows,
+        fresh_s=settings.index_overlay_s,
+        access_interval_s=settings.access_flush_interval_s,
+    )
+    analyzer = SnowballAnalyzer()
+    return Dependencies(
+        journal=journal,
+        index=index,
+        analyzer=analyzer,
+        embedder=models.embedder,
+        embedding=embedding,
+        gatherer=Gatherer(analyzer, models.embedder, embedding.name, models.scorer, limits.model_retry_s),
+        insights=models.insights,
+        clock=clock,
+        ids=Ids(clock),
+        limits=limits,
+        metrics=EngineMetrics(metrics),
+        committed=_nobody_committed,
+        lost=_nobody_lost,
+    )
+
+
+def _nobody_committed(_uid: str, _recorded: Recorded, _commit: Commit) -> None:
+    raise RuntimeError("a commit before the engine was made")
+
+
+def _nobody_lost(_actor: Actor) -> None:
+    raise RuntimeError("an actor before the engine was made")
+
+
+class EngineMetrics:
+    """The engine's counts as Prometheus metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def received(self, observations: int, rejected: int) -> None:
+        self._metrics.observations_received.inc(observations)
+        if rejected:
+            self._metrics.observations_rejected.labels("INVALID_FIELD").inc(rejected)
+
+    def stored(self, observations: int) -> None:
+        self._metrics.observations_stored.inc(observations)
+
+    def events(self, recorded: Recorded) -> None:
+        for event in recorded.events:
+            self._metrics.transitions.labels(event.type.value).inc()
+
+    def recalled(self, seconds: float, degraded: bool) -> None:
+        self._metrics.recall_seconds.observe(seconds)
+        self._metrics.recalls.labels("degraded" if degraded else "ok").inc()
+
+    def outbox(self, depth: int) -> None:
+        self._metrics.outbox_depth.set(depth)
+
+    def active(self, memories: int, size_bytes: int) -> None:
+        self._metrics.active_memories.set(memories)
+        self._metrics.active_bytes.set(size_bytes)
+
+
+__all__ = ["Models", "Running", "StartError", "running", "serve"]

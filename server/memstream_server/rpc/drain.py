@@ -1,0 +1,75 @@
+"""Draining: telling open streams that the server goes away, and waiting until they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from memstream.v1 import stream_service_pb2 as pb
+
+from memstream_server.engine.errors import ShuttingDown
+from memstream_server.rpc.wire.scalars import duration
+
+
+class Drain:
+    """One per server. `begin` is called once; streams learn of it through the callback they gave."""
+
+    def __init__(self, grace_s: float = 10.0, description: str = "the server is shutting down") -> None:
+        self.grace_s = grace_s
+        self.description = description
+        self.begun = False
+        self.open_streams = 0
+        self._callbacks: set[Callable[[], None]] = set()
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+
+    def begin(self) -> None:
+        """Tell every open stream. Those opened from now on are refused."""
+        if self.begun:
+            return
+        self.begun = True
+        for callback in tuple(self._callbacks):
+            callback()
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Counts a stream as open."""
+        if self.begun:
+            raise self.error()
+        self.open_streams += 1
+        self._none_open.clear()
+        try:
+            yield
+        finally:
+            self.open_streams -= 1
+            if self.open_streams == 0:
+                self._none_open.set()
+
+    @contextmanager
+    def told(self, callback: Callable[[], None]) -> Iterator[None]:
+        """`callback` runs when draining begins; at once if it has."""
+        self._callbacks.add(callback)
+        try:
+            if self.begun:
+                callback()
+            yield
+        finally:
+            self._callbacks.discard(callback)
+
+    async def finished(self, timeout_s: float) -> bool:
+        """Waits until no stream is open; False when some are after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._none_open.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def message(self) -> pb.GoingAway:
+        """What streams are told."""
+        return pb.GoingAway(grace=duration(self.grace_s), description=self.description)
+
+    def error(self) -> ShuttingDown:
+        """How a stream ends that did not end by itself within the grace."""
+        return ShuttingDown(f"{self.description}: reconnect")

@@ -1,0 +1,163 @@
+"""From what the engine refuses to gRPC statuses: one table, and the google.rpc details beside the code."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+from typing import Any, Never
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+from memstream_server.engine.errors import EngineError, FieldViolation
+
+DOMAIN = "memstream.dev"
+_STATUS_KEY = "grpc-status-details-bin"
+_MESSAGE_BYTES_MAX = 600
+_VIOLATIONS_MAX = 10
+_DESCRIPTION_BYTES_MAX = 200
+"""Details travel as trailing metadata, of which clients accept 8 KB."""
+
+_Code = grpc.StatusCode
+
+CODES: dict[str, grpc.StatusCode] = {
+    "INVALID_FIELD": _Code.INVALID_ARGUMENT,
+    "PROTOCOL_VIOLATION": _Code.INVALID_ARGUMENT,
+    "SEQUENCE_GAP": _Code.INVALID_ARGUMENT,
+    "SEQUENCE_CONFLICT": _Code.INVALID_ARGUMENT,
+    "ROUTING_MISMATCH": _Code.INVALID_ARGUMENT,
+    "PAGE_TOKEN_INVALID": _Code.INVALID_ARGUMENT,
+    "MEMORY_NOT_FOUND": _Code.NOT_FOUND,
+    "MEMORY_DELETED": _Code.NOT_FOUND,
+    "FRAGMENT_NOT_FOUND": _Code.NOT_FOUND,
+    "OPERATION_NOT_FOUND": _Code.NOT_FOUND,
+    "CONVERSATION_NOT_FOUND": _Code.NOT_FOUND,
+    "MEMORY_EXISTS": _Code.ALREADY_EXISTS,
+    "REQUEST_ID_CONFLICT": _Code.ALREADY_EXISTS,
+    "ETAG_MISMATCH": _Code.ABORTED,
+    "PRODUCER_SUPERSEDED": _Code.ABORTED,
+    "BACKLOG_FULL": _Code.RESOURCE_EXHAUSTED,
+    "STORAGE_FULL": _Code.RESOURCE_EXHAUSTED,
+    "WINDOW_EXCEEDED": _Code.RESOURCE_EXHAUSTED,
+    "QUOTA_EXCEEDED": _Code.RESOURCE_EXHAUSTED,
+    "MODEL_UNAVAILABLE": _Code.UNAVAILABLE,
+    "JOURNAL_UNAVAILABLE": _Code.UNAVAILABLE,
+    "SHUTTING_DOWN": _Code.UNAVAILABLE,
+    "OWNER_UNAVAILABLE": _Code.UNAVAILABLE,
+    "MODEL_MISMATCH": _Code.FAILED_PRECONDITION,
+    "KIND_MISMATCH": _Code.FAILED_PRECONDITION,
+    "CURSOR_COMPACTED": _Code.OUT_OF_RANGE,
+    "CURSOR_VOID": _Code.OUT_OF_RANGE,
+    "REVISION_NOT_REACHED": _Code.DEADLINE_EXCEEDED,
+    "CAPABILITY_MISSING": _Code.UNIMPLEMENTED,
+    "UNAUTHENTICATED": _Code.UNAUTHENTICATED,
+    "PERMISSION_DENIED": _Code.PERMISSION_DENIED,
+    "INTERNAL": _Code.INTERNAL,
+}
+"""The code of every reason of memstream.v1.ErrorReason (a test compares it with the contract's comments)."""
+
+RETRY_S: dict[str, float] = {
+    "BACKLOG_FULL": 0.2,
+    "STORAGE_FULL": 30.0,
+    "QUOTA_EXCEEDED": 1.0,
+    "MODEL_UNAVAILABLE": 1.0,
+    "JOURNAL_UNAVAILABLE": 0.5,
+    "OWNER_UNAVAILABLE": 0.5,
+}
+"""Reasons that always carry RetryInfo, with the delay in seconds where the engine names none."""
+
+_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class RoutingMismatch(EngineError):
+    """The metadata `memstream-memory` names another memory than the request."""
+
+    reason = "ROUTING_MISMATCH"
+
+
+class PageTokenInvalid(EngineError):
+    """A page token was not made by this call, or with other arguments."""
+
+    reason = "PAGE_TOKEN_INVALID"
+
+
+class QuotaExceeded(EngineError):
+    """More streams are open than the server allows."""
+
+    reason = "QUOTA_EXCEEDED"
+
+
+def status_of(error: EngineError) -> status_pb2.Status:
+    """The google.rpc.Status of a refusal: its code, ErrorInfo, and BadRequest and RetryInfo where they apply."""
+    retry_s = error.retry_after_s if error.retry_after_s is not None else RETRY_S.get(error.reason)
+    return _status(
+        CODES.get(error.reason, _Code.INTERNAL), error.reason, error.message, error.details, error.violations, retry_s
+    )
+
+
+def status_of_rejection(code: int, reason: str, message: str) -> status_pb2.Status:
+    """The status of an item refused before it was received. Its field violations are read back from its message."""
+    violations = violations_in(message) if reason == "INVALID_FIELD" else ()
+    return _status(_BY_NUMBER.get(code, _Code.UNKNOWN), reason, message, {}, violations, None)
+
+
+def status_of_any(error: Exception) -> status_pb2.Status:
+    """Like `status_of`; what is no refusal is a defect: logged under an incident id, which is all the client gets."""
+    if isinstance(error, EngineError):
+        return status_of(error)
+    incident = secrets.token_hex(8)
+    structlog.get_logger(__name__).error("defect", incident=incident, exc_info=error)
+    text = f"a defect of the server; incident {incident} in its log"
+    return _status(_Code.INTERNAL, "INTERNAL", text, {"incident": incident}, (), None)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:
+    """End the call with `status`; raises grpc.aio.AbortError."""
+    code = _BY_NUMBER[status.code]
+    await context.abort(code, status.message, trailing_metadata=((_STATUS_KEY, status.SerializeToString()),))
+
+
+def violation_text(violations: Iterable[FieldViolation]) -> str:
+    """ "field: what is wrong; field: ...": the message of an InvalidField. `violations_in` reads it back."""
+    return "; ".join(f"{each.field}: {each.description.replace('; ', ', ')}" for each in violations)
+
+
+def violations_in(message: str) -> tuple[FieldViolation, ...]:
+    """The violations of a text made by `violation_text`."""
+    parts = (part.partition(": ") for part in message.split("; "))
+    return tuple(FieldViolation(name, description) for name, colon, description in parts if colon)
+
+
+def _status(
+    code: grpc.StatusCode,
+    reason: str,
+    message: str,
+    details: dict[str, str],
+    violations: Iterable[FieldViolation],
+    retry_s: float | None,
+) -> status_pb2.Status:
+    status = status_pb2.Status(code=code.value[0], message=_clipped(message, _MESSAGE_BYTES_MAX))
+    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)
+    for key, value in details.items():
+        info.metadata[key] = _clipped(value, _DESCRIPTION_BYTES_MAX)
+    status.details.add().Pack(info)
+    shown = list(violations)[:_VIOLATIONS_MAX]
+    if shown:
+        bad = error_details_pb2.BadRequest()
+        for each in shown:
+            description = _clipped(each.description, _DESCRIPTION_BYTES_MAX)
+            bad.field_violations.add(field=_clipped(each.field, _DESCRIPTION_BYTES_MAX), description=description)
+        status.details.add().Pack(bad)
+    if retry_s is not None:
+        delay = Duration(seconds=int(retry_s), nanos=round(retry_s % 1 * 1e9) % 1_000_000_000)
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+def _clipped(text: str, bytes_max: int) -> str:
+    data = re.sub(r"[\x00-\x1f\x7f]", " ", text).encode()
+    return data.decode() if len(data) <= bytes_max else data[: bytes_max - 3].decode(errors="ignore") + "…"

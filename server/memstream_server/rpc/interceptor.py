@@ -1,0 +1,208 @@
+"""The outermost interceptor: every call's errors become statuses, its routing header is checked, its streams counted.
+
+Rule 1. Nothing but a status of errors.py leaves: a defect's text stays in the log, under an incident id.
+Rule 2. AbortError (a status was set already) and CancelledError (the client is gone) pass.
+Rule 3. Bytes that are no message are the client's mistake: INVALID_ARGUMENT, not grpc's UNKNOWN with a text.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from memstream_server.engine.errors import InvalidField
+from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.errors import QuotaExceeded, RoutingMismatch, abort, status_of_any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memstream_server.observability import Metrics
+
+ROUTING_KEY = "memstream-memory"
+_CALL_KEY = "x-request-id"
+_CALL_ID = re.compile(r"[\x21-\x7e]{1,64}")
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Undecodable:
+    """Stands for bytes that are not a message of the rpc's type."""
+
+    description: str
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Wraps every handler of the server, health and reflection included."""
+
+    def __init__(self, drain: Drain, streams_max: int, metrics: Metrics | None = None) -> None:
+        self._drain = drain
+        self._streams_max = streams_max
+        self._metrics = metrics
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        call = _Call(self, handler_call_details)
+        decoded = _forgiving(handler.request_deserializer)
+        if handler.request_streaming and handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                call.streaming(handler.stream_stream), decoded, handler.response_serializer
+            )
+        if handler.request_streaming:
+            return grpc.stream_unary_rpc_method_handler(
+                call.answering(handler.stream_unary), decoded, handler.response_serializer
+            )
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                call.streaming(handler.unary_stream), decoded, handler.response_serializer
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            call.answering(handler.unary_unary), decoded, handler.response_serializer
+        )
+
+    @contextmanager
+    def stream_open(self, rpc: str) -> Iterator[None]:
+        """Counts a stream. Raises QuotaExceeded, ShuttingDown."""
+        if self._drain.open_streams >= self._streams_max:
+            raise QuotaExceeded(f"{self._streams_max} streams are open, more are not allowed")
+        with ExitStack() as stack:
+            stack.enter_context(self._drain.stream())
+            if self._metrics is not None:
+                gauge = self._metrics.streams.labels(rpc)
+                gauge.inc()
+                stack.callback(gauge.dec)
+            yield
+
+
+class _Call:
+    """One call: what its headers say, and the wrapping of its handler."""
+
+    def __init__(self, guard: Guard, details: grpc.HandlerCallDetails) -> None:
+        self._guard = guard
+        self._method: str = details.method if isinstance(details.method, str) else details.method.decode()
+        self._routing: list[str] = []
+        self._id = ""
+        for key, value in details.invocation_metadata or ():
+            if key == ROUTING_KEY:
+                self._routing.append(value if isinstance(value, str) else value.decode(errors="replace"))
+            elif key == _CALL_KEY and isinstance(value, str) and _CALL_ID.fullmatch(value):
+                self._id = value
+
+    def answering(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[[Any, _Context], Awaitable[Any]]:
+        """Wraps a handler of one answer."""
+
+        async def answer(request: Any, context: _Context) -> Any:
+            self._begin()
+            try:
+                return await behaviour(self._checked(request), context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await abort(context, status_of_any(error))
+
+        return answer
+
+    def streaming(self, behaviour: Callable[..., Any]) -> Callable[[Any, _Context], Any]:
+        """Wraps a handler of a streamed answer: an async generator, or a coroutine that writes (health's Watch)."""
+        if not inspect.isasyncgenfunction(behaviour):
+            return self.answering(behaviour)
+
+        async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
+            self._begin()
+            try:
+                with self._counted():
+                    async with aclosing(behaviour(self._checked(request), context)) as responses:
+                        async for response in responses:
+                            yield response
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await abort(context, status_of_any(error))
+
+        return stream
+
+    def _begin(self) -> None:
+        structlog.contextvars.bind_contextvars(rpc=self._method, call=self._id or secrets.token_hex(6))
+
+    def _counted(self) -> AbstractContextManager[None]:
+        if not self._method.startswith("/memstream."):
+            return ExitStack()  # health and reflection end with the server
+        return self._guard.stream_open(self._method.rpartition("/")[2])
+
+    def _checked(self, request: Any) -> Any:
+        """The request, or the requests, with their bytes and the routing header checked."""
+        if not hasattr(request, "__anext__") and not hasattr(request, "__aiter__"):
+            self.check(request)
+            return request
+        return _Checked(self, request)
+
+    def check(self, request: Any, first: bool = True) -> None:
+        """Raises InvalidField, RoutingMismatch."""
+        if isinstance(request, _Undecodable):
+            raise InvalidField(request.description)
+        if not first or not self._routing or not isinstance(request, Message):
+            return
+        named = _named_memory(request)
+        for given in self._routing:
+            if named is not None and given != named:
+                raise RoutingMismatch(f"the metadata {ROUTING_KEY} is {ascii(given[:300])}, the request names {named!r}")
+
+
+class _Checked:
+    """A request stream whose messages are checked as they come."""
+
+    def __init__(self, call: _Call, requests: Any) -> None:
+        self._call = call
+        self._requests = requests.__aiter__()
+        self._first = True
+
+    def __aiter__(self) -> _Checked:
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await self._requests.__anext__()
+        self._call.check(request, self._first)
+        self._first = False
+        return request
+
+
+def _forgiving(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Decodes to _Undecodable instead of raising inside grpc."""
+    if deserialize is None:
+        return None
+
+    def decode(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _Undecodable("the bytes sent are not a message of this rpc's type")
+
+    return decode
+
+
+def _named_memory(request: Any) -> str | None:
+    """ "namespace/memory" as the request names it; None where it names none. A stream names it in `open`."""
+    fields = request.DESCRIPTOR.fields_by_name
+    if "open" in fields:
+        return _named_memory(request.open) if request.HasField("open") else None
+    if "memory" not in fields:
+        return None
+    if fields["memory"].message_type is not None:
+        return f"{request.memory.namespace}/{request.memory.name}"
+    return f"{request.namespace}/{request.memory}"

@@ -1,0 +1,49 @@
+"""What the server accepts on the wire, given by the composition root from its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from google.protobuf.duration_pb2 import Duration
+from memstream.v1 import server_service_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of requests and streams; bytes are of UTF-8 or of the serialised message."""
+
+    content_bytes_max: int = 65_536
+    batch_max: int = 1_024
+    """Observations in one batch."""
+    window_observations: int = 4_096
+    window_bytes: int = 16 << 20
+    """Serialised observations of one Observe stream in flight, not yet received."""
+    message_bytes_max: int = 16 << 20
+    name_bytes_max: int = 128
+    metadata_entries_max: int = 64
+    metadata_bytes_max: int = 16_384
+    """Keys and values of one observation's metadata."""
+    page_size_max: int = 1_000
+    page_bytes_max: int = 2 << 20
+    """A page of fragments ends early beyond this."""
+    recall_limit_max: int = 1_000
+    queries_in_flight_max: int = 64
+    streams_max: int = 4_096
+    request_retention_s: int = 86_400
+    backlog_wait_s: float = 5.0
+    """How long an Observe stream is throttled while its memory's backlog is full, before it is refused."""
+
+    def message(self) -> pb.Limits:
+        """As GetServerInfo and the opened streams tell them."""
+        return pb.Limits(
+            content_bytes_max=self.content_bytes_max,
+            batch_max=self.batch_max,
+            window_observations=self.window_observations,
+            window_bytes=self.window_bytes,
+            message_bytes_max=self.message_bytes_max,
+            name_bytes_max=self.name_bytes_max,
+            metadata_bytes_max=self.metadata_bytes_max,
+            recall_limit_max=self.recall_limit_max,
+            queries_in_flight_max=self.queries_in_flight_max,
+            request_id_retention=Duration(seconds=self.request_retention_s),
+        )

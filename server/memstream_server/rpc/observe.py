@@ -1,0 +1,320 @@
+"""Observe: a producer's observations in, cumulative acknowledgements out.
+
+Rule 1. One task reads requests, one follows the session; the generator alone writes. They meet in this object's
+fields, so acknowledgements coalesce by themselves and nothing queues up behind a slow client.
+Rule 2. Credits are given back by the acknowledgement that tells of *received*, not before: a client that does not
+read its acknowledgements runs out of window instead of filling the server's memory.
+Rule 3. An error of the client ends the stream only after what it sent before was received and acknowledged.
+Rule 4. A request stream that ends without `close` is an abandoned producer: nothing waits for *stored*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memstream.v1 import stream_service_pb2 as pb
+
+from memstream_server.engine.errors import BacklogFull, ProtocolViolation, WindowExceeded
+from memstream_server.engine.requests import AckLevel, NewObservation, Outcome, Progress, Refusal
+from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.errors import RETRY_S
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.validation import Violations, identifier, invalid, memory_name
+from memstream_server.rpc.wire import observations
+from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages
+from memstream_server.rpc.wire.scalars import duration
+
+if TYPE_CHECKING:
+    from memstream_server.engine.engine import ObserveSession
+    from memstream_server.ports.journal import Rejection
+
+SEQUENCE_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveOpening:
+    """A validated `open`."""
+
+    namespace: str
+    memory: str
+    producer: str
+    session: str
+    level: AckLevel
+    outcomes: bool
+
+
+def read_open(message: pb.ObserveRequest, limits: Limits) -> ObserveOpening:
+    """The first message of a stream. Raises ProtocolViolation, InvalidField."""
+    if message.WhichOneof("message") != "open":
+        raise ProtocolViolation("the first message of an Observe stream must be `open`")
+    given, found = message.open, Violations()
+    namespace, memory = memory_name(found, given.namespace, given.memory, limits, "open.")
+    opening = ObserveOpening(
+        namespace,
+        memory,
+        identifier(found, "open.producer", given.producer, limits, required=True),
+        identifier(found, "open.session", given.session, limits),
+        ACK_LEVELS.read(found, "open.ack_level", given.ack_level, AckLevel.STORED),
+        given.outcomes,
+    )
+    found.check()
+    return opening
+
+
+def check_numbers(first: int, count: int, limits: Limits, prefix: str = "") -> None:
+    """A batch's size and numbers. Raises InvalidField."""
+    if count == 0:
+        raise invalid(f"{prefix}observations", "is empty")
+    if count > limits.batch_max:
+        raise invalid(f"{prefix}observations", f"has {count} observations, at most {limits.batch_max} are allowed")
+    if not 1 <= first <= SEQUENCE_MAX - count:
+        raise invalid(f"{prefix}first_sequence", f"is {first}: numbers start at 1 and end before 2^63")
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    last: int
+    count: int
+    size: int
+    received: asyncio.Future[None]
+
+
+class ObserveStream:
+    """One open stream. `responses` is run once."""
+
+    def __init__(
+        self, session: ObserveSession, opening: ObserveOpening, limits: Limits, drain: Drain, dimension: int
+    ) -> None:
+        self._session = session
+        self._opening = opening
+        self._limits = limits
+        self._drain = drain
+        self._dimension = dimension
+        opened = session.opened
+        self._received = opened.received
+        self._stored = opened.stored
+        self._indexed = 0
+        self._revision = opened.revision
+        self._sent = opened.received
+        """Last number sent on this stream, or received before it."""
+        self._in_flight: deque[_InFlight] = deque()
+        self._count = 0
+        self._size = 0
+        self._rejected: list[Rejection] = []
+        self._outcomes: list[Outcome] = []
+        self._flushes: deque[tuple[int, int]] = deque()
+        """(flush_id, number that must have reached the level)."""
+        self._flushed = 0
+        self._news = False
+        self._throttle_s = 0.0
+        self._closing = False
+        self._going_away = False
+        self._grace_over = False
+        self._wake = asyncio.Event()
+
+    async def responses(self, requests: AsyncIterator[pb.ObserveRequest]) -> AsyncIterator[pb.ObserveResponse]:
+        """Every message of the server, until `closed`, the end of the requests, or an error."""
+        reader = asyncio.create_task(self._read(requests))
+        follower = asyncio.create_task(self._follow())
+        for task in (reader, follower):
+            task.add_done_callback(lambda _: self._wake.set())
+        try:
+            with self._drain.told(self._drained):
+                yield pb.ObserveResponse(opened=self._opened())
+                while True:
+                    await self._wake.wait()
+                    self._wake.clear()
+                    for response in self._due():
+                        yield response
+                    _raise_failure(follower)
+                    if self._finished(reader):
+                        break
+            if self._closing:
+                yield pb.ObserveResponse(closed=self._closed())
+        finally:
+            reader.cancel()
+            follower.cancel()
+            await asyncio.gather(reader, follower, return_exceptions=True)
+
+    # ---- what is read
+    async def _read(self, requests: AsyncIterator[pb.ObserveRequest]) -> None:
+        async for message in requests:
+            kind = message.WhichOneof("message")
+            if self._closing:
+                raise ProtocolViolation(f"a message ({kind}) came after `close`")
+            if kind == "batch":
+                await self._batch(message.batch)
+            elif kind == "flush":
+                self._flush(message.flush)
+            elif kind == "close":
+                self._closing = True
+            elif kind == "open":
+                raise ProtocolViolation("a second `open` came; a stream has one, its first message")
+            else:
+                raise ProtocolViolation("a message came with nothing set")
+            self._wake.set()
+
+    async def _batch(self, batch: pb.ObservationBatch) -> None:
+        count = len(batch.observations)
+        check_numbers(batch.first_sequence, count, self._limits, "batch.")
+        items, size = observations.read_batch(
+            list(batch.observations), self._opening.session, self._limits, self._dimension
+        )
+        self._check_window(count, size)
+        received = await self._submit(batch.first_sequence, items)
+        last = batch.first_sequence + count - 1
+        self._in_flight.append(_InFlight(last, count, size, received))
+        self._count += count
+        self._size += size
+        self._sent = max(self._sent, last)
+        received.add_done_callback(lambda _: self._wake.set())
+
+    def _check_window(self, count: int, size: int) -> None:
+        for held, more, most, unit in (
+            (self._count, count, self._limits.window_observations, "observations"),
+            (self._size, size, self._limits.window_bytes, "bytes"),
+        ):
+            if held + more > most:
+                raise WindowExceeded(
+                    f"{held} {unit} are in flight and {more} more came, the window is {most}; "
+                    "wait for acknowledgements"
+                )
+
+    async def _submit(self, first: int, items: Sequence[NewObservation | Refusal]) -> asyncio.Future[None]:
+        """Gives the batch to the engine; while the backlog is full, holds it for a while and throttles the client."""
+        deadline = asyncio.get_running_loop().time() + self._limits.backlog_wait_s
+        while True:
+            try:
+                return self._session.submit(first, items)
+            except BacklogFull as error:
+                delay_s = max(0.01, error.retry_after_s or RETRY_S[error.reason])
+                if asyncio.get_running_loop().time() + delay_s > deadline:
+                    raise
+                self._throttle_s = delay_s
+                self._wake.set()
+                await asyncio.sleep(delay_s)
+
+    def _flush(self, flush: pb.ObserveFlush) -> None:
+        if flush.flush_id < 1:
+            raise invalid("flush.flush_id", f"is {flush.flush_id}: it must be 1 or more")
+        self._flushes.append((flush.flush_id, self._sent))
+
+    # ---- what is heard of the engine
+    async def _follow(self) -> None:
+        while True:
+            self._merge(await self._session.changed())
+            self._wake.set()
+
+    def _merge(self, progress: Progress) -> None:
+        self._received = max(self._received, progress.received)
+        if progress.stored >= self._stored:
+            self._stored, self._revision = progress.stored, max(self._revision, progress.revision)
+        self._indexed = max(self._indexed, progress.indexed)
+        self._rejected.extend(progress.rejected)
+        if self._opening.outcomes:
+            self._outcomes.extend(progress.outcomes)
+        self._news = True
+
+    def _drained(self) -> None:
+        asyncio.get_running_loop().call_later(self._drain.grace_s, self._grace_ended)
+        self._wake.set()
+
+    def _grace_ended(self) -> None:
+        self._grace_over = True
+        self._wake.set()
+
+    # ---- what is written
+    def _due(self) -> list[pb.ObserveResponse]:
+        responses = []
+        self._release()
+        self._satisfy()
+        if self._news:
+            responses.append(pb.ObserveResponse(ack=self._ack()))
+        if self._throttle_s:
+            text = "the memory's backlog is full"
+            responses.append(
+                pb.ObserveResponse(throttle=pb.Throttle(retry_delay=duration(self._throttle_s), description=text))
+            )
+            self._throttle_s = 0.0
+        if self._drain.begun and not self._going_away:
+            self._going_away = True
+            responses.append(pb.ObserveResponse(going_away=self._drain.message()))
+        return responses
+
+    def _release(self) -> None:
+        """Give back the credits of batches that are received. Raises what the engine says of one that is not."""
+        while self._in_flight and self._in_flight[0].received.done():
+            batch = self._in_flight.popleft()
+            batch.received.result()
+            self._count -= batch.count
+            self._size -= batch.size
+            self._received = max(self._received, batch.last)
+            self._news = True
+
+    def _satisfy(self) -> None:
+        reached = {
+            AckLevel.RECEIVED: self._received,
+            AckLevel.STORED: self._stored,
+            AckLevel.INDEXED: self._indexed,
+        }[self._opening.level]
+        while self._flushes and self._flushes[0][1] <= reached:
+            self._flushed = max(self._flushed, self._flushes.popleft()[0])
+            self._news = True
+
+    def _finished(self, reader: asyncio.Task[None]) -> bool:
+        """Whether the stream is over. Raises what the reader raised once everything before it is acknowledged."""
+        if self._grace_over:
+            raise self._drain.error()
+        if reader.done() and not self._in_flight:
+            _raise_failure(reader)
+            if not self._closing:
+                return True
+        return self._closing and not self._in_flight and self._stored >= self._sent
+
+    def _opened(self) -> pb.ObserveOpened:
+        opened = self._session.opened
+        return pb.ObserveOpened(
+            received=opened.received,
+            stored=opened.stored,
+            expected_sequence=opened.received + 1,
+            producer_epoch=opened.producer_epoch,
+            window_observations=self._limits.window_observations,
+            window_bytes=self._limits.window_bytes,
+            limits=self._limits.message(),
+            memory_uid=opened.memory_uid,
+            revision=opened.revision,
+        )
+
+    def _ack(self) -> pb.Ack:
+        self._news = False
+        rejected, self._rejected = self._rejected, []
+        outcomes, self._outcomes = self._outcomes, []
+        return pb.Ack(
+            received=self._received,
+            stored=self._stored,
+            indexed=self._indexed,
+            revision=self._revision,
+            rejected=rejected_messages(rejected),
+            outcomes=outcome_messages(outcomes),
+            flushed=self._flushed,
+        )
+
+    def _closed(self) -> pb.ObserveClosed:
+        return pb.ObserveClosed(
+            received=self._received,
+            stored=self._stored,
+            revision=self._revision,
+            rejected=rejected_messages(self._rejected),
+            outcomes=outcome_messages(self._outcomes),
+        )
+
+
+def _raise_failure(task: asyncio.Task[None]) -> None:
+    if task.done() and not task.cancelled():
+        error = task.exception()
+        if error is not None:
+            raise error

@@ -1,0 +1,93 @@
+"""Registers services from the contract's descriptors; what a servicer has not is refused with CAPABILITY_MISSING.
+
+A servicer is a plain object with a coroutine, or for a streamed answer an async generator, for each rpc it
+implements, named in snake case. So an rpc of the contract that nobody has built yet answers by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+from memstream.v1 import server_service_pb2 as pb
+
+from memstream_server.engine.errors import CapabilityMissing
+
+_CAPABILITY_OF_SERVICE = {"ConversationService": "CONVERSATIONS", "OperationService": "OPERATIONS"}
+_CAPABILITY_OF_RPC = {
+    "Watch": "WATCH",
+    "CloneMemory": "LIFECYCLE",
+    "ClearMemory": "LIFECYCLE",
+    "PutFragment": "LIFECYCLE",
+    "UpdateFragment": "LIFECYCLE",
+    "ForgetFragments": "LIFECYCLE",
+    "RestoreFragments": "LIFECYCLE",
+    "EraseFragments": "ERASE",
+    "ReflectMemory": "REFLECTION",
+    "ExportMemories": "EXPORT",
+    "ImportMemories": "EXPORT",
+}
+Services = Iterable[tuple[ServiceDescriptor, object]]
+
+
+def register(server: grpc.aio.Server, services: Services) -> None:
+    """Add every rpc of the services to the server."""
+    for service, servicer in services:
+        handlers = {method.name: _handler(method, servicer) for method in service.methods}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
+def capabilities(services: Services) -> list[pb.Capability]:
+    """The optional parts of the contract of which every rpc is implemented."""
+    have: set[str] = set()
+    missing: set[str] = set()
+    for service, servicer in services:
+        for method in service.methods:
+            if capability := _capability(method):
+                (have if hasattr(servicer, method_name(method)) else missing).add(capability)
+    return sorted(pb.Capability.Value(f"CAPABILITY_{each}") for each in have - missing)
+
+
+def method_name(method: MethodDescriptor) -> str:
+    """Of the servicer: `RecallOnce` is `recall_once`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
+
+
+def _capability(method: MethodDescriptor) -> str:
+    return _CAPABILITY_OF_RPC.get(method.name) or _CAPABILITY_OF_SERVICE.get(method.containing_service.name, "")
+
+
+def _handler(method: MethodDescriptor, servicer: object) -> grpc.RpcMethodHandler[Any, Any]:
+    kinds = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    behaviour = getattr(servicer, method_name(method), None) or _refusing(method)
+    make = kinds[method.client_streaming, method.server_streaming]
+    return make(behaviour, GetMessageClass(method.input_type).FromString, _serialised)
+
+
+def _serialised(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _refusing(method: MethodDescriptor) -> Any:
+    capability = _capability(method)
+    text = f"this server does not implement {method.full_name}"
+
+    async def answer(_request: object, _context: object) -> None:
+        raise CapabilityMissing(text, capability=capability)
+
+    async def stream(_request: object, _context: object) -> AsyncIterator[None]:
+        raise CapabilityMissing(text, capability=capability)
+        yield None
+
+    return stream if method.server_streaming else answer

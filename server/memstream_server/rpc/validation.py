@@ -1,0 +1,103 @@
+"""Checks of request fields: each finding is a violation with a dotted path, raised together as one InvalidField."""
+
+from __future__ import annotations
+
+import re
+
+from memstream_server.engine.errors import FieldViolation, InvalidField
+from memstream_server.rpc.errors import violation_text
+from memstream_server.rpc.limits import Limits
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-_.~]*")
+_FRAGMENT_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+PAGE_SIZE_DEFAULT = 100
+
+
+class Violations:
+    """Collects what is wrong with one request; `check` raises it."""
+
+    __slots__ = ("found",)
+
+    def __init__(self) -> None:
+        self.found: list[FieldViolation] = []
+
+    def add(self, field: str, description: str) -> None:
+        self.found.append(FieldViolation(field, description))
+
+    def check(self) -> None:
+        """Raises InvalidField when anything was found."""
+        if self.found:
+            raise InvalidField(violation_text(self.found[:5]), violations=tuple(self.found))
+
+
+def invalid(field: str, description: str) -> InvalidField:
+    """The error for one field."""
+    violation = FieldViolation(field, description)
+    return InvalidField(violation_text([violation]), violations=(violation,))
+
+
+def shown(value: str) -> str:
+    """A client's text as an error may repeat it: quoted and short."""
+    return ascii(value if len(value) <= 40 else value[:40] + "...")
+
+
+def name(found: Violations, field: str, value: str, limits: Limits) -> str:
+    """A namespace's or a memory's name."""
+    if not value:
+        found.add(field, "is required")
+    elif len(value) > limits.name_bytes_max:
+        found.add(field, f"has {len(value)} characters, at most {limits.name_bytes_max} are allowed")
+    elif not _NAME.fullmatch(value):
+        found.add(
+            field,
+            f'is {shown(value)}: letters, digits, "-", "_", "." and "~" are allowed, '
+            "beginning with a letter or a digit",
+        )
+    return value
+
+
+def memory_name(found: Violations, namespace: str, memory: str, limits: Limits, prefix: str = "") -> tuple[str, str]:
+    """(namespace, name) of the memory a request names, for its fields `namespace` and `memory`."""
+    return name(found, f"{prefix}namespace", namespace, limits), name(found, f"{prefix}memory", memory, limits)
+
+
+def identifier(found: Violations, field: str, value: str, limits: Limits, required: bool = False) -> str:
+    """A producer, session, speaker, key or request id: any text without control characters."""
+    if not value:
+        if required:
+            found.add(field, "is required")
+        return value
+    size = len(value) if value.isascii() else len(value.encode())
+    if size > limits.name_bytes_max:
+        found.add(field, f"has {size} bytes, at most {limits.name_bytes_max} are allowed")
+    elif _CONTROL.search(value):
+        found.add(field, f"is {shown(value)}: control characters are not allowed")
+    return value
+
+
+def fragment_id(found: Violations, field: str, value: str) -> str:
+    """A fragment's id."""
+    if not _FRAGMENT_ID.fullmatch(value):
+        found.add(field, f"is {shown(value)}: an id has 26 characters of Crockford base 32 (0-9, A-Z without I L O U)")
+    return value
+
+
+def within(found: Violations, field: str, value: float, low: float, high: float) -> float:
+    """A number between bounds that both belong to the range."""
+    if not low <= value <= high:  # also true of NaN
+        found.add(field, f"must be between {low:,g} and {high:,g}, is {value:g}")
+    return value
+
+
+def not_negative(found: Violations, field: str, value: int) -> int:
+    """A count or a revision."""
+    if value < 0:
+        found.add(field, f"must not be negative, is {value}")
+    return value
+
+
+def page_size(found: Violations, value: int, limits: Limits) -> int:
+    """Items a page may have: 0 takes the default, more than the most is lowered to it."""
+    not_negative(found, "page_size", value)
+    return min(value or PAGE_SIZE_DEFAULT, limits.page_size_max)

@@ -1,0 +1,1 @@
+"""Messages of memstream.v1 to domain values and back: pure functions, no I/O, no engine."""

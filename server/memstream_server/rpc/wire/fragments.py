@@ -1,0 +1,139 @@
+"""Fragments and events to the wire, filters from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from memstream.v1 import event_pb2, fragment_pb2
+
+from memstream_server.core.events import Event, EventType, Reason
+from memstream_server.core.filters import Filter
+from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
+from memstream_server.rpc import validation as check
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.validation import Violations
+from memstream_server.rpc.wire import scalars
+from memstream_server.rpc.wire.scalars import Enums
+
+TIERS = Enums(fragment_pb2.Tier, Tier)
+KINDS = Enums(fragment_pb2.FragmentKind, FragmentKind)
+EVENT_TYPES = Enums(event_pb2.EventType, EventType)
+_REASONS = Enums(event_pb2.EventReason, Reason)
+_LISTS = ("sessions", "speakers", "kinds", "metadata", "exclude_ids", "tiers")
+_CONDITIONS_MAX = 1_000
+"""Entries of one list of a filter."""
+
+
+def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.Fragment:
+    """A fragment as clients see it."""
+    message = fragment_pb2.Fragment(
+        id=fragment.id,
+        kind=KINDS.number(fragment.kind),
+        tier=TIERS.number(fragment.tier),
+        merged_text=merged_text,
+        speaker=fragment.speaker,
+        session=fragment.session,
+        importance=fragment.importance,
+        observe_time=scalars.timestamp(fragment.observe_time_us),
+        create_time=scalars.timestamp(fragment.create_time_us),
+        access_count=fragment.access_count,
+        enhancement_count=fragment.enhancement_count,
+        duplicate_count=fragment.duplicate_count,
+        sources=fragment.sources,
+        pinned=fragment.pinned,
+        external_id=fragment.external_id,
+        model=fragment.model,
+        etag=str(fragment.version),
+        token_count=fragment.token_count,
+    )
+    if fragment.structured is None:
+        message.content = fragment.content
+    else:
+        message.structured.CopyFrom(fragment_pb2.StructuredObservation(**asdict(fragment.structured)))
+    if fragment.access_time_us:
+        message.access_time.CopyFrom(scalars.timestamp(fragment.access_time_us))
+    if fragment.expire_time_us is not None:
+        message.expire_time.CopyFrom(scalars.timestamp(fragment.expire_time_us))
+    if fragment.forget_time_us is not None:
+        message.forget_time.CopyFrom(scalars.timestamp(fragment.forget_time_us))
+    if fragment.metadata:
+        scalars.write_metadata(message.metadata, fragment.metadata)
+    return message
+
+
+def read_filter(found: Violations, message: fragment_pb2.FragmentFilter, limits: Limits, field: str) -> Filter:
+    """Which fragments are meant; an empty message means all."""
+    for name in _LISTS:
+        if len(getattr(message, name)) > _CONDITIONS_MAX:
+            found.add(f"{field}.{name}", f"has more than {_CONDITIONS_MAX} entries")
+            return Filter()
+    for number, each in enumerate(message.exclude_ids):
+        check.fragment_id(found, f"{field}.exclude_ids[{number}]", each)
+    chosen = Filter(
+        sessions=_names(found, f"{field}.sessions", message.sessions, limits),
+        speakers=_names(found, f"{field}.speakers", message.speakers, limits),
+        kinds=KINDS.read_all(found, f"{field}.kinds", message.kinds),
+        tiers=TIERS.read_all(found, f"{field}.tiers", message.tiers),
+        observe_from_us=_time(found, message, field, "observe_time_min"),
+        observe_until_us=_time(found, message, field, "observe_time_max"),
+        importance_min=_importance(found, message, field, "importance_min"),
+        importance_max=_importance(found, message, field, "importance_max"),
+        metadata=tuple(
+            _condition(found, f"{field}.metadata[{number}]", each) for number, each in enumerate(message.metadata)
+        ),
+        excluded=tuple(message.exclude_ids),
+    )
+    _ordered(found, f"{field}.observe_time_max", chosen.observe_from_us, chosen.observe_until_us)
+    _ordered(found, f"{field}.importance_max", chosen.importance_min, chosen.importance_max)
+    return chosen
+
+
+def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: int) -> event_pb2.Event:
+    """One step; (revision, ordinal) is where a watch resumes after it."""
+    return event_pb2.Event(
+        cursor=event_pb2.Cursor(memory_uid=uid, revision=revision, ordinal=ordinal),
+        time=scalars.timestamp(time_us),
+        type=EVENT_TYPES.number(event.type),
+        fragment_id=event.fragment,
+        other_id=event.other,
+        from_tier=TIERS.number(event.from_tier),
+        to_tier=TIERS.number(event.to_tier),
+        reason=_REASONS.number(event.reason) if event.reason is not Reason.NONE else None,
+        cosine=event.cosine,
+        draw=event.draw,
+        importance=event.importance,
+        sources=event.sources,
+    )
+
+
+def _names(found: Violations, field: str, values: Iterable[str], limits: Limits) -> tuple[str, ...]:
+    names = tuple(values)
+    for number, each in enumerate(names):
+        check.identifier(found, f"{field}[{number}]", each, limits)
+    return names
+
+
+def _time(found: Violations, message: fragment_pb2.FragmentFilter, field: str, name: str) -> int | None:
+    return scalars.time_us(found, f"{field}.{name}", getattr(message, name)) if message.HasField(name) else None
+
+
+def _importance(found: Violations, message: fragment_pb2.FragmentFilter, field: str, name: str) -> float | None:
+    return check.within(found, f"{field}.{name}", getattr(message, name), 0, 1) if message.HasField(name) else None
+
+
+def _condition(
+    found: Violations, field: str, message: fragment_pb2.MetadataCondition
+) -> tuple[str, tuple[MetadataValue, ...]]:
+    scalars.metadata_key(found, f"{field}.key", message.key)
+    if not message.values:
+        found.add(f"{field}.values", "needs at least one value")
+    values = (
+        scalars.metadata_value(found, f"{field}.values[{number}]", each) for number, each in enumerate(message.values)
+    )
+    return message.key, tuple(value for value in values if value is not None)
+
+
+def _ordered(found: Violations, field: str, low: float | None, high: float | None) -> None:
+    if low is not None and high is not None and low > high:
+        found.add(field, "is below the lower bound")

@@ -1,0 +1,121 @@
+"""Observations from the wire: to validated values, or to refusals that keep their place in the batch."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import grpc
+from memstream.v1 import fragment_pb2 as pb
+
+from memstream_server.core.values import Structured
+from memstream_server.engine.errors import InvalidField
+from memstream_server.engine.requests import NewObservation, Refusal
+from memstream_server.rpc import validation as check
+from memstream_server.rpc.errors import violation_text
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.validation import Violations
+from memstream_server.rpc.wire import scalars
+
+DIGEST_BYTES = 16
+_INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
+_TOKEN_COUNT_MAX = 2**31 - 1
+STRUCTURED_FIELDS = (
+    "question",
+    "thought",
+    "phase",
+    "action_intention",
+    "action_reason",
+    "action",
+    "action_input",
+    "observation",
+)
+
+
+def digest_of(serialised: bytes) -> bytes:
+    """What tells a repeat from a conflict: 16 bytes of BLAKE2b."""
+    return blake2b(serialised, digest_size=DIGEST_BYTES).digest()
+
+
+def read_batch(
+    messages: list[pb.Observation], session: str, limits: Limits, dimension: int
+) -> tuple[list[NewObservation | Refusal], int]:
+    """The items of a batch in order, and the bytes they take; `session` is that of items which give none."""
+    items: list[NewObservation | Refusal] = []
+    size = 0
+    for message in messages:
+        # Deterministic: the same observation has the same bytes from every client, whatever the order of its maps.
+        serialised = message.SerializeToString(deterministic=True)
+        size += len(serialised)
+        items.append(read_item(message, digest_of(serialised), session, limits, dimension))
+    return items, size
+
+
+def read_item(
+    message: pb.Observation, digest: bytes, session: str, limits: Limits, dimension: int
+) -> NewObservation | Refusal:
+    """One observation, or why it is refused."""
+    found = Violations()
+    item = read(found, message, digest, session, limits, dimension)
+    if not found.found:
+        return item
+    return Refusal(_INVALID, InvalidField.reason, violation_text(found.found[:5]), digest)
+
+
+def read(
+    found: Violations,
+    message: pb.Observation,
+    digest: bytes,
+    session: str,
+    limits: Limits,
+    dimension: int,
+    prefix: str = "",
+) -> NewObservation:
+    """One observation; what is wrong with it goes to `found`, with `prefix` before the field's name."""
+    structured, content = _body(found, message, limits, prefix)
+    expiry = message.WhichOneof("expiry")
+    importance = message.importance if message.HasField("importance") else None
+    if importance is not None:
+        check.within(found, f"{prefix}importance", importance, 0, 1)
+    check.within(found, f"{prefix}token_count", message.token_count, 0, _TOKEN_COUNT_MAX)
+    return NewObservation(
+        content=content,
+        structured=structured,
+        speaker=check.identifier(found, f"{prefix}speaker", message.speaker, limits),
+        session=check.identifier(found, f"{prefix}session", message.session, limits) or session,
+        observe_time_us=scalars.time_us(found, f"{prefix}observe_time", message.observe_time)
+        if message.HasField("observe_time")
+        else None,
+        importance=importance,
+        metadata=scalars.metadata(found, f"{prefix}metadata", message.metadata, limits),
+        vector=scalars.vector(found, f"{prefix}embedding", message.embedding, dimension),
+        expire_time_us=scalars.time_us(found, f"{prefix}expire_time", message.expire_time)
+        if expiry == "expire_time"
+        else None,
+        ttl_us=scalars.duration_us(found, f"{prefix}ttl", message.ttl) if expiry == "ttl" else None,
+        external_id=check.identifier(found, f"{prefix}external_id", message.external_id, limits),
+        token_count=message.token_count,
+        digest=digest,
+    )
+
+
+def structured_of(message: pb.StructuredObservation) -> Structured:
+    """A step of an agent in parts."""
+    return Structured(**{name: getattr(message, name) for name in STRUCTURED_FIELDS})
+
+
+def content_checked(found: Violations, field: str, content: str, limits: Limits) -> str:
+    """Text that is neither blank nor over-long."""
+    if not content or content.isspace():
+        found.add(field, "is empty")
+        return content
+    size = len(content) if content.isascii() else len(content.encode())
+    if size > limits.content_bytes_max:
+        found.add(field, f"has {size} bytes, at most {limits.content_bytes_max} are allowed")
+    return content
+
+
+def _body(found: Violations, message: pb.Observation, limits: Limits, prefix: str) -> tuple[Structured | None, str]:
+    if message.WhichOneof("body") == "structured":
+        structured = structured_of(message.structured)
+        return structured, content_checked(found, f"{prefix}structured", structured.text(), limits)
+    return None, content_checked(found, f"{prefix}content", message.content, limits)

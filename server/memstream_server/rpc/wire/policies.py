@@ -1,0 +1,193 @@
+"""A memory and its policy between the wire and the domain.
+
+The names of a policy's fields are the same on both sides, but for durations: `echo_window_s` here is
+`echo_window` (a google.protobuf.Duration) there. So one walk over the tunables serves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from memstream.v1 import memory_pb2 as pb
+
+from memstream_server.core import policy as core
+from memstream_server.core.policy import Policy, Profile, ShortTermKind, leaves, with_value
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.requests import Statistics, memory_etag
+from memstream_server.ports.journal import MemoryRecord
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.validation import Violations, shown
+from memstream_server.rpc.wire import scalars
+from memstream_server.rpc.wire.scalars import Enums
+
+KINDS = Enums(pb.MemoryKind, MemoryKind)
+_PROFILES = Enums(pb.Profile, Profile)
+_ENUMS: dict[type[StrEnum], Enums[Any]] = {
+    Profile: _PROFILES,
+    ShortTermKind: Enums(pb.ShortTermKind, ShortTermKind),
+    core.SimilarityRule: Enums(pb.SimilarityRule, core.SimilarityRule),
+    core.Overflow: Enums(pb.Overflow, core.Overflow),
+    core.RankingRule: Enums(pb.RankingRule, core.RankingRule),
+}
+LANGUAGES = frozenset(
+    "arabic armenian basque catalan czech danish dutch dutch_porter english esperanto estonian finnish french german "
+    "greek hindi hungarian indonesian irish italian lithuanian nepali norwegian persian polish porter portuguese "
+    "romanian russian serbian sesotho spanish swedish tamil turkish yiddish".split()
+)
+"""Snowball's algorithms (a test compares them with the stemmer's)."""
+
+
+def read_policy(found: Violations, message: pb.Policy, field: str = "policy") -> Policy:
+    """A complete policy: what is set, and the profile's defaults for the rest."""
+    profile = _PROFILES.read(found, f"{field}.profile", message.profile, Profile.DEFAULT)
+    policy = core.PROFILES[profile]
+    given: set[str] = set()
+    for name, default, _ in leaves(policy):
+        value = _leaf(found, message, name, default, field)
+        if value is not None:
+            policy = with_value(policy, name, value)
+            given.add(name)
+    if policy.short_term.kind is ShortTermKind.FIFO and "short_term.capacity" not in given:
+        policy = with_value(policy, "short_term.capacity", core.FIFO_CAPACITY)
+    return _checked(found, policy, field)
+
+
+def change_policy(found: Violations, current: Policy, message: pb.Memory, paths: Iterable[str]) -> Policy | None:
+    """`current` with the masked fields of `message.policy` set, unset ones to their defaults; None if none is masked.
+
+    Paths are "policy", a part of it, or one field; those that do not begin with "policy" are not looked at.
+    """
+    masked = [path for path in paths if path.split(".")[0] == "policy"]
+    if not masked:
+        return None
+    if "policy" in masked:
+        return read_policy(found, message.policy)
+    defaults = core.PROFILES[current.profile]
+    policy = current
+    for path in masked:
+        policy = _masked(found, policy, defaults, message.policy, path)
+    return _checked(found, policy, "policy")
+
+
+def policy_message(policy: Policy) -> pb.Policy:
+    """Every field set, but for those whose being unset says "the embedding model's own"."""
+    message = pb.Policy()
+    for name, value, _ in leaves(policy):
+        if value is not None:
+            _set(message, name, value)
+    return message
+
+
+def memory_message(record: MemoryRecord) -> pb.Memory:
+    """A memory as clients see it."""
+    return pb.Memory(
+        namespace=record.namespace,
+        name=record.name,
+        uid=record.uid,
+        kind=KINDS.number(record.kind),
+        policy=policy_message(record.policy),
+        labels=dict(record.labels),
+        revision=record.revision,
+        create_time=scalars.timestamp(record.create_time_us),
+        update_time=scalars.timestamp(record.update_time_us),
+        etag=memory_etag(record),
+    )
+
+
+def read_labels(found: Violations, labels: Mapping[str, str], limits: Limits) -> tuple[tuple[str, str], ...]:
+    """Sorted pairs."""
+    if len(labels) > limits.metadata_entries_max:
+        found.add("labels", f"has {len(labels)} entries, at most {limits.metadata_entries_max} are allowed")
+        return ()
+    for key in labels:
+        scalars.metadata_key(found, "labels", key)
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in labels.items())
+    if size > limits.metadata_bytes_max:
+        found.add("labels", f"has {size} bytes, at most {limits.metadata_bytes_max} are allowed")
+    return tuple(sorted(labels.items()))
+
+
+def stats_message(statistics: Statistics) -> pb.MemoryStats:
+    """How much a memory holds."""
+    counts = statistics.counts
+    return pb.MemoryStats(
+        revision=statistics.revision,
+        sensory=counts.sensory,
+        short_term=counts.short_term,
+        long_term=counts.long_term,
+        insights=counts.insights,
+        forgotten=counts.forgotten,
+        backlog=counts.pending,
+        unindexed=counts.unindexed,
+        active=statistics.active,
+        active_bytes=statistics.active_bytes,
+    )
+
+
+def _wire_name(name: str) -> str:
+    return name.removesuffix("_s")  # durations; no other tunable ends so
+
+
+def _leaf(found: Violations, message: pb.Policy, name: str, default: Any, field: str) -> Any:
+    """The value of one tunable in the message; None when it is not set."""
+    *parts, last = _wire_name(name).split(".")
+    holder: Message = message
+    for part in parts:
+        holder = getattr(holder, part)
+    descriptor = holder.DESCRIPTOR.fields_by_name[last]
+    value, path = getattr(holder, last), f"{field}.{_wire_name(name)}"
+    if descriptor.type == FieldDescriptor.TYPE_ENUM:
+        return _ENUMS[type(default)].read(found, path, value, default) if value else None
+    if not holder.HasField(last):
+        return None
+    return _whole_seconds(found, path, value) if isinstance(value, Duration) else value
+
+
+def _whole_seconds(found: Violations, field: str, value: Duration) -> int:
+    if value.nanos:
+        found.add(field, "must be whole seconds")
+    return value.seconds
+
+
+def _set(message: pb.Policy, name: str, value: Any) -> None:
+    *parts, last = _wire_name(name).split(".")
+    holder: Message = message
+    for part in parts:
+        holder = getattr(holder, part)
+    if isinstance(value, StrEnum) and type(value) in _ENUMS:
+        setattr(holder, last, _ENUMS[type(value)].number(value))
+    elif last != name.split(".")[-1]:
+        getattr(holder, last).CopyFrom(Duration(seconds=value))
+    else:
+        setattr(holder, last, value)
+
+
+def _masked(found: Violations, policy: Policy, defaults: Policy, message: pb.Policy, path: str) -> Policy:
+    prefix = path.removeprefix("policy.")
+    if prefix == "profile":
+        found.add("update_mask", 'has "policy.profile": mask "policy" to take another profile')
+        return policy
+    chosen = [
+        (name, default)
+        for name, default, _ in leaves(defaults)
+        if _wire_name(name) == prefix or name.startswith(f"{prefix}.")
+    ]
+    if not chosen:
+        found.add("update_mask", f"has {shown(path)}: there is no such field")
+    for name, default in chosen:
+        value = _leaf(found, message, name, default, "policy")
+        policy = with_value(policy, name, default if value is None else value)
+    return policy
+
+
+def _checked(found: Violations, policy: Policy, field: str) -> Policy:
+    for violation in core.violations(policy):
+        found.add(f"{field}.{_wire_name(violation.field)}", violation.description)
+    if policy.language not in LANGUAGES:
+        found.add(f"{field}.language", f"is {shown(policy.language)}: one of {', '.join(sorted(LANGUAGES))}")
+    return policy

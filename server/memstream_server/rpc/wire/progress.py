@@ -1,0 +1,39 @@
+"""How far a producer's observations have come, to the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memstream.v1 import stream_service_pb2 as pb
+
+from memstream_server.engine.requests import AckLevel, Outcome
+from memstream_server.ports.journal import Rejection
+from memstream_server.rpc.errors import status_of_rejection
+from memstream_server.rpc.wire.fragments import EVENT_TYPES, TIERS
+from memstream_server.rpc.wire.scalars import Enums
+
+ACK_LEVELS = Enums(pb.AckLevel, AckLevel)
+
+
+def rejected_messages(rejections: Iterable[Rejection]) -> list[pb.RejectedObservation]:
+    """The items refused, each with its status."""
+    return [
+        pb.RejectedObservation(
+            sequence=each.sequence, status=status_of_rejection(each.code, each.reason, each.message)
+        )
+        for each in rejections
+    ]
+
+
+def outcome_messages(outcomes: Iterable[Outcome]) -> list[pb.ObservationOutcome]:
+    """What became of the items stored."""
+    return [
+        pb.ObservationOutcome(
+            sequence=each.sequence,
+            fragment_id=each.fragment,
+            type=EVENT_TYPES.number(each.type),
+            other_id=each.other,
+            tier=TIERS.number(each.tier),
+        )
+        for each in outcomes
+    ]

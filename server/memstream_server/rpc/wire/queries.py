@@ -1,0 +1,133 @@
+"""Queries from the wire, answers to it in messages of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memstream.v1 import stream_service_pb2 as pb
+
+from memstream_server.core.filters import Filter
+from memstream_server.core.ranking import NearMiss, Part
+from memstream_server.engine.errors import CapabilityMissing
+from memstream_server.engine.requests import Query, RecallAnswer, Recollection
+from memstream_server.rpc import validation as check
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.validation import Violations
+from memstream_server.rpc.wire import fragments, observations, scalars
+
+PART_BYTES = 1 << 20
+"""An answer of more bytes is sent in several messages, so that none is near the limit of a client's."""
+_WEIGHT_MAX = 100
+_TOKENS_MAX = 2**31 - 1
+
+
+def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension: int, prefix: str = "query.") -> Query:
+    """A validated query. Raises InvalidField, CapabilityMissing."""
+    if message.subscribe:
+        raise CapabilityMissing("this server has no standing queries", capability="SUBSCRIBE")
+    found = Violations()
+    weights = message.weights
+    query = Query(
+        text=_text(found, message, limits, prefix),
+        vector=scalars.vector(found, f"{prefix}embedding", message.embedding, dimension),
+        now_us=scalars.time_us(found, f"{prefix}now", message.now) if message.HasField("now") else None,
+        limit=int(check.within(found, f"{prefix}limit", message.limit, 1, limits.recall_limit_max))
+        if message.HasField("limit")
+        else None,
+        alpha=_weight(found, weights, "alpha", prefix),
+        beta=_weight(found, weights, "beta", prefix),
+        gamma=_weight(found, weights, "gamma", prefix),
+        min_relevance=check.within(found, f"{prefix}min_relevance", message.min_relevance, 0, 1)
+        if message.HasField("min_relevance")
+        else None,
+        filter=fragments.read_filter(found, message.filter, limits, f"{prefix}filter")
+        if message.HasField("filter")
+        else Filter(),
+        min_revision=check.not_negative(found, f"{prefix}min_revision", message.min_revision),
+        explain=message.explain,
+        near_misses=int(check.within(found, f"{prefix}near_misses", message.near_misses, 0, limits.recall_limit_max)),
+        reinforce=message.reinforce if message.HasField("reinforce") else None,
+        token_budget=int(check.within(found, f"{prefix}token_budget", message.token_budget, 0, _TOKENS_MAX)),
+        session=session,
+        working_memory=not message.omit_working_memory,
+    )
+    found.check()
+    return query
+
+
+def recollections(query_id: str, answer: RecallAnswer, explain: bool) -> Iterator[pb.Recollections]:
+    """The answer's fragments, in one message or in several of about PART_BYTES; at least one."""
+    part = pb.Recollections(query_id=query_id, working_memory_ids=answer.working_ids)
+    size = part.ByteSize()
+    for rank, recollection in enumerate(answer.recollections, 1):
+        message = _recollection(recollection, rank, answer.formula if explain else "")
+        if size + message.ByteSize() > PART_BYTES and size:
+            yield part
+            part, size = pb.Recollections(query_id=query_id), 0
+        part.recollections.append(message)
+        size += message.ByteSize()
+    for fragment in answer.working:
+        held = fragments.fragment_message(fragment)
+        if size + held.ByteSize() > PART_BYTES and size:
+            yield part
+            part, size = pb.Recollections(query_id=query_id), 0
+        part.working_memory.append(held)
+        size += held.ByteSize()
+    yield part
+
+
+def done(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.RecallDone:
+    """The end of a query's answer."""
+    return pb.RecallDone(
+        query_id=query_id,
+        revision=answer.revision,
+        eligible=answer.eligible,
+        considered=answer.considered,
+        best_relevance=answer.best_relevance,
+        degraded=answer.degraded,
+        near_misses=[_near_miss(each) for each in answer.near_misses],
+        timings=dict(answer.timings_s),
+        tokens=answer.tokens if budgeted else 0,
+    )
+
+
+def _recollection(recollection: Recollection, rank: int, formula: str) -> pb.Recollection:
+    scored = recollection.scored
+    message = pb.Recollection(
+        fragment=fragments.fragment_message(recollection.fragment),
+        score=scored.score,
+        relevance=scored.relevance,
+        rank=rank,
+        truncated=recollection.truncated,
+    )
+    if formula:
+        message.explanation.formula = formula
+        message.explanation.parts.extend(_part(part, scored.cosine) for part in scored.parts)
+    return message
+
+
+def _part(part: Part, cosine: float | None) -> pb.ScorePart:
+    details = {"cosine": cosine} if part.name == "dense" and cosine is not None else {}
+    return pb.ScorePart(
+        name=part.name, value=part.value, weight=part.weight, contribution=part.contribution, details=details
+    )
+
+
+def _near_miss(missed: NearMiss) -> pb.NearMiss:
+    scored = missed.scored
+    return pb.NearMiss(
+        fragment_id=scored.id, stage=missed.stage.value, score=scored.score, relevance=scored.relevance
+    )
+
+
+def _text(found: Violations, message: pb.RecallQuery, limits: Limits, prefix: str) -> str:
+    if message.WhichOneof("observation") == "structured":
+        text = observations.structured_of(message.structured).text()
+        return observations.content_checked(found, f"{prefix}structured", text, limits)
+    return observations.content_checked(found, f"{prefix}text", message.text, limits)
+
+
+def _weight(found: Violations, weights: pb.RecallWeights, name: str, prefix: str) -> float | None:
+    if not weights.HasField(name):  # type: ignore[arg-type]  # the stub wants a literal
+        return None
+    return check.within(found, f"{prefix}weights.{name}", getattr(weights, name), 0, _WEIGHT_MAX)

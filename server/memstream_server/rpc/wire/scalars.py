@@ -1,0 +1,165 @@
+"""Enums, times, durations, vectors and metadata between the wire and the domain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, MutableMapping
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.timestamp_pb2 import Timestamp
+from memstream.v1 import fragment_pb2
+
+from memstream_server.core.values import Metadata, MetadataValue, Vector
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.validation import Violations, shown
+
+E = TypeVar("E", bound=StrEnum)
+
+_SECONDS_MIN, _SECONDS_MAX = -62_135_596_800, 253_402_300_799
+"""Years 1 to 9999, the range of google.protobuf.Timestamp."""
+DURATION_MAX_S = 3_153_600_000
+"""A hundred years."""
+METADATA_KEY_BYTES_MAX = 128
+
+
+class Enums(Generic[E]):
+    """One enum of the domain and its twin of the contract, whose values are PREFIX_NAME; 0 is UNSPECIFIED."""
+
+    def __init__(self, wire: EnumTypeWrapper[Any], domain: type[E]) -> None:
+        prefix = wire.keys()[0].removesuffix("UNSPECIFIED")
+        numbers = dict(wire.items())
+        pairs = [(numbers[prefix + each.name], each) for each in domain if prefix + each.name in numbers]
+        self._from: dict[int, E] = dict(pairs)
+        self._to: dict[E, int] = {each: number for number, each in pairs}
+
+    def read(self, found: Violations, field: str, value: int, default: E) -> E:
+        """The domain's value; `default` for UNSPECIFIED."""
+        if value == 0:
+            return default
+        if value not in self._from:
+            found.add(field, f"has no value {value}")
+        return self._from.get(value, default)
+
+    def read_all(self, found: Violations, field: str, values: Iterable[int]) -> tuple[E, ...]:
+        """The domain's values; UNSPECIFIED among them stands for any, so nothing is left."""
+        given = list(values)
+        unknown = [each for each in given if each and each not in self._from]
+        for each in unknown[:3]:
+            found.add(field, f"has no value {each}")
+        return () if 0 in given else tuple(self._from[each] for each in given if each in self._from)
+
+    def number(self, value: E | None) -> Any:
+        """The contract's number, typed Any for the generated constructors; 0 for None."""
+        return 0 if value is None else self._to[value]
+
+    def __contains__(self, value: E) -> bool:
+        return value in self._to
+
+
+def time_us(found: Violations, field: str, value: Timestamp) -> int:
+    """Microseconds since the epoch."""
+    if not (_SECONDS_MIN <= value.seconds <= _SECONDS_MAX and 0 <= value.nanos < 1_000_000_000):
+        found.add(field, "must be a time in the years 1 to 9999")
+        return 0
+    return value.seconds * 1_000_000 + value.nanos // 1_000
+
+
+def timestamp(value_us: int) -> Timestamp:
+    """A time of the wire."""
+    seconds, micros = divmod(value_us, 1_000_000)
+    return Timestamp(seconds=seconds, nanos=micros * 1_000)
+
+
+def duration_us(found: Violations, field: str, value: Duration) -> int:
+    """Microseconds of a positive duration of at most a hundred years."""
+    length_us = value.seconds * 1_000_000 + value.nanos // 1_000
+    if abs(value.nanos) >= 1_000_000_000 or not 0 < length_us <= DURATION_MAX_S * 1_000_000:
+        found.add(field, f"must be a duration above 0 and up to {DURATION_MAX_S:,} seconds")
+    return length_us
+
+
+def duration(value_s: float) -> Duration:
+    """A duration of the wire."""
+    micros = round(value_s * 1_000_000)
+    return Duration(seconds=micros // 1_000_000, nanos=micros % 1_000_000 * 1_000)
+
+
+def vector(found: Violations, field: str, values: Any, dimension: int) -> Vector | None:
+    """A `repeated float` as an array of unit length; None when it is empty or wrong."""
+    if not values:
+        return None
+    if len(values) != dimension:
+        found.add(field, f"has {len(values)} numbers, the server's model has {dimension}")
+        return None
+    numbers: Vector = np.array(values, np.float32)
+    if not np.isfinite(numbers).all():
+        found.add(field, "has a number that is not finite")
+        return None
+    wide = numbers.astype(np.float64)  # the squares of large float32 numbers overflow
+    largest = float(np.abs(wide).max())
+    if largest == 0.0:
+        found.add(field, "is zero: it has no direction")
+        return None
+    wide /= largest
+    unit: Vector = (wide / np.linalg.norm(wide)).astype(np.float32)
+    return unit
+
+
+def metadata_value(found: Violations, field: str, value: fragment_pb2.MetadataValue) -> MetadataValue | None:
+    """The value that is set; None when none is, or when it is not a finite number."""
+    kind = value.WhichOneof("kind")
+    if kind is None:
+        found.add(field, "has no value")
+        return None
+    held: MetadataValue = getattr(value, kind)
+    if isinstance(held, float) and not math.isfinite(held):
+        found.add(field, "must be a finite number")
+        return None
+    return held
+
+
+def metadata(
+    found: Violations, field: str, values: Mapping[str, fragment_pb2.MetadataValue], limits: Limits
+) -> Metadata:
+    """Sorted pairs."""
+    if not values:
+        return ()
+    if len(values) > limits.metadata_entries_max:
+        found.add(field, f"has {len(values)} entries, at most {limits.metadata_entries_max} are allowed")
+        return ()
+    pairs: list[tuple[str, MetadataValue]] = []
+    size = 0
+    for key in sorted(values):
+        metadata_key(found, field, key)
+        held = metadata_value(found, f"{field}[{shown(key)}]", values[key])
+        size += len(key.encode()) + (len(held.encode()) if isinstance(held, str) else 8)
+        if held is not None:
+            pairs.append((key, held))
+    if size > limits.metadata_bytes_max:
+        found.add(field, f"has {size} bytes, at most {limits.metadata_bytes_max} are allowed")
+    return tuple(pairs)
+
+
+def metadata_key(found: Violations, field: str, key: str) -> str:
+    """A key of metadata: not empty, at most 128 bytes."""
+    if not key or len(key.encode()) > METADATA_KEY_BYTES_MAX:
+        found.add(field, f"has the key {shown(key)}: 1 to {METADATA_KEY_BYTES_MAX} bytes are allowed")
+    return key
+
+
+def write_metadata(target: MutableMapping[str, fragment_pb2.MetadataValue], values: Metadata) -> None:
+    """Pairs into a message's map."""
+    for key, value in values:
+        held = target[key]
+        if isinstance(value, bool):  # before int: a bool is one
+            held.bool_value = value
+        elif isinstance(value, int):
+            held.int_value = value
+        elif isinstance(value, float):
+            held.double_value = value
+        else:
+            held.string_value = value

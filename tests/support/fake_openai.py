@@ -1,0 +1,187 @@
+"""A small scripted OpenAI-compatible server: embeddings and chat completions, with faults on request.
+
+    async with FakeOpenAI(dimension=8) as fake:
+        fake.fail(Fault(status=429, headers={"retry-after": "1"}), Fault(body=b"no json"))
+        fake.say("an insight")
+        ...                       # a client with base_url=fake.base_url
+        assert fake.embedded == [["first text"]]
+
+Requests are answered in order of arrival; each takes the next fault, and once those are used up a sound reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from aiohttp import web
+
+JSON = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What one request gets instead of, or in the way of, a sound reply.
+
+    `status` other than 200 gives an error body; `body` replaces the reply; `change` alters the sound reply's JSON;
+    `delay_s` comes before any of them; `hang_up` closes the connection without an answer.
+    """
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    change: Callable[[JSON], None] | None = None
+    delay_s: float = 0.0
+    hang_up: bool = False
+
+
+SOUND = Fault()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One request as it came: path, JSON body, and the bearer token."""
+
+    path: str
+    body: JSON
+    key: str
+
+
+class FakeOpenAI:
+    """The server. Settings are plain attributes and may be changed while it runs."""
+
+    def __init__(self, dimension: int = 8) -> None:
+        self.dimension = dimension
+        self.latency_s = 0.0
+        """Before every reply."""
+        self.refuses: Callable[[str], bool] = lambda text: not text
+        """An embeddings request with such an input gets 400."""
+        self.vector: Callable[[str], npt.NDArray[np.float32]] = self._vector
+        """Text to the vector it is answered with; by default a fixed one for each text, not of unit length."""
+        self.complete: Callable[[JSON], str] = lambda body: ""
+        """A chat request's body to the answer, once what was given to `say` is used up."""
+        self.seen: list[Seen] = []
+        self.in_flight = 0
+        self.in_flight_max = 0
+        self._faults: deque[Fault] = deque()
+        self._answers: deque[str] = deque()
+        self._runner: web.AppRunner | None = None
+        self.base_url = ""
+
+    def fail(self, *faults: Fault) -> None:
+        """The next requests get these, one each."""
+        self._faults.extend(faults)
+
+    def heal(self) -> None:
+        """Faults that are left are not given."""
+        self._faults.clear()
+
+    def say(self, *answers: str) -> None:
+        """The next chat requests are answered so, one each."""
+        self._answers.extend(answers)
+
+    @property
+    def embedded(self) -> list[list[str]]:
+        """The inputs of the embeddings requests so far, faulty ones included."""
+        return [list(each.body["input"]) for each in self.seen if each.path.endswith("/embeddings")]
+
+    async def __aenter__(self) -> FakeOpenAI:
+        app = web.Application(client_max_size=64 * 1024 * 1024)
+        app.router.add_post("/v1/embeddings", self._embeddings)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _embeddings(self, request: web.Request) -> web.StreamResponse:
+        return await self._answered(request, self._embedding_reply)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answered(request, self._chat_reply)
+
+    async def _answered(self, request: web.Request, reply: Callable[[JSON], JSON | None]) -> web.StreamResponse:
+        body = await request.json()
+        self.seen.append(Seen(request.path, body, request.headers.get("authorization", "").removeprefix("Bearer ")))
+        fault = self._faults.popleft() if self._faults else SOUND
+        self.in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+        try:
+            await asyncio.sleep(self.latency_s + fault.delay_s)
+            return self._faulty(request, fault) or self._sound(fault, reply(body))
+        finally:
+            self.in_flight -= 1
+
+    def _faulty(self, request: web.Request, fault: Fault) -> web.StreamResponse | None:
+        if fault.hang_up and request.transport is not None:
+            request.transport.abort()
+        if fault.body is not None:
+            return web.Response(
+                status=fault.status, body=fault.body, headers=fault.headers, content_type="application/json"
+            )
+        if fault.status != 200 or fault.hang_up:
+            return _error(fault.status, f"scripted {fault.status}", fault.headers)
+        return None
+
+    def _sound(self, fault: Fault, reply: JSON | None) -> web.StreamResponse:
+        if reply is None:
+            return _error(400, "an input is refused", {})
+        if fault.change is not None:
+            fault.change(reply)
+        return web.json_response(reply, headers=fault.headers)
+
+    def _embedding_reply(self, body: JSON) -> JSON | None:
+        texts = [body["input"]] if isinstance(body["input"], str) else list(body["input"])
+        if any(self.refuses(text) for text in texts):
+            return None
+        packed = body.get("encoding_format") == "base64"
+        data = [
+            {"object": "embedding", "index": place, "embedding": _numbers(self.vector(text), packed)}
+            for place, text in enumerate(texts)
+        ]
+        return {
+            "object": "list",
+            "model": body["model"],
+            "data": data,
+            "usage": {"prompt_tokens": 1, "total_tokens": 1},
+        }
+
+    def _chat_reply(self, body: JSON) -> JSON:
+        answer = self._answers.popleft() if self._answers else self.complete(body)
+        message = {"role": "assistant", "content": answer}
+        return {
+            "id": f"chat-{len(self.seen)}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body["model"],
+            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+        }
+
+    def _vector(self, text: str) -> npt.NDArray[np.float32]:
+        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        return np.random.default_rng(seed).normal(size=self.dimension).astype(np.float32)
+
+
+def _numbers(vector: npt.NDArray[np.float32], packed: bool) -> str | list[float]:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if packed else vector.tolist()
+
+
+def _error(status: int, message: str, headers: Mapping[str, str]) -> web.Response:
+    body = {"error": {"message": message, "type": "scripted", "code": None, "param": None}}
+    return web.json_response(body, status=status, headers=headers)

@@ -1,0 +1,116 @@
+"""Scripted models for tests: an embedder with given vectors, a scorer, and insights, each with outages on request.
+
+Every call goes through `Outages`: `fail(error, times)` makes the next calls raise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from memstream_server.adapters.models.hashing import HashingEmbedder
+from memstream_server.ports.models import EmbeddingModel, ModelError, ModelUnavailable
+
+
+class Outages:
+    """Errors the next calls raise, and how many calls there were, failed ones included."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._errors: deque[ModelError] = deque()
+
+    def fail(self, error: ModelError | None = None, times: int = 1) -> None:
+        """The next `times` calls raise `error`, ModelUnavailable unless given."""
+        self._errors.extend([error or ModelUnavailable("scripted outage")] * times)
+
+    def heal(self) -> None:
+        """Later calls succeed."""
+        self._errors.clear()
+
+    def _called(self) -> None:
+        self.calls += 1
+        if self._errors:
+            raise self._errors.popleft()
+
+
+class ScriptedEmbedder(Outages):
+    """Vectors by text where given (brought to unit length), those of the hashing model otherwise."""
+
+    def __init__(self, vectors: Mapping[str, Sequence[float]] | None = None, dimension: int | None = None) -> None:
+        """`dimension` with `vectors` makes a small space; unknown texts are then an error of the test."""
+        super().__init__()
+        self._hashing = HashingEmbedder()
+        self._vectors = dict(vectors or {})
+        self._dimension = dimension
+        self.texts: list[str] = []
+
+    async def model(self) -> EmbeddingModel:
+        model = await self._hashing.model()
+        return model if self._dimension is None else EmbeddingModel("scripted", self._dimension)
+
+    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        self._called()
+        self.texts += texts
+        if self._dimension is None and not self._vectors:
+            return self._hashing.vectors(texts)
+        return np.stack([self._vector(text) for text in texts])
+
+    async def close(self) -> None:
+        pass
+
+    def _vector(self, text: str) -> npt.NDArray[np.float32]:
+        if text not in self._vectors and self._dimension is None:
+            return self._hashing.vectors([text])[0]
+        vector = np.asarray(self._vectors[text], np.float32)
+        unit: npt.NDArray[np.float32] = vector / np.linalg.norm(vector)
+        return unit
+
+
+class ScriptedScorer(Outages):
+    """Importances by text, `default` for others."""
+
+    def __init__(self, scores: Mapping[str, float] | None = None, default: float = 0.5) -> None:
+        super().__init__()
+        self.scores = dict(scores or {})
+        self.default = default
+
+    async def score(self, texts: Sequence[str]) -> list[float]:
+        self._called()
+        return [self.scores.get(text, self.default) for text in texts]
+
+
+class ScriptedInsights(Outages):
+    """Fixed insights and questions; without a script an insight names what it was derived from."""
+
+    def __init__(
+        self,
+        promotion: Sequence[str] | None = None,
+        questions: Sequence[str] = ("What matters?", "Who is involved?", "What changed?"),
+        reflections: Sequence[tuple[str, tuple[int, ...]]] | None = None,
+    ) -> None:
+        super().__init__()
+        self._promotion = promotion
+        self._questions = tuple(questions)
+        self._reflections = reflections
+        self.shown: list[tuple[str, ...]] = []
+        """The texts of each call, in order."""
+
+    async def promotion_insights(self, texts: Sequence[str]) -> list[str]:
+        self._called()
+        self.shown.append(tuple(texts))
+        return [f"insight of {len(texts)}: {texts[0]}"] if self._promotion is None else list(self._promotion)
+
+    async def questions(self, texts: Sequence[str], count: int) -> list[str]:
+        self._called()
+        self.shown.append(tuple(texts))
+        return list(self._questions[:count])
+
+    async def reflect(self, question: str, texts: Sequence[str], count: int) -> list[tuple[str, tuple[int, ...]]]:
+        self._called()
+        self.shown.append(tuple(texts))
+        if self._reflections is None:
+            return [(f"{question} {text}", (place,)) for place, text in enumerate(texts[:count])]
+        return list(self._reflections[:count])
