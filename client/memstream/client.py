@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -186,10 +188,11 @@ class Client:
         where = memory_path(f"{namespace}/{memory}") if memory else None
         call = self._link.memories.ImportMemories(metadata=self._link.metadata(where))
         try:
-            await call.write(pb.ImportMemoriesRequest(open=opening))
-            async for part in lines:
-                await call.write(pb.ImportMemoriesRequest(lines=part))
-            await call.done_writing()
+            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended early: the answer says why
+                await call.write(pb.ImportMemoriesRequest(open=opening))
+                async for part in lines:
+                    await call.write(pb.ImportMemoriesRequest(lines=part))
+                await call.done_writing()
             return operation_from_wire((await call).operation)
         except (grpc.RpcError, grpc.aio.UsageError) as error:
             raise translate(error) from error

@@ -25,6 +25,7 @@ from memstream.values import (
     Fragment,
     FragmentKind,
     MemoryKind,
+    MetadataValue,
     NearMiss,
     Observation,
     ObservationFields,
@@ -83,13 +84,17 @@ def _words(content: str) -> fragment_pb2.Observation:
         raise invalid("content", str(error)) from error
 
 
+def _body(body: str | Structured) -> fragment_pb2.Observation:
+    if isinstance(body, str):
+        return _words(body)
+    try:
+        return fragment_pb2.Observation(structured=structured_to_wire(body))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise invalid("body", f"must be words or a Structured: {error}") from error
+
+
 def _observation_to_wire(value: Observation) -> fragment_pb2.Observation:
-    if isinstance(value.body, str):
-        wire = _words(value.body)
-    elif isinstance(value.body, Structured):
-        wire = fragment_pb2.Observation(structured=structured_to_wire(value.body))
-    else:
-        raise invalid("body", f"must be str or Structured, not {type(value.body).__name__}")
+    wire = _body(value.body)
     if value.expire_time is not None and value.ttl is not None:
         raise invalid("ttl", "give expire_time or ttl, not both")
     try:
@@ -152,13 +157,11 @@ def filter_to_wire(value: Filter) -> fragment_pb2.FragmentFilter:
     )
 
 
-def _condition(key: str, accepted: object) -> fragment_pb2.MetadataCondition:
-    field = f"filter.metadata.{key}"
-    if isinstance(accepted, str | int | float):
-        return fragment_pb2.MetadataCondition(key=key, values=[metadata_value(field, accepted)])
-    if not isinstance(accepted, Iterable):
-        raise invalid(field, "must be a metadata value or a collection of them")
-    return fragment_pb2.MetadataCondition(key=key, values=[metadata_value(field, each) for each in accepted])
+def _condition(key: str, accepted: MetadataValue | Collection[MetadataValue]) -> fragment_pb2.MetadataCondition:
+    values = [accepted] if isinstance(accepted, str | int | float) else accepted
+    return fragment_pb2.MetadataCondition(
+        key=key, values=[metadata_value(f"filter.metadata.{key}", each) for each in values]
+    )
 
 
 def query_to_wire(

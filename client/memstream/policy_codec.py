@@ -39,7 +39,7 @@ def policy_from_wire(wire: memory_pb2.Policy) -> Policy:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
-        return value
+        return cast("Mapping[str, Any]", value)
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in fields(value)}
     raise invalid("policy", f"must be a Policy or a mapping, not {type(value).__name__}")
@@ -47,8 +47,9 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if isinstance(value, Mapping) or is_dataclass(value):
-            yield from _leaves(_mapping(value), f"{prefix}{name}.")
+        nested: object = value
+        if isinstance(nested, Mapping) or is_dataclass(nested):
+            yield from _leaves(_mapping(cast("object", nested)), f"{prefix}{name}.")
         elif value is not None:
             yield f"{prefix}{name}", value
 

@@ -63,7 +63,8 @@ class ScriptedEmbedder(Outages):
 
     def _vector(self, text: str) -> npt.NDArray[np.float32]:
         if text not in self._vectors and self._dimension is None:
-            return self._hashing.vectors([text])[0]
+            hashed: npt.NDArray[np.float32] = self._hashing.vectors([text])[0]
+            return hashed
         vector = np.asarray(self._vectors[text], np.float32)
         unit: npt.NDArray[np.float32] = vector / np.linalg.norm(vector)
         return unit

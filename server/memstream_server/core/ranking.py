@@ -28,6 +28,7 @@ from memstream_server.core.columns import Columns, Mask
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.lexical import Floats, LexicalIndex
 from memstream_server.core.postings import Hashes
+from memstream_server.core.speakers import named_speaker
 from memstream_server.core.values import Vector
 
 FORMULA = "absolute/1"
@@ -162,31 +163,6 @@ class _Assessed:
         known = None if math.isnan(cosine) else cosine
         score = math.fsum(value * weight for value, weight in zip(values, weights, strict=True))
         return Scored(slot, ids[slot], score, float(self.relevance[place]), known, tuple(parts))
-
-
-def named_speaker(text: str, speakers: Sequence[str]) -> int | None:
-    """Index of the one speaker the text names: by the whole name, or else by a word of it; None for several or none."""
-    folded = text.casefold()
-    names = [name.casefold() for name in speakers]
-    whole = [code for code, name in enumerate(names) if _names(folded, name)]
-    found = whole or [code for code, name in enumerate(names) if any(_names(folded, word) for word in name.split())]
-    return found[0] if len(found) == 1 else None
-
-
-def _names(text: str, name: str) -> bool:
-    """Whether the name stands in the text as a word; inside a word counts where a script writes without spaces."""
-    start = text.find(name) if name else -1
-    while start >= 0:
-        end = start + len(name)
-        if not (_joined(text[start - 1 : start], name[0]) or _joined(name[-1], text[end : end + 1])):
-            return True
-        start = text.find(name, start + 1)
-    return False
-
-
-def _joined(left: str, right: str) -> bool:
-    # Past U+2E7F come the CJK blocks, where words stand without spaces.
-    return left.isalnum() and right.isalnum() and left < "\u2e80" and right < "\u2e80"
 
 
 def recency(columns: Columns, slots: Slots, now_us: int, decay_per_hour: float) -> npt.NDArray[np.float64]:

@@ -90,7 +90,10 @@ def observe(state: State, newcomer: Newcomer, policy: Policy, similarity_min: fl
 
 
 def recollect(state: State, recollections: Sequence[Recollected], policy: Policy, similarity_min: float) -> Transition:
-    """Reinforcement: let what a recall found enhance short-term fragments, in the order of rank."""
+    """Reinforcement: let what a recall found enhance short-term fragments, in the order of rank.
+
+    The caller leaves out what was forgotten or removed since the recall read it: the state cannot know.
+    """
     draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
     if rules.enhanced:
         for found in recollections:

@@ -112,6 +112,8 @@ class Fragment:
     """Revision of the memory that last changed this fragment: its etag."""
     forget_time_us: int | None = None
     """When it was forgotten; out of recall, restorable until the grace has passed."""
+    own_vector: bool = False
+    """The client gave the vector: it serves the comparison of contents too, and is not the model's to make anew."""
 
 
 @dataclass(frozen=True, slots=True)

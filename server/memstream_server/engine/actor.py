@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -45,11 +46,14 @@ STORAGE_RETRY_S = 5.0
 """Pause before a decision that found the disk full is committed again, and what clients are told."""
 
 
+Decide = Callable[["Actor"], "Decision | Awaitable[Decision | None] | None"]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Work:
     """A decision other than observing, with who waits for it."""
 
-    decide: Callable[[Actor], Decision | None]
+    decide: Decide
     done: asyncio.Future[int]
 
 
@@ -71,7 +75,12 @@ class Actor:
         self._dependencies = dependencies
         self._producers = {
             producer.name: ProducerState(
-                producer.name, producer.epoch, producer.received, producer.stored, 0, producer.received
+                producer.name,
+                producer.epoch,
+                producer.received,
+                producer.stored,
+                submitted=producer.received,
+                revision=image.record.revision,
             )
             for producer in image.producers
         }
@@ -83,6 +92,7 @@ class Actor:
         self._room = asyncio.Semaphore(2)
         self._receiving: set[asyncio.Task[None]] = set()
         self._sessions = 0
+        self._unnumbered: set[ProducerState] = set()
         self._revised = asyncio.Event()
         for receipt in image.pending:
             self._enqueue(Batch(receipt, self._producers.get(receipt.producer)))
@@ -103,8 +113,8 @@ class Actor:
         return self._backlog
 
     def producers(self) -> list[ProducerState]:
-        """Those that have been here since activation or before."""
-        return list(self._producers.values())
+        """Everyone whose observations come in here, unnumbered calls included."""
+        return [*self._producers.values(), *self._unnumbered]
 
     @property
     def idle(self) -> bool:
@@ -150,12 +160,14 @@ class Actor:
         self._raise_if_failed()
         self._sessions += 1
         state = ProducerState("")
+        self._unnumbered.add(state)
         state.session = ObserveSession(self, state, Opened(0, 0, 0, self.uid, self.revision))
         return state.session
 
-    def released(self) -> None:
-        """A session was closed."""
+    def released(self, state: ProducerState) -> None:
+        """A session of this producer was closed."""
         self._sessions -= 1
+        self._unnumbered.discard(state)
 
     def take_position(self) -> int:
         """The next place in the order of receipt, for a fragment that was not observed."""
@@ -237,10 +249,11 @@ class Actor:
         return self.fail(JournalUnavailable(f"the journal refused the batch: {error}", retry_after_s=0.2))
 
     # ---- deciding
-    async def run(self, decide: Callable[[Actor], Decision | None]) -> int:
-        """Decide in the memory's order; returns the revision after it. `decide` is synchronous and pure of I/O.
+    async def run(self, decide: Decide) -> int:
+        """Decide in the memory's order; returns the revision after it.
 
-        None from `decide` changes nothing. Raises what `decide` raises, or the actor's end.
+        `decide` may read the journal (nothing changes meanwhile) but asks no model. None from it changes nothing.
+        Raises what `decide` raises, or the actor's end.
         """
         self._raise_if_failed()
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -285,7 +298,8 @@ class Actor:
 
     async def _work(self, work: _Work) -> None:
         try:
-            decision = work.decide(self)
+            deciding = work.decide(self)
+            decision = await deciding if inspect.isawaitable(deciding) else deciding
             if decision is not None:
                 await self._commit(decision)
         except EngineError as error:
@@ -332,9 +346,7 @@ class Actor:
                 continue
             if state.session is not None:
                 numbered = zip(receipt.sequences, receipt.fragments, strict=True)
-                state.session.decided(
-                    [replace(outcomes[part.position], sequence=number) for number, part in numbered]
-                )
+                state.session.decided([replace(outcomes[part.position], sequence=number) for number, part in numbered])
             last = receipt.first_sequence + len(receipt.hashes) - 1
             state.advance(received=last, stored=last, revision=self.revision)
 
@@ -400,7 +412,7 @@ class Actor:
         for task in self._tasks:
             if task is not current:
                 task.cancel()
-        for state in self._producers.values():
+        for state in self.producers():
             if state.session is not None:
                 state.session.fail(error)
         while not self._inbox.empty():

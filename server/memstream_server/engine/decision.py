@@ -85,7 +85,10 @@ def decide_observations(
         return Decision(batches=batches), {}
     transition = join_all(steps)
     decision = Decision(
-        transition=transition, gathered=parts, batches=batches, jobs=jobs_of(working, transition, any(part.missing for part in gathered), dependencies)
+        transition=transition,
+        gathered=parts,
+        batches=batches,
+        jobs=jobs_of(working, transition, any(part.missing for part in gathered), dependencies),
     )
     return decision, _outcomes(firsts, transition)
 
@@ -141,13 +144,12 @@ def updated(existing: Fragment, new: Fragment) -> Fragment:
         metadata=new.metadata,
         expire_time_us=new.expire_time_us,
         token_count=new.token_count,
+        own_vector=new.own_vector,
         model=new.model,
     )
 
 
-def jobs_of(
-    working: WorkingSet, transition: Transition, backfill: bool, dependencies: Dependencies
-) -> tuple[Job, ...]:
+def jobs_of(working: WorkingSet, transition: Transition, backfill: bool, dependencies: Dependencies) -> tuple[Job, ...]:
     """The background work a transition causes: insights, a reflection, vectors to fill in."""
     wanted: list[tuple[str, object]] = [
         ("insight", {"anchor": request.anchor, "fragments": list(request.fragments)})

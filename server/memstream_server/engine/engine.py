@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from memstream_server.core.enhancement import merged_text
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter, passes
-from memstream_server.core.values import Enhancement, Fragment
+from memstream_server.core.values import Enhancement, Fragment, Tier
+from memstream_server.engine import lifecycle
 from memstream_server.engine.decision import Decision
 from memstream_server.engine.errors import (
     EtagMismatch,
@@ -20,11 +21,11 @@ from memstream_server.engine.errors import (
     MemoryExists,
     MemoryNotFound,
     ModelMismatch,
-    RevisionNotReached,
     StorageIsFull,
 )
 from memstream_server.engine.indexing import Indexer
 from memstream_server.engine.jobs import Jobs
+from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.producers import ObserveSession
 from memstream_server.engine.recalling import recall
 from memstream_server.engine.registry import Registry
@@ -95,7 +96,7 @@ class Engine:
     ) -> None:
         if space.model != dependencies.embedding.name or space.dimension != dependencies.embedding.dimension:
             raise ModelMismatch(
-                f"the data holds vectors of {space.model} ({space.dimension} dimensions), this server is configured for "
+                f"the data holds vectors of {space.model} ({space.dimension} dimensions), this server is set up for "
                 f"{dependencies.embedding.name} ({dependencies.embedding.dimension}); run `memstream reindex` to embed "
                 "everything anew, or start the server with the former model"
             )
@@ -242,13 +243,13 @@ class Engine:
 
     # ---- fragments
     async def get_fragment(
-        self, namespace: str, name: str, id: str = "", external_id: str = ""  # noqa: A002 - the contract's word
+        self, namespace: str, name: str, id: str = "", external_id: str = ""
     ) -> tuple[Fragment, str, int]:
         """(fragment, merged text of a promoted one, the memory's revision). Raises FragmentNotFound."""
         record = await self._registry.record(namespace, name)
         if external_id:
             actor = await self._registry.active(namespace, name)
-            id = actor.working.id_of(external_id)  # noqa: A001 - as above
+            id = actor.working.id_of(external_id)
         found = await self._journal.fragments(record.uid, [id]) if id else []
         if not found:
             key = external_id or id
@@ -263,9 +264,7 @@ class Engine:
         if record.policy.short_term.merge_content or not fragment.sources:
             return ""
         sources = await self._journal.fragments(record.uid, fragment.sources)
-        told = tuple(
-            Enhancement(one.id, one.content, recollection=one.position < fragment.position) for one in sources
-        )
+        told = tuple(Enhancement(one.id, one.content, recollection=one.position < fragment.position) for one in sources)
         return merged_text(fragment, told, recollections=False)
 
     async def fragments(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
@@ -298,6 +297,26 @@ class Engine:
             if len(page) < PAGE:
                 return found, None, record.revision, record.uid
             after = page[-1].position
+
+    async def update_fragment(self, namespace: str, name: str, change: FragmentChange) -> tuple[Fragment, int]:
+        """(the fragment as changed, revision). Raises FragmentNotFound, EtagMismatch."""
+        actor = await self._registry.active(namespace, name)
+        return await lifecycle.update(actor, change, self._dependencies), actor.revision
+
+    async def forget_fragments(self, namespace: str, name: str, ids: Sequence[str]) -> tuple[int, int]:
+        """(how many, revision). Restorable within the policy's grace."""
+        actor = await self._registry.active(namespace, name)
+        return await lifecycle.forget(actor, ids, self._dependencies), actor.revision
+
+    async def restore_fragments(self, namespace: str, name: str, ids: Sequence[str]) -> tuple[int, int]:
+        """(how many, revision)."""
+        actor = await self._registry.active(namespace, name)
+        return await lifecycle.restore(actor, ids, self._dependencies), actor.revision
+
+    async def clear_memory(self, namespace: str, name: str, tiers: Sequence[Tier]) -> tuple[int, int]:
+        """(how many fragments left for good, revision); no tiers are all."""
+        actor = await self._registry.active(namespace, name)
+        return await lifecycle.clear(actor, tiers, self._dependencies), actor.revision
 
     # ---- streams
     async def open_observe(self, namespace: str, name: str, producer: str) -> ObserveSession:
@@ -337,13 +356,6 @@ class Engine:
             answer = await recall(actor, query, self._dependencies)
         except JournalError as error:
             raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
-        except asyncio.CancelledError:
-            if actor.revision < query.min_revision:
-                raise RevisionNotReached(
-                    f"the memory is at revision {actor.revision}, {query.min_revision} was asked for",
-                    revision=actor.revision,
-                ) from None
-            raise
         finally:
             actor.recalls -= 1
         self._reinforcement.recalled(actor, query, answer)
@@ -351,11 +363,23 @@ class Engine:
 
     async def watch(
         self, namespace: str, name: str, uid: str, revision: int, ordinal: int
-    ) -> AsyncIterator[tuple[str, int, int, tuple[Event, ...]]]:
+    ) -> AsyncGenerator[tuple[str, int, int, tuple[Event, ...]], None]:
         """(uid, revision, time in µs, events) of each transition after the cursor; see watching.py."""
         record = await self._registry.record(namespace, name)
-        async for step in self._watchers.watch(record, uid, revision, ordinal):
-            yield step
+        async with contextlib.aclosing(self._watchers.watch(record, uid, revision, ordinal)) as steps:
+            async for step in steps:
+                yield step
+
+    async def reinforce(self, namespace: str, name: str, ids: Sequence[str]) -> None:
+        """Offer fragments to short-term as if they had just been recalled."""
+        actor = await self._registry.active(namespace, name)
+        found = await self._journal.fragments(actor.uid, ids)
+        self._reinforcement.offer(actor, found)
+        await self._reinforcement.settled()
+
+    async def settled(self) -> None:
+        """Waits until what recalls so far have offered to short-term is decided."""
+        await self._reinforcement.settled()
 
     # ---- inside
     def _committed(self, uid: str, recorded: Recorded, commit: Commit) -> None:

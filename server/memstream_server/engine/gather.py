@@ -1,4 +1,4 @@
-"""Gathering: what a decision needs from models and analyzer, fetched before deciding and never under a memory's order."""
+"""Gathering: what a decision needs from models and analyzer, fetched before deciding."""
 
 from __future__ import annotations
 

@@ -91,6 +91,7 @@ def _fragment(item: NewObservation, id_: str, now_us: int, position: int, record
         expire_time_us=expire,
         external_id=item.external_id,
         token_count=item.token_count,
+        own_vector=item.vector is not None,
         position=position,
     )
 

@@ -116,10 +116,12 @@ class ObserveSession:
 
     def close(self) -> None:
         """Let go of the producer; what was received goes its way all the same."""
+        if self._closed:
+            return
         self._closed = True
         if self._state.session is self:
             self._state.session = None
-        self._actor.released()
+        self._actor.released(self._state)
 
     # ---- told by the actor
     def tell(self) -> None:
@@ -141,7 +143,9 @@ class ObserveSession:
     # ---- inside
     def _level(self, level: AckLevel) -> int:
         state = self._state
-        return {AckLevel.RECEIVED: state.received, AckLevel.STORED: state.stored, AckLevel.INDEXED: state.indexed}[level]
+        return {AckLevel.RECEIVED: state.received, AckLevel.STORED: state.stored, AckLevel.INDEXED: state.indexed}[
+            level
+        ]
 
     def _progress(self) -> Progress:
         rejected, self._rejected = tuple(self._rejected), []

@@ -23,6 +23,7 @@ from memstream_server.core.lexical import query_terms
 from memstream_server.core.policy import Policy, RankingRule
 from memstream_server.core.ranking import NearMiss, Question, Scored, Stage, Weights
 from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
+from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.requests import Query, RecallAnswer, Recollection
 from memstream_server.ports.index import IndexUnavailable
 from memstream_server.ports.models import EmbeddingModel, ModelError
@@ -67,8 +68,7 @@ class _Watch:
 async def recall(actor: Actor, query: Query, dependencies: Dependencies) -> RecallAnswer:
     """Answer one query. Cancellable at any time; nothing is changed before the answer."""
     watch = _Watch(dependencies)
-    if query.min_revision > actor.revision:
-        await actor.revision_reached(query.min_revision)
+    await _visible(actor, query)
     watch.step("wait")
     vector, degraded = await _query_vector(query, dependencies)
     watch.step("embed")
@@ -78,6 +78,21 @@ async def recall(actor: Actor, query: Query, dependencies: Dependencies) -> Reca
     watch.step("read")
     dependencies.metrics.recalled(watch.total(), bool(degraded))
     return replace(answer, degraded=degraded, timings_s=watch.steps)
+
+
+async def _visible(actor: Actor, query: Query) -> None:
+    """Waits until the memory is at the query's revision. Raises RevisionNotReached, saying how far behind it is."""
+    if query.min_revision <= actor.revision:
+        return
+    try:
+        async with asyncio.timeout(query.wait_s):
+            await actor.revision_reached(query.min_revision)
+    except TimeoutError:
+        raise RevisionNotReached(
+            f"the memory is at revision {actor.revision}, {query.min_revision - actor.revision} behind the "
+            f"{query.min_revision} asked for",
+            revision=actor.revision,
+        ) from None
 
 
 async def _query_vector(query: Query, dependencies: Dependencies) -> tuple[Vector | None, str]:
@@ -167,7 +182,12 @@ def _rank(
         signals = ranking.Signals(chosen, known[chosen], words[chosen], around[chosen])
         ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
     return _Found(
-        working.record.revision, int(allowed.sum()), ranked.results, ranked.considered, ranked.near_misses, ranking.FORMULA
+        working.record.revision,
+        int(allowed.sum()),
+        ranked.results,
+        ranked.considered,
+        ranked.near_misses,
+        ranking.FORMULA,
     )
 
 
@@ -289,5 +309,3 @@ def _answer(
         tokens=fitted.tokens if query.token_budget > 0 else 0,
         formula=found.formula,
     )
-
-

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,9 +65,14 @@ class Reinforcement:
         policy = working.record.policy
         wanted = policy.recall.reinforce if query.reinforce is None else query.reinforce
         if wanted and fragments and self._dependencies.enhances(working.record) and working.state.short_term:
-            if self._offers.full():
-                self._offers.get_nowait()
-            self._offers.put_nowait((actor, fragments))
+            self.offer(actor, fragments)
+
+    def offer(self, actor: Actor, fragments: Sequence[Fragment]) -> None:
+        """Let these enhance what short-term holds, soon. The oldest waiting offer leaves when too many wait."""
+        if self._offers.full():
+            self._offers.get_nowait()
+            self._offers.task_done()
+        self._offers.put_nowait((actor, tuple(fragments)))
 
     def accessed(self, actor: Actor, fragment_id: str, now_us: int) -> None:
         """Count one access, in RAM now and in the journal soon."""
@@ -85,6 +91,12 @@ class Reinforcement:
                 await self._offer(actor, fragments)
             except (EngineError, ModelError, JournalError) as error:
                 log.info("reinforcement_skipped", reason=str(error))
+            finally:
+                self._offers.task_done()
+
+    async def settled(self) -> None:
+        """Waits until every offer made so far has been decided."""
+        await self._offers.join()
 
     async def _offer(self, actor: Actor, fragments: tuple[Fragment, ...]) -> None:
         held = actor.working.held_ids()
@@ -105,19 +117,19 @@ class Reinforcement:
         return Decision(transition=transition, jobs=jobs_of(working, transition, False, self._dependencies))
 
     async def _content_vectors(self, actor: Actor, fragments: list[Fragment]) -> list[Vector | None]:
-        """Vectors comparable with those of held fragments: of the content, or the indexed ones where the policy says so."""
+        """Comparable with the vectors of held fragments: of the content, or the indexed ones by policy."""
         record, dependencies = actor.working.record, self._dependencies
-        if not compares_content(record.kind, record.policy):
-            packed = await dependencies.journal.vectors(
-                record.uid, dependencies.embedding.name, [fragment.id for fragment in fragments]
-            )
-            return [unpacked(packed.get(fragment.id)) for fragment in fragments]
-        missing = [one for one in fragments if (one.id, one.version) not in self._content]
+        by_content = compares_content(record.kind, record.policy)
+        stored = [one.id for one in fragments if one.own_vector or not by_content]
+        packed = await dependencies.journal.vectors(record.uid, dependencies.embedding.name, stored) if stored else {}
+        embedded = [one for one in fragments if by_content and not one.own_vector]
+        missing = [one for one in embedded if (one.id, one.version) not in self._content]
         if missing:
             rows = await dependencies.gatherer.content_vectors([one.content for one in missing])
             for fragment, row in zip(missing, rows, strict=True):
                 self._content[fragment.id, fragment.version] = row
-        found: list[Vector | None] = [self._content[one.id, one.version] for one in fragments]
+        made = {one.id: self._content[one.id, one.version] for one in embedded}
+        found = [made[one.id] if one.id in made else unpacked(packed.get(one.id)) for one in fragments]
         while len(self._content) > CONTENT_VECTORS_MAX:
             self._content.popitem(last=False)
         return found

@@ -126,6 +126,8 @@ class Query:
     min_relevance: float | None = None
     filter: Filter = field(default_factory=Filter)
     min_revision: int = 0
+    wait_s: float = 10.0
+    """How long to wait for min_revision: the call's deadline, or less."""
     explain: bool = False
     near_misses: int = 0
     reinforce: bool | None = None

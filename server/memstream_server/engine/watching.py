@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from memstream_server.core.events import Event
@@ -33,7 +33,7 @@ class Watchers:
 
     async def watch(
         self, record: MemoryRecord, uid: str, revision: int, ordinal: int
-    ) -> AsyncIterator[tuple[str, int, int, tuple[Event, ...]]]:
+    ) -> AsyncGenerator[tuple[str, int, int, tuple[Event, ...]], None]:
         """(uid, revision, time in µs, events) of each transition after the cursor; empty events are a progress mark.
 
         Of the first transition the `ordinal` events already seen are left out. Raises CursorVoid, CursorCompacted.

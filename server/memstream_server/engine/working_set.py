@@ -1,6 +1,6 @@
 """An active memory in RAM: its tiers' state and what recall needs of every fragment, without content.
 
-Rule 1. Changed only by `apply`, after the commit it applies; a recall reads it between two awaits and so sees one revision.
+Rule 1. Changed only by `apply`, after the commit; a recall reads it between two awaits and so sees one revision.
 Rule 2. Slots are for use between two awaits: `apply` may renumber them.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.columns import GONE, Columns
+from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.lexical import LexicalIndex
 from memstream_server.core.values import Fragment, FragmentKind, State, Tier, Vector
 from memstream_server.engine.decision import Decision
@@ -28,7 +28,7 @@ _DEAD_MIN = 1_024
 
 
 class WorkingSet:
-    """See the module. `dense` is None for a memory too large to keep its vectors in RAM; then `fresh` overlays the index."""
+    """See the module. `dense` is None for a memory too large to keep vectors in RAM; `fresh` overlays the index."""
 
     def __init__(self, image: Image, dimension: int, dense_max: int) -> None:
         self.record: MemoryRecord = image.record
@@ -210,7 +210,12 @@ class WorkingSet:
         sessions = self.columns.session
         self.lexical.extend(
             [
-                ((row.terms or _NO_TERMS).hashes, (row.terms or _NO_TERMS).counts, int(sessions[slot]), len(row.fragment.content))
+                (
+                    (row.terms or _NO_TERMS).hashes,
+                    (row.terms or _NO_TERMS).counts,
+                    int(sessions[slot]),
+                    len(row.fragment.content),
+                )
                 for slot, row in enumerate(rows)
             ]
         )

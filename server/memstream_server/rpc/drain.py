@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from memstream.v1 import stream_service_pb2 as pb
-
 from memstream_server.engine.errors import ShuttingDown
 from memstream_server.rpc.wire.scalars import duration
 

@@ -11,7 +11,7 @@ import inspect
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ class _Call:
 
     def __init__(self, guard: Guard, details: grpc.HandlerCallDetails) -> None:
         self._guard = guard
-        self._method: str = details.method if isinstance(details.method, str) else details.method.decode()
+        self._method: str = details.method
         self._routing: list[str] = []
         self._id = ""
         for key, value in details.invocation_metadata or ():
@@ -142,7 +142,7 @@ class _Call:
 
     def _counted(self) -> AbstractContextManager[None]:
         if not self._method.startswith("/memstream."):
-            return ExitStack()  # health and reflection end with the server
+            return nullcontext()  # health and reflection end with the server
         return self._guard.stream_open(self._method.rpartition("/")[2])
 
     def _checked(self, request: Any) -> Any:
@@ -161,7 +161,7 @@ class _Call:
         named = _named_memory(request)
         for given in self._routing:
             if named is not None and given != named:
-                raise RoutingMismatch(f"the metadata {ROUTING_KEY} is {ascii(given[:300])}, the request names {named!r}")
+                raise RoutingMismatch(f"the metadata {ROUTING_KEY} is {given[:300]!a}, the request names {named!r}")
 
 
 class _Checked:

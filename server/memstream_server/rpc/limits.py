@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing import TYPE_CHECKING
+
 from google.protobuf.duration_pb2 import Duration
+
 from memstream.v1 import server_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from memstream_server.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,25 @@ class Limits:
     request_retention_s: int = 86_400
     backlog_wait_s: float = 5.0
     """How long an Observe stream is throttled while its memory's backlog is full, before it is refused."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        """Those of a server's settings."""
+        return cls(
+            content_bytes_max=settings.content_max_bytes,
+            batch_max=settings.batch_max,
+            window_observations=settings.window_observations,
+            window_bytes=settings.window_bytes,
+            message_bytes_max=settings.message_max_bytes,
+            name_bytes_max=settings.id_max_chars,
+            metadata_entries_max=settings.metadata_entries_max,
+            metadata_bytes_max=settings.metadata_max_bytes,
+            page_size_max=settings.page_size_max,
+            recall_limit_max=settings.recall_limit_max,
+            queries_in_flight_max=settings.recall_in_flight_max,
+            streams_max=settings.streams_max,
+            request_retention_s=settings.request_retention_s,
+        )
 
     def message(self) -> pb.Limits:
         """As GetServerInfo and the opened streams tell them."""

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memstream.v1 import stream_service_pb2 as pb
-
 from memstream_server.engine.errors import BacklogFull, ProtocolViolation, WindowExceeded
 from memstream_server.engine.requests import AckLevel, NewObservation, Outcome, Progress, Refusal
 from memstream_server.rpc.drain import Drain
@@ -116,8 +115,10 @@ class ObserveStream:
         self._grace_over = False
         self._wake = asyncio.Event()
 
-    async def responses(self, requests: AsyncIterator[pb.ObserveRequest]) -> AsyncIterator[pb.ObserveResponse]:
+    async def responses(self, requests: AsyncIterator[pb.ObserveRequest]) -> AsyncGenerator[pb.ObserveResponse, None]:
         """Every message of the server, until `closed`, the end of the requests, or an error."""
+        self._merge(await self._session.reached(AckLevel.RECEIVED, 0))  # at once: where `indexed` stands
+        self._news = False
         reader = asyncio.create_task(self._read(requests))
         follower = asyncio.create_task(self._follow())
         for task in (reader, follower):
@@ -128,10 +129,15 @@ class ObserveStream:
                 while True:
                     await self._wake.wait()
                     self._wake.clear()
-                    for response in self._due():
+                    due = self._due()
+                    for response in due:
                         yield response
                     _raise_failure(follower)
-                    if self._finished(reader):
+                    if self._grace_over:
+                        raise self._drain.error()
+                    if due:
+                        self._wake.set()  # look again: while it was written, more may have become due
+                    elif self._finished(reader):
                         break
             if self._closing:
                 yield pb.ObserveResponse(closed=self._closed())
@@ -171,7 +177,12 @@ class ObserveStream:
         self._count += count
         self._size += size
         self._sent = max(self._sent, last)
-        received.add_done_callback(lambda _: self._wake.set())
+        received.add_done_callback(self._settled)
+
+    def _settled(self, received: asyncio.Future[None]) -> None:
+        if not received.cancelled():
+            received.exception()  # looked at here, so that a stream that is gone leaves no warning behind
+        self._wake.set()
 
     def _check_window(self, count: int, size: int) -> None:
         for held, more, most, unit in (
@@ -180,8 +191,7 @@ class ObserveStream:
         ):
             if held + more > most:
                 raise WindowExceeded(
-                    f"{held} {unit} are in flight and {more} more came, the window is {most}; "
-                    "wait for acknowledgements"
+                    f"{held} {unit} are in flight and {more} more came, the window is {most}; wait for acknowledgements"
                 )
 
     async def _submit(self, first: int, items: Sequence[NewObservation | Refusal]) -> asyncio.Future[None]:
@@ -267,8 +277,6 @@ class ObserveStream:
 
     def _finished(self, reader: asyncio.Task[None]) -> bool:
         """Whether the stream is over. Raises what the reader raised once everything before it is acknowledged."""
-        if self._grace_over:
-            raise self._drain.error()
         if reader.done() and not self._in_flight:
             _raise_failure(reader)
             if not self._closing:

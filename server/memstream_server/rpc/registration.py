@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
-from memstream.v1 import server_service_pb2 as pb
 
+from memstream.v1 import server_service_pb2 as pb
 from memstream_server.engine.errors import CapabilityMissing
 
 _CAPABILITY_OF_SERVICE = {"ConversationService": "CONVERSATIONS", "OperationService": "OPERATIONS"}
@@ -42,7 +42,7 @@ def register(server: grpc.aio.Server, services: Services) -> None:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
-def capabilities(services: Services) -> list[pb.Capability]:
+def capabilities(services: Services) -> list[pb.Capability.ValueType]:
     """The optional parts of the contract of which every rpc is implemented."""
     have: set[str] = set()
     missing: set[str] = set()
@@ -87,7 +87,8 @@ def _refusing(method: MethodDescriptor) -> Any:
         raise CapabilityMissing(text, capability=capability)
 
     async def stream(_request: object, _context: object) -> AsyncIterator[None]:
-        raise CapabilityMissing(text, capability=capability)
+        if capability:  # always; what follows makes this a generator
+            raise CapabilityMissing(text, capability=capability)
         yield None
 
     return stream if method.server_streaming else answer

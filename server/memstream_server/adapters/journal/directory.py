@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from memstream_server.adapters.journal import migrate, sqlite, writes
+from memstream_server.adapters.journal import migrate, sqlite, transition, writes
 from memstream_server.adapters.journal.reads import meta_value
 from memstream_server.ports.journal import AlreadyExists, Unreadable
 
@@ -161,6 +161,6 @@ def _begin_history(database: Path) -> None:
                 raise Unreadable(f"{database} is no memstream journal")
             migrate.upgrade(connection)
             writes.set_meta(connection, GENERATION, str(int(meta_value(connection, GENERATION) or 0) + 1))
-            writes.outbox_refill(connection)
+            transition.outbox_refill(connection)
     finally:
         engine.dispose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import BindParameter, Connection, Select, bindparam, func, select
@@ -10,7 +11,6 @@ from sqlalchemy import Row as SqlRow
 
 from memstream_server.adapters.journal import codec
 from memstream_server.adapters.journal.schema import (
-    anchors,
     events,
     fragments,
     jobs,
@@ -19,26 +19,23 @@ from memstream_server.adapters.journal.schema import (
     observations,
     outbox,
     position,
-    producers,
     receipts,
     requests,
     span,
     vectors,
 )
 from memstream_server.adapters.journal.sqlite import PAGE_ROWS, fetch
-from memstream_server.adapters.journal.writes import ANSWER_KEPT_US, IDS_MAX, stored_up_to
-from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, Tier
+from memstream_server.adapters.journal.transition import IDS_MAX
+from memstream_server.adapters.journal.writes import ANSWER_KEPT_US
+from memstream_server.core.values import Fragment, FragmentKind, MemoryKind, Tier
 from memstream_server.ports.journal import (
     Answer,
     Conflict,
     Counts,
     FragmentQuery,
-    Image,
     IndexEntry,
     Job,
     MemoryRecord,
-    Producer,
-    Receipt,
     Recorded,
     Rejection,
     Row,
@@ -71,34 +68,13 @@ _NAMESPACES = (
 )
 _PENDING_MEMORIES = select(memories.c.uid).where(memories.c.number.in_(select(observations.c.memory)))
 
-_FRAGMENT = (fragments.c.payload, fragments.c.access_count, fragments.c.access_time_us)
-_PAGE = (
-    select(fragments.c.key, *_FRAGMENT, fragments.c.terms)
-    .where(fragments.c.key.between(_low, _high))
-    .order_by(fragments.c.key)
-    .limit(_limit)
-)
+FRAGMENT = (fragments.c.payload, fragments.c.access_count, fragments.c.access_time_us)
 _LIST = (
-    select(fragments.c.key, *_FRAGMENT)
+    select(fragments.c.key, *FRAGMENT)
     .where(fragments.c.key.between(_low, _high))
     .order_by(fragments.c.key)
     .limit(_limit)
 )
-_VECTOR_COUNT = select(func.count()).where(vectors.c.key.between(_low, _high), vectors.c.model == _model)
-_VECTOR_PAGE = (
-    select(vectors.c.key, vectors.c.vector)
-    .where(vectors.c.key.between(_low, _high), vectors.c.model == _model)
-    .order_by(vectors.c.key)
-    .limit(_limit)
-)
-_ANCHORS = select(anchors.c.id, anchors.c.vector, anchors.c.enhancements).where(anchors.c.memory == _number)
-_PENDING_PAGE = (
-    select(observations.c.key, observations.c.payload)
-    .where(observations.c.key.between(_low, _high))
-    .order_by(observations.c.key)
-    .limit(_limit)
-)
-_PRODUCERS = select(producers).where(producers.c.memory == _number).order_by(producers.c.name)
 _RECEIPTS = (
     select(receipts.c.first_sequence, receipts.c.hashes, receipts.c.rejections)
     .where(
@@ -109,7 +85,7 @@ _RECEIPTS = (
     .order_by(receipts.c.last_sequence)
     .limit(PAGE_ROWS)
 )
-_SOME = select(fragments.c.id, *_FRAGMENT).where(fragments.c.memory == _number, fragments.c.id.in_(_ids))
+_SOME = select(fragments.c.id, *FRAGMENT).where(fragments.c.memory == _number, fragments.c.id.in_(_ids))
 _SOME_VECTORS = (
     select(fragments.c.id, vectors.c.vector)
     .join(vectors, vectors.c.key == fragments.c.key)
@@ -139,7 +115,7 @@ _live = (
     & outbox.c.deleted.is_(False)
 )
 _OUTBOX = (
-    select(outbox.c.id, outbox.c.memory, outbox.c.fragment, outbox.c.deleted, *_FRAGMENT, vectors.c.vector)
+    select(outbox.c.id, outbox.c.memory, outbox.c.fragment, outbox.c.deleted, *FRAGMENT, vectors.c.vector)
     .outerjoin(memories, memories.c.uid == outbox.c.memory)
     .outerjoin(fragments, _live)
     .outerjoin(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == fragments.c.model))
@@ -167,7 +143,7 @@ def space(connection: Connection) -> Space | None:
 # ---- memories
 
 
-def _record(row: SqlRow[Any]) -> MemoryRecord:
+def record(row: SqlRow[Any]) -> MemoryRecord:
     return MemoryRecord(
         uid=row.uid,
         namespace=row.namespace,
@@ -186,14 +162,14 @@ def _record(row: SqlRow[Any]) -> MemoryRecord:
 
 def get_memory(connection: Connection, namespace: str, name: str) -> MemoryRecord | None:
     row = connection.execute(_BY_NAME, {"ns": namespace, "n": name}).one_or_none()
-    return None if row is None else _record(row)
+    return None if row is None else record(row)
 
 
 def by_uid(connection: Connection, uid: str) -> MemoryRecord:
-    return _record(_memory(connection, uid))
+    return record(memory_of(connection, uid))
 
 
-def _memory(connection: Connection, uid: str) -> SqlRow[Any]:
+def memory_of(connection: Connection, uid: str) -> SqlRow[Any]:
     row = connection.execute(_BY_UID, {"u": uid}).one_or_none()
     if row is None:
         raise Conflict(f"memory {uid} is gone")
@@ -206,7 +182,7 @@ def _number_of(connection: Connection, uid: str) -> int | None:
 
 def list_memories(connection: Connection, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
     values = {"ns": namespace, "after": after, "limit": limit}
-    return [_record(row) for row in connection.execute(_LISTED, values)]
+    return [record(row) for row in connection.execute(_LISTED, values)]
 
 
 def list_namespaces(connection: Connection, after: str, limit: int) -> list[tuple[str, int]]:
@@ -218,26 +194,7 @@ def pending_memories(connection: Connection) -> list[str]:
     return list(connection.execute(_PENDING_MEMORIES).scalars())
 
 
-# ---- an active memory's image
-
-
-def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Image:
-    memory = _memory(connection, uid)
-    rows = _rows(connection, memory.number, model, vectors_max)
-    held = _held(connection, memory.number, rows)
-    pending = tuple(_pending(connection, memory.number))
-    return Image(
-        record=_record(memory),
-        rows=rows,
-        sensory=tuple([item for item in held if item.fragment.tier is Tier.SENSORY]),
-        short_term=tuple([item for item in held if item.fragment.tier is Tier.SHORT_TERM]),
-        pending=pending,
-        producers=_producers(connection, memory.number, pending),
-        next_position=memory.next_position,
-    )
-
-
-def _pages(
+def pages(
     connection: Connection,
     statement: Select[*tuple[Any, ...]],
     low: int,
@@ -254,49 +211,6 @@ def _pages(
             return
         low = rows[-1][0] + 1
         limit = None if limit is None else limit - page
-
-
-def _rows(connection: Connection, number: int, model: str, vectors_max: int) -> tuple[Row, ...]:
-    found = _vectors(connection, number, model, vectors_max)
-    decode, terms = codec.decode_fragment, codec.decode_terms
-    rows = _pages(connection, _PAGE, *span(number))
-    return tuple([Row(decode(blob, count, at), terms(packed), found.get(row)) for row, blob, count, at, packed in rows])
-
-
-def _vectors(connection: Connection, number: int, model: str, vectors_max: int) -> dict[int, bytes]:
-    """By key; none at all when there are more than `vectors_max`."""
-    low, high = span(number)
-    count = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
-    return dict(_pages(connection, _VECTOR_PAGE, low, high, model=model)) if 0 < count <= vectors_max else {}
-
-
-def _held(connection: Connection, number: int, rows: Sequence[Row]) -> list[Held]:
-    sides = {name: (vector, packed) for name, vector, packed in connection.execute(_ANCHORS, {"number": number})}
-    return [
-        _hold(row.fragment, *sides.get(row.fragment.id, (None, None)))
-        for row in rows
-        if row.fragment.tier is not Tier.LONG_TERM and row.fragment.forget_time_us is None
-    ]
-
-
-def _hold(fragment: Fragment, vector: bytes | None, packed: bytes | None) -> Held:
-    return Held(fragment, codec.decode_vector(vector), () if packed is None else codec.decode_enhancements(packed))
-
-
-def _pending(connection: Connection, number: int) -> list[Receipt]:
-    return [codec.decode_receipt(blob) for _, blob in _pages(connection, _PENDING_PAGE, *span(number))]
-
-
-def _producers(connection: Connection, number: int, pending: Sequence[Receipt]) -> tuple[Producer, ...]:
-    first: dict[str, int] = {}
-    for receipt in pending:
-        first[receipt.producer] = min(receipt.first_sequence, first.get(receipt.producer, receipt.first_sequence))
-    return tuple(
-        [
-            Producer(row.name, row.epoch, row.received, stored_up_to(row.received, row.stored, first.get(row.name)))
-            for row in connection.execute(_PRODUCERS, {"number": number})
-        ]
-    )
 
 
 def received_hashes(
@@ -353,21 +267,22 @@ def list_fragments(connection: Connection, uid: str, query: FragmentQuery) -> li
     if number is None:
         return []
     low, high = span(number)
-    rows = _pages(connection, _selection(query), low + max(query.after + 1, 0), high, query.limit)
+    chosen = {
+        "tier": [tier.value for tier in query.tiers],
+        "kind": query.kinds,
+        "session": query.sessions,
+        "speaker": query.speakers,
+    }
+    values = {name: list(wanted) for name, wanted in chosen.items() if wanted}
+    statement = _selection(query.forgotten, tuple(values))
+    rows = pages(connection, statement, low + max(query.after + 1, 0), high, query.limit, **values)
     return [codec.decode_fragment(blob, count, at) for _, blob, count, at in rows]
 
 
-def _selection(query: FragmentQuery) -> Select[*tuple[Any, ...]]:
-    chosen = _LIST.where(_forgotten if query.forgotten else fragments.c.forget_time_us.is_(None))
-    for column, values in (
-        (fragments.c.tier, [tier.value for tier in query.tiers]),
-        (fragments.c.kind, query.kinds),
-        (fragments.c.session, query.sessions),
-        (fragments.c.speaker, query.speakers),
-    ):
-        if values:
-            chosen = chosen.where(column.in_(values))
-    return chosen
+@lru_cache  # to build a statement takes longer than to run it
+def _selection(forgotten: bool, columns: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
+    wanted = [fragments.c[name].in_(bindparam(name, expanding=True)) for name in columns]
+    return _LIST.where(_forgotten if forgotten else fragments.c.forget_time_us.is_(None), *wanted)
 
 
 def counts(connection: Connection, uid: str) -> Counts:
@@ -400,7 +315,7 @@ def recorded(connection: Connection, uid: str, after_revision: int, limit: int) 
     if number is None:
         return []
     low, high = span(number)
-    rows = _pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit)
+    rows = pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit)
     return [Recorded(position(row), time_us, codec.decode_events(blob)) for row, time_us, blob in rows]
 
 

@@ -54,6 +54,13 @@ memories = Table(
     sqlite_autoincrement=True,
 )
 
+deletions = Table(  # memories that are gone, whose rows are being removed
+    "deletions",
+    metadata,
+    Column("number", BIG_KEY, primary_key=True, autoincrement=False),
+    Column("uid", Text, nullable=False),
+)
+
 producers = Table(
     "producers",
     metadata,

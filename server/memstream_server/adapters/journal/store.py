@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from memstream_server.adapters.journal import directory, migrate, reads, sqlite, writes
+from memstream_server.adapters.journal import directory, image, migrate, reads, sqlite, transition, writes
 from memstream_server.adapters.journal.writer import Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
@@ -113,7 +113,13 @@ class SqlJournal:
         await self._write(writes.create_memory, 2, True, record, events, answer, self._clock_us())
 
     async def delete_memory(self, uid: str, answer: Answer | None = None) -> None:
-        await self._write(writes.delete_memory, 100, False, uid, answer, self._clock_us())
+        await self._write(writes.delete_memory, 3, False, uid, answer, self._clock_us())
+        await self.purge()
+
+    async def purge(self) -> None:
+        """Remove what deleted memories left; one that a crash interrupts goes on at the next opening."""
+        while await self._write(writes.purge, writes.SLICE_ROWS, False):
+            pass
 
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None:
         return await self._read(reads.get_memory, namespace, name)
@@ -128,7 +134,7 @@ class SqlJournal:
         return await self._write(_own, 1, False, uid)
 
     async def load(self, uid: str, model: str, vectors_max: int) -> Image:
-        return await self._read(reads.load, uid, model, vectors_max)
+        return await self._read(image.load, uid, model, vectors_max)
 
     # ---- the way in
 
@@ -147,10 +153,10 @@ class SqlJournal:
     async def commit(self, commit: Commit) -> None:
         rows = 2 + 2 * len(commit.rows) + len(commit.anchors) + len(commit.index) + len(commit.removed)
         adds = bool(commit.rows or commit.anchors or commit.jobs)
-        await self._write(writes.commit, rows, adds, commit, self._clock_us())
+        await self._write(transition.commit, rows, adds, commit, self._clock_us())
 
     async def touch(self, uid: str, accesses: Sequence[Access]) -> None:
-        await self._write(writes.touch, len(accesses), True, uid, accesses)
+        await self._write(transition.touch, len(accesses), True, uid, accesses)
 
     # ---- reads
 
@@ -181,10 +187,10 @@ class SqlJournal:
         return await self._read(reads.outbox_size)
 
     async def outbox_done(self, ids: Sequence[int]) -> None:
-        await self._write(writes.outbox_done, len(ids), False, ids)
+        await self._write(transition.outbox_done, len(ids), False, ids)
 
     async def outbox_refill(self) -> int:
-        return await self._write(writes.outbox_refill, 1_000, True)
+        return await self._write(transition.outbox_refill, 1_000, True)
 
     async def jobs(self, limit: int) -> list[Job]:
         return await self._read(reads.waiting_jobs, limit)
@@ -220,7 +226,13 @@ async def open_journal(
     lock = await asyncio.to_thread(_prepared, data_dir)
     measure = free_bytes or (lambda: shutil.disk_usage(data_dir).free)
     full = partial(_full, directory.journal_path(data_dir), measure, reserve_bytes)
-    return SqlJournal(data_dir, lock, clock_us, full, readers)
+    journal = SqlJournal(data_dir, lock, clock_us, full, readers)
+    try:
+        await journal.purge()
+    except BaseException:
+        await journal.close()
+        raise
+    return journal
 
 
 def _prepared(data_dir: Path) -> int:

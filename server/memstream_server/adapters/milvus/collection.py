@@ -172,9 +172,12 @@ class MilvusCollection:
             "search_params": {"metric_type": METRIC, "params": parameters},
         }
         with unavailable("search"):
-            hits = self._loaded(self._client.search, **arguments, **self._scope(memory, self._consistency))[0]
-        cosines = np.fromiter((hit["distance"] for hit in hits), np.float32, len(hits))
-        return [original(hit["fragment"]) for hit in hits], np.clip(cosines, -1, 1)
+            answers = self._loaded(self._client.search, **arguments, **self._scope(memory, self._consistency))
+        if not answers or not answers[0]:
+            return [], np.empty(0, np.float32)
+        # Not by the key's name in each hit: Milvus 2.3 does not send it.
+        ids = [original(fragment) for fragment in answers[0].ids]
+        return ids, np.clip(np.asarray(answers[0].distances, dtype=np.float32), -1, 1)
 
     def count(self, memory: str) -> int:
         """Rows of a memory."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from memstream.v1 import event_pb2, fragment_pb2
+from google.protobuf.message import Message
 
+from memstream.v1 import event_pb2, fragment_pb2
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.filters import Filter
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
@@ -99,7 +100,7 @@ def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: 
         other_id=event.other,
         from_tier=TIERS.number(event.from_tier),
         to_tier=TIERS.number(event.to_tier),
-        reason=_REASONS.number(event.reason) if event.reason is not Reason.NONE else None,
+        reason=_REASONS.number(None if event.reason is Reason.NONE else event.reason),
         cosine=event.cosine,
         draw=event.draw,
         importance=event.importance,
@@ -115,11 +116,11 @@ def _names(found: Violations, field: str, values: Iterable[str], limits: Limits)
 
 
 def _time(found: Violations, message: fragment_pb2.FragmentFilter, field: str, name: str) -> int | None:
-    return scalars.time_us(found, f"{field}.{name}", getattr(message, name)) if message.HasField(name) else None
+    return scalars.time_us(found, f"{field}.{name}", getattr(message, name)) if _has(message, name) else None
 
 
 def _importance(found: Violations, message: fragment_pb2.FragmentFilter, field: str, name: str) -> float | None:
-    return check.within(found, f"{field}.{name}", getattr(message, name), 0, 1) if message.HasField(name) else None
+    return check.within(found, f"{field}.{name}", getattr(message, name), 0, 1) if _has(message, name) else None
 
 
 def _condition(
@@ -137,3 +138,7 @@ def _condition(
 def _ordered(found: Violations, field: str, low: float | None, high: float | None) -> None:
     if low is not None and high is not None and low > high:
         found.add(field, "is below the lower bound")
+
+
+def _has(message: Message, name: str) -> bool:
+    return message.HasField(name)  # the stub of the generated class takes only literals

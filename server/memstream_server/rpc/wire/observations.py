@@ -5,8 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 
 import grpc
-from memstream.v1 import fragment_pb2 as pb
 
+from memstream.v1 import fragment_pb2 as pb
 from memstream_server.core.values import Structured
 from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.requests import NewObservation, Refusal

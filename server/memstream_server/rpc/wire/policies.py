@@ -13,8 +13,8 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from memstream.v1 import memory_pb2 as pb
 
+from memstream.v1 import memory_pb2 as pb
 from memstream_server.core import policy as core
 from memstream_server.core.policy import Policy, Profile, ShortTermKind, leaves, with_value
 from memstream_server.core.values import MemoryKind
@@ -34,11 +34,12 @@ _ENUMS: dict[type[StrEnum], Enums[Any]] = {
     core.Overflow: Enums(pb.Overflow, core.Overflow),
     core.RankingRule: Enums(pb.RankingRule, core.RankingRule),
 }
-LANGUAGES = frozenset(
+_LANGUAGES = (
     "arabic armenian basque catalan czech danish dutch dutch_porter english esperanto estonian finnish french german "
     "greek hindi hungarian indonesian irish italian lithuanian nepali norwegian persian polish porter portuguese "
-    "romanian russian serbian sesotho spanish swedish tamil turkish yiddish".split()
+    "romanian russian serbian sesotho spanish swedish tamil turkish yiddish"
 )
+LANGUAGES = frozenset(_LANGUAGES.split())
 """Snowball's algorithms (a test compares them with the stemmer's)."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memstream.v1 import stream_service_pb2 as pb
-
 from memstream_server.engine.requests import AckLevel, Outcome
 from memstream_server.ports.journal import Rejection
 from memstream_server.rpc.errors import status_of_rejection
@@ -18,9 +17,7 @@ ACK_LEVELS = Enums(pb.AckLevel, AckLevel)
 def rejected_messages(rejections: Iterable[Rejection]) -> list[pb.RejectedObservation]:
     """The items refused, each with its status."""
     return [
-        pb.RejectedObservation(
-            sequence=each.sequence, status=status_of_rejection(each.code, each.reason, each.message)
-        )
+        pb.RejectedObservation(sequence=each.sequence, status=status_of_rejection(each.code, each.reason, each.message))
         for each in rejections
     ]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memstream.v1 import stream_service_pb2 as pb
+from google.protobuf.message import Message
 
+from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.core.filters import Filter
 from memstream_server.core.ranking import NearMiss, Part
 from memstream_server.engine.errors import CapabilityMissing
@@ -115,9 +116,7 @@ def _part(part: Part, cosine: float | None) -> pb.ScorePart:
 
 def _near_miss(missed: NearMiss) -> pb.NearMiss:
     scored = missed.scored
-    return pb.NearMiss(
-        fragment_id=scored.id, stage=missed.stage.value, score=scored.score, relevance=scored.relevance
-    )
+    return pb.NearMiss(fragment_id=scored.id, stage=missed.stage.value, score=scored.score, relevance=scored.relevance)
 
 
 def _text(found: Violations, message: pb.RecallQuery, limits: Limits, prefix: str) -> str:
@@ -128,6 +127,10 @@ def _text(found: Violations, message: pb.RecallQuery, limits: Limits, prefix: st
 
 
 def _weight(found: Violations, weights: pb.RecallWeights, name: str, prefix: str) -> float | None:
-    if not weights.HasField(name):  # type: ignore[arg-type]  # the stub wants a literal
+    if not _has(weights, name):
         return None
     return check.within(found, f"{prefix}weights.{name}", getattr(weights, name), 0, _WEIGHT_MAX)
+
+
+def _has(message: Message, name: str) -> bool:
+    return message.HasField(name)  # the stub of the generated class takes only literals

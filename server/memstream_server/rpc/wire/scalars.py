@@ -9,10 +9,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.timestamp_pb2 import Timestamp
-from memstream.v1 import fragment_pb2
 
+from memstream.v1 import fragment_pb2
 from memstream_server.core.values import Metadata, MetadataValue, Vector
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations, shown
@@ -27,9 +26,12 @@ METADATA_KEY_BYTES_MAX = 128
 
 
 class Enums(Generic[E]):
-    """One enum of the domain and its twin of the contract, whose values are PREFIX_NAME; 0 is UNSPECIFIED."""
+    """One enum of the domain and its twin `wire` of the contract, whose values are PREFIX_NAME; 0 is UNSPECIFIED.
 
-    def __init__(self, wire: EnumTypeWrapper[Any], domain: type[E]) -> None:
+    `wire` is an EnumTypeWrapper; the generated stubs give each one a type of its own.
+    """
+
+    def __init__(self, wire: Any, domain: type[E]) -> None:
         prefix = wire.keys()[0].removesuffix("UNSPECIFIED")
         numbers = dict(wire.items())
         pairs = [(numbers[prefix + each.name], each) for each in domain if prefix + each.name in numbers]

@@ -21,6 +21,11 @@ def upgrade() -> None:
         sa.Column("enhancements", sa.LargeBinary(), nullable=False),
     )
     op.create_table(
+        "deletions",
+        sa.Column("number", BIG_KEY, primary_key=True, autoincrement=False),
+        sa.Column("uid", sa.Text(), nullable=False),
+    )
+    op.create_table(
         "events",
         sa.Column("key", BIG_KEY, primary_key=True, autoincrement=False),
         sa.Column("time_us", sa.BigInteger(), nullable=False),

@@ -1,0 +1,196 @@
+"""What the demo shows: progress, tables and sentences, on a terminal or in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from memstream import Answer, Event, EventType, Explanation, Fragment, MemoryStats, Recollection, ServerInfo
+
+SHOWN = 3
+"""Recollections shown of each answer."""
+PLAIN_WIDTH = 110
+
+MEANINGS = {
+    EventType.OBSERVED: "entered the memory",
+    EventType.FILTERED: "left sensory below the importance threshold",
+    EventType.ADMITTED: "sensory → short-term",
+    EventType.ENHANCED: "was strengthened by a similar one",
+    EventType.WEAKENED: "lost the strength a dropped one had given",
+    EventType.PROMOTED: "short-term → long-term",
+    EventType.OVERFLOWED: "had to leave the full short-term tier",
+    EventType.DROPPED: "left the memory by policy",
+    EventType.REPEATED: "said what a held one says: counted there, not kept",
+    EventType.ECHOED: "repeated what was just recalled: not kept",
+}
+
+
+class Screen:
+    """Where the demo prints."""
+
+    def __init__(self) -> None:
+        self._console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+
+    def title(self, text: str, under: str = "") -> None:
+        """Begins a part."""
+        self._console.print()
+        self._console.rule(f"[bold]{escape(text)}", align="left", style="dim")
+        if under:
+            self._console.print(f"[dim]{escape(under)}")
+
+    def server(self, info: ServerInfo, pid: int, address: str, seconds: float) -> None:
+        """What serves."""
+        model = info.embedding
+        self._say(f"memstream {info.version} serves on {address} (process {pid}, {seconds:.1f} s to start)")
+        self._say(f"embedding {model.name}, {model.dimension} dimensions; journal {info.journal}; index {info.index}")
+        scorer, insight = info.scorer_model or "none: constant", info.insight_model or "none"
+        self._say(f"importance model {scorer}; insight model {insight}")
+
+    @contextlib.contextmanager
+    def progress(self, total: int) -> Iterator[Callable[[int, int], None]]:
+        """Two bars; the function given draws how many are received and stored."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self._console) as bars:
+            received = bars.add_task("received (durable)     ", total=total)
+            stored = bars.add_task("stored (seen by recall)", total=total)
+
+            def show(received_now: int, stored_now: int) -> None:
+                bars.update(received, completed=received_now)
+                bars.update(stored, completed=stored_now)
+
+            yield show
+
+    def ingested(self, count: int, seconds: float, stats: MemoryStats) -> None:
+        """How fast it was, and where the letters are."""
+        self._say(f"{count:,} observations stored in {seconds:.1f} s, every one acknowledged")
+        self._say(
+            f"now in sensory {stats.sensory}, short-term {stats.short_term}, long-term {stats.long_term:,} "
+            f"(revision {stats.revision})"
+        )
+
+    def event_counts(self, events: Sequence[Event]) -> None:
+        """What moved between the tiers."""
+        table = Table("event", "times", "a letter ...", title="What a watch saw", title_justify="left")
+        table.columns[1].justify = "right"
+        counts = Counter(event.type for event in events)
+        for type_, meaning in MEANINGS.items():
+            if counts[type_]:
+                table.add_row(type_.name, f"{counts[type_]:,}", meaning)
+        self._console.print(table)
+
+    def path(self, letter: Fragment, path: Sequence[Event], others: Mapping[str, str]) -> None:
+        """One letter's way through the tiers."""
+        table = Table("revision", "step", "with", title="One letter's whole way", title_justify="left")
+        self._say(f"[bold]for example[/] {_who(letter)}: {_cut(letter.content, 90)}")
+        for event in path:
+            # An event inside of a revision carries the cursor before it.
+            revision = event.cursor.revision + (1 if event.cursor.ordinal else 0)
+            table.add_row(str(revision), event.type.name, _with(event, others))
+        self._console.print(table)
+
+    def answers(self, asked: Sequence[tuple[str, Collection[str]]], answers: Sequence[Answer]) -> None:
+        """Every question with its best recollections and why each ranked where it did."""
+        for (question, expected), answer in zip(asked, answers, strict=True):
+            table = Table(show_header=False, show_lines=True, title=f"? {escape(question)}", title_justify="left")
+            table.add_column("score", justify="right")
+            table.add_column("recalled, and why", ratio=1)
+            for hit in answer[:SHOWN]:
+                table.add_row(f"{hit.rank}\n[bold]{hit.score:.3f}[/]", _recollection(hit, expected))
+            self._console.print(table)
+            self._console.print(Text(_summary(answer, expected), style="dim"))
+
+    def working_memory(self, answer: Answer) -> None:
+        """The short-term tier that comes beside every answer."""
+        table = Table("", "letter", "enhanced", title="Working memory, beside every answer", title_justify="left")
+        for number, fragment in enumerate(answer.working_memory, 1):
+            shown = f"{_who(fragment)}: {_cut(fragment.content, 70)}"
+            table.add_row(str(number), shown, str(fragment.enhancement_count or ""))
+        self._console.print(table)
+
+    def killed(self, pid: int, sent: int, received: int) -> None:
+        """What the kill left behind."""
+        self._say(f"process {pid} killed; the agent is gone as well")
+        self._say(f"{sent:,} observations were sent, {received:,} of them acknowledged as received")
+
+    def continued(self, acknowledged: int, first: int, total: int, kept: int, repeats: int, lost: int) -> None:
+        """What the second memory holds after all."""
+        self._say(f"the server had received up to {first - 1:,} (acknowledged: {acknowledged:,})")
+        self._say(f"the agent continues from {first:,}, as `opened` says, to {total:,}")
+        self._say(f"of {total:,} letters: {lost} lost, {kept:,} kept once each, {repeats} counted as repeats")
+
+    def compared(self, asked: Sequence[str], sizes: Sequence[int], same: Sequence[bool]) -> None:
+        """Whether the answers stayed."""
+        table = Table("question", "recalled", "same ids in the same order", title="Asked again", title_justify="left")
+        for question, size, equal in zip(asked, sizes, same, strict=True):
+            table.add_row(escape(question), str(size), "[green]yes[/]" if equal else "[red]NO[/]")
+        self._console.print(table)
+
+    def end(self, failures: Sequence[str], seconds: float, kept: Path | None) -> None:
+        """The verdict, and what to try next."""
+        self._console.print()
+        for failure in failures:
+            self._console.print(f"[bold red]wrong:[/] {escape(failure)}")
+        if failures:
+            self._console.print("[bold red]The demo failed.")
+            return
+        self._say(f"[bold green]Nothing acknowledged was lost, nothing doubled, every answer is the same.[/] {seconds:.0f} s")
+        self.title("What next")
+        data = f"--data {kept / 'data'}" if kept else "--data ./memory"
+        self._console.print(f"  .venv/bin/memstream serve {escape(data)}")
+        self._console.print("  .venv/bin/memstream observe demo/notes README.md --create   # lines in")
+        self._console.print('  .venv/bin/memstream recall demo/notes "What is a tier?" --explain')
+        self._console.print("  .venv/bin/python examples/quickstart.py                     # the SDK in ten lines")
+        self._console.print("  docs/getting-started.md, then docs/concepts.md")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=False)
+
+
+def _who(fragment: Fragment) -> str:
+    date = f"{fragment.observe_time:%Y-%m-%d} " if fragment.observe_time else ""
+    return f"{date}{escape(fragment.speaker)}"
+
+
+def _cut(text: str, length: int) -> str:
+    return escape(text if len(text) <= length else f"{text[: length - 1]}…")
+
+
+def _with(event: Event, others: Mapping[str, str]) -> str:
+    if event.type is EventType.ENHANCED:
+        return f"cosine {event.cosine:.2f} with: {_cut(others.get(event.other_id, ''), 60)}"
+    if event.type is EventType.PROMOTED:
+        return f"{len(event.sources)} sources"
+    if event.type is EventType.OBSERVED:
+        return f"importance {event.importance:.2f}"
+    return ""
+
+
+def _recollection(hit: Recollection, expected: Collection[str]) -> str:
+    mark = "[bold green]✓[/] " if hit.fragment.content in expected else ""
+    words = f"{mark}[cyan]{_who(hit.fragment)}[/]: {_cut(hit.fragment.content, 180)}"
+    return f"{words}\n[dim]{_why(hit.explanation)}[/]"
+
+
+def _why(explanation: Explanation | None) -> str:
+    """The parts that count, the largest first: value x weight."""
+    if explanation is None:
+        return ""
+    parts = sorted(explanation.parts, key=lambda part: -part.contribution)
+    return "= " + " + ".join(f"{p.name} {p.value:.2f}×{p.weight:g}" for p in parts if p.contribution > 0.0005)
+
+
+def _summary(answer: Answer, expected: Collection[str]) -> str:
+    ranks = [hit.rank for hit in answer if hit.fragment.content in expected]
+    found = f"known answers at rank {', '.join(map(str, ranks))}" if ranks else "no known answer among them"
+    more = f"; degraded: {answer.degraded}" if answer.degraded else ""
+    milliseconds = sum(answer.timings.values()) * 1000
+    return f"{found}; {answer.considered} of {answer.eligible:,} scored, {milliseconds:.1f} ms in the server{more}"

@@ -1,0 +1,228 @@
+"""The writes that change what a memory holds: the transition's commit, access statistics, and the index's outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Delete,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
+
+from memstream_server.adapters.journal import bulk, codec
+from memstream_server.adapters.journal.schema import (
+    anchors,
+    fragments,
+    jobs,
+    key,
+    memories,
+    observations,
+    outbox,
+    producers,
+    vectors,
+)
+from memstream_server.adapters.journal.writes import A_PRODUCER, find, log, put_answer
+from memstream_server.core.values import Tier
+from memstream_server.ports.journal import (
+    Access,
+    Anchor,
+    Commit,
+    Conflict,
+    IndexEntry,
+    Job,
+    Row,
+)
+
+IDS_MAX = 500
+"""Ids in one IN list."""
+
+_FRAGMENTS = bulk.insertion(
+    fragments,
+    ("key",),
+    # Access statistics belong to `touch` alone: what the RAM of the engine had when it wrote the row may be older
+    # or newer than what was touched since, and either way would lose or double a count.
+    "tier = excluded.tier, kind = excluded.kind, forget_time_us = excluded.forget_time_us, "
+    "session = excluded.session, speaker = excluded.speaker, external_id = excluded.external_id, "
+    "model = excluded.model, payload = excluded.payload, terms = coalesce(excluded.terms, fragments.terms)",
+)
+_VECTORS = bulk.insertion(vectors, ("key", "model"))
+_ANCHORS = bulk.insertion(anchors, ("memory", "id"))
+_OUTBOX = bulk.insertion(outbox)
+_JOBS = bulk.insertion(jobs)
+_TOUCH = bulk.Bulk(
+    "WITH touched (memory, id, added, at) AS (VALUES ",
+    4,
+    ") UPDATE fragments SET access_count = access_count + added,"
+    " access_time_us = CASE WHEN access_time_us < at THEN at ELSE access_time_us END"
+    " FROM touched WHERE fragments.id = touched.id AND fragments.memory = touched.memory",
+)
+
+_number: BindParameter[int] = bindparam("m")
+_ids: BindParameter[Any] = bindparam("ids", expanding=True)
+_ADVANCE = (
+    update(memories)
+    .where(memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"), memories.c.revision == bindparam("r"))
+    .values(
+        revision=memories.c.revision + 1,
+        next_position=case(
+            (memories.c.next_position < bindparam("next"), bindparam("next")), else_=memories.c.next_position
+        ),
+        reflection_aggregate=func.coalesce(bindparam("aggregate"), memories.c.reflection_aggregate),
+        policy=func.coalesce(bindparam("new_policy"), memories.c.policy),
+        labels=func.coalesce(bindparam("new_labels"), memories.c.labels),
+        update_time_us=func.coalesce(bindparam("updated"), memories.c.update_time_us),
+    )
+)
+_REFILL = insert(outbox).from_select(
+    ["memory", "fragment", "deleted"],
+    select(memories.c.uid, fragments.c.id, literal(False))
+    .join(memories, memories.c.number == fragments.c.memory)
+    .join(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == fragments.c.model))
+    .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.forget_time_us.is_(None))
+    .order_by(fragments.c.key),
+)
+_CLEAR_UPSERTS = delete(outbox).where(outbox.c.deleted.is_(False))
+_STORED = (
+    update(producers)
+    .where(A_PRODUCER)
+    .values(stored=case((producers.c.stored < bindparam("s"), bindparam("s")), else_=producers.c.stored))
+)
+
+_SOME_FRAGMENTS = (fragments.c.memory == _number) & fragments.c.id.in_(_ids)
+_REMOVE = (
+    delete(vectors).where(vectors.c.key.in_(select(fragments.c.key).where(_SOME_FRAGMENTS))),
+    delete(anchors).where(anchors.c.memory == _number, anchors.c.id.in_(_ids)),
+    delete(fragments).where(_SOME_FRAGMENTS),
+)
+_RELEASE = delete(anchors).where(anchors.c.memory == _number, anchors.c.id.in_(_ids))
+_CONSUME = delete(observations).where(observations.c.key.in_(_ids))
+_UNVECTOR = delete(vectors).where(vectors.c.key.in_(_ids))
+_FINISH = delete(jobs).where(jobs.c.memory == _number, jobs.c.id.in_(_ids))
+_DONE = delete(outbox).where(outbox.c.id.in_(_ids))
+
+
+def _delete(
+    connection: Connection, statements: Sequence[Delete], ids: Sequence[Any], number: int | None = None
+) -> None:
+    for start in range(0, len(ids), IDS_MAX):
+        values: dict[str, Any] = {"ids": ids[start : start + IDS_MAX]}
+        if number is not None:
+            values["m"] = number
+        for statement in statements:
+            connection.execute(statement, values)
+
+
+def commit(connection: Connection, commit: Commit, now_us: int) -> None:
+    """Advance the memory first: a stale owner is refused before anything was written."""
+    number, _ = find(connection, commit.memory)
+    _advance(connection, commit)
+    _delete(connection, _REMOVE, commit.removed, number)
+    _put_rows(connection, number, commit.rows)
+    _delete(connection, (_RELEASE,), commit.released, number)
+    _put_anchors(connection, number, commit.anchors)
+    _delete(connection, (_CONSUME,), [key(number, position) for position in commit.stored_positions])
+    for name, stored in commit.producers:
+        connection.execute(_STORED, {"m": number, "producer": name, "s": stored})
+    _put_index(connection, commit.index)
+    _delete(connection, (_FINISH,), commit.finish_jobs, number)
+    _put_jobs(connection, number, commit.jobs)
+    put_answer(connection, commit.answer, now_us)
+    log(connection, number, commit.revision + 1, commit.time_us, commit.events)
+
+
+def _advance(connection: Connection, commit: Commit) -> None:
+    described = commit.policy is not None or commit.labels is not None
+    values = {
+        "u": commit.memory,
+        "e": commit.epoch,
+        "r": commit.revision,
+        "next": 1 + max((row.fragment.position for row in commit.rows), default=-1),
+        "aggregate": commit.reflection_aggregate,
+        "new_policy": None if commit.policy is None else codec.encode_policy(commit.policy),
+        "new_labels": None if commit.labels is None else codec.encode_labels(commit.labels),
+        "updated": commit.time_us if described else None,
+    }
+    if connection.execute(_ADVANCE, values).rowcount != 1:
+        raise Conflict(f"memory {commit.memory} is not at epoch {commit.epoch}, revision {commit.revision}")
+
+
+def _put_rows(connection: Connection, number: int, rows: Sequence[Row]) -> None:
+    bulk.execute(connection, _FRAGMENTS, [_fragment_row(number, row) for row in rows])
+    bulk.execute(
+        connection,
+        _VECTORS,
+        [
+            (key(number, row.fragment.position), row.fragment.model, row.vector)
+            for row in rows
+            if row.vector is not None
+        ],
+    )
+    # A fragment that says it has no vector has none: what an older content had must not be found again.
+    bare = [key(number, row.fragment.position) for row in rows if row.vector is None and not row.fragment.model]
+    _delete(connection, (_UNVECTOR,), bare)
+
+
+def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
+    fragment = row.fragment
+    return (
+        key(number, fragment.position),
+        number,
+        fragment.id,
+        fragment.tier.value,
+        fragment.kind.value,
+        fragment.forget_time_us,
+        fragment.access_count,
+        fragment.access_time_us,
+        fragment.session,
+        fragment.speaker,
+        fragment.external_id or None,
+        fragment.model,
+        codec.encode_fragment(fragment),
+        codec.encode_terms(row.terms),
+    )
+
+
+def _put_anchors(connection: Connection, number: int, held: Sequence[Anchor]) -> None:
+    rows = [(number, anchor.id, anchor.vector, codec.encode_enhancements(anchor.enhancements)) for anchor in held]
+    bulk.execute(connection, _ANCHORS, rows)
+
+
+def _put_index(connection: Connection, entries: Sequence[IndexEntry]) -> None:
+    bulk.execute(connection, _OUTBOX, [(entry.memory, entry.fragment, entry.delete) for entry in entries])
+
+
+def _put_jobs(connection: Connection, number: int, work: Sequence[Job]) -> None:
+    rows = [(job.id, number, job.type, job.payload, job.create_time_us, job.attempts) for job in work]
+    bulk.execute(connection, _JOBS, rows)
+
+
+def touch(connection: Connection, uid: str, accesses: Sequence[Access]) -> None:
+    number, _ = find(connection, uid)
+    merged: dict[str, tuple[int, int]] = {}  # UPDATE ... FROM applies only one of several rows for a fragment
+    for access in accesses:
+        count, time_us = merged.get(access.fragment, (0, 0))
+        merged[access.fragment] = (count + access.count, max(time_us, access.time_us))
+    bulk.execute(connection, _TOUCH, [(number, name, count, at) for name, (count, at) in merged.items()])
+
+
+# ---- the outbox
+
+
+def outbox_done(connection: Connection, ids: Sequence[int]) -> None:
+    _delete(connection, (_DONE,), ids)
+
+
+def outbox_refill(connection: Connection) -> int:
+    """The upserts that waited are covered by the new entries; deletions stay, for an index that was not empty."""
+    connection.execute(_CLEAR_UPSERTS)
+    return connection.execute(_REFILL).rowcount

@@ -1,0 +1,49 @@
+"""How a command fails: one clear line on standard error that says what to do, and an exit code with a meaning."""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from typing import IO, Any
+
+import click
+
+
+class Exit(IntEnum):
+    """What the exit code says."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    REJECTED = 3
+    NOT_FOUND = 4
+
+
+EXIT_CODES = """\b
+Exit codes:
+  0  done
+  1  the server or the connection failed, or refused
+  2  the command line, the settings or a value in them is wrong
+  3  observe: some observations were rejected; the others are stored
+  4  what was named does not exist
+"""
+
+
+class Failure(click.ClickException):
+    """Ends the command. `reason` is a memstream.v1.ErrorReason where a server gave one; with --json it is printed so."""
+
+    def __init__(self, message: str, code: Exit = Exit.FAILED, reason: str = "") -> None:
+        super().__init__(message)
+        self.exit_code = int(code)
+        self.reason = reason
+        # Taken now: click prints a failure after the command's context has ended.
+        context = click.get_current_context(silent=True)
+        self._as_json = context is not None and bool(context.params.get("as_json"))
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it: a line of text, or one of JSON."""
+        if self._as_json:
+            error = {"exit_code": self.exit_code, "reason": self.reason, "message": self.message}
+            click.echo(json.dumps({"error": error}, ensure_ascii=False), file=file, err=file is None)
+        else:
+            click.echo(f"memstream: {self.message}", file=file, err=file is None)

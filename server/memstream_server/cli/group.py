@@ -1,0 +1,67 @@
+"""Which commands there are; each one's module is imported only when it is used, so that --help is quick."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from memstream_server.cli.failures import EXIT_CODES
+
+COMMANDS = {
+    "serve": "Run a server until it is told to stop.",
+    "observe": "Send observations from files or standard input into a memory.",
+    "recall": "Ask what a memory knows.",
+    "list": "List namespaces, a namespace's memories, or a memory's fragments.",
+    "show": "Show a memory and its policy, or one of its fragments.",
+    "stats": "Count what a memory holds.",
+    "info": "Show what the server is and can do.",
+    "backup": "Copy the journal of a data directory, also while its server runs.",
+    "restore": "Put a backup into a data directory whose server is stopped.",
+}
+"""Name and summary; the command is `NAME_command` of the module memstream_server.cli.NAME."""
+
+_INTRODUCTION = """A memory server for agents, and its client on the command line.
+
+\b
+  memstream serve                                        # in one terminal
+  memstream observe --create demo/joy notes.txt          # in another
+  memstream recall demo/joy "when does the train leave?" --explain
+
+A memory is named NAMESPACE/NAME. The server asked is --target, else $MEMSTREAM_TARGET, else 127.0.0.1:7700.
+`memstream COMMAND --help` says more, with examples.
+"""
+
+
+class LazyGroup(click.Group):
+    """The commands of COMMANDS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"memstream_server.cli.{cmd_name}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(
+    cls=LazyGroup,
+    help=_INTRODUCTION,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(None, "--version", package_name="memstream", message="memstream %(version)s")
+def root() -> None:
+    """The command without a subcommand; its help is `_INTRODUCTION`."""
+
+
+def main() -> None:
+    """Run the command line and exit with one of the codes of failures.py."""
+    root.main(prog_name="memstream")

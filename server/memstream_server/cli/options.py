@@ -1,0 +1,120 @@
+"""Flags that several commands have: --json, and which fragments are meant."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar, cast
+
+import click
+
+from memstream.values import Filter, FragmentKind, MetadataValue, Tier
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+def json_option(command: F) -> F:
+    """Give a command --json, as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
+
+
+class Moment(click.ParamType):
+    """A time: ISO 8601 (UTC where it names no zone), or a span before now such as 90m, 12h, 7d."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return moment(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is neither a time such as 2026-05-08T12:00Z nor a span such as 12h or 7d", param, ctx)
+
+
+def moment(text: str) -> datetime:
+    """Raises ValueError for what is neither a time nor a span."""
+    if span := _AGO.fullmatch(text):
+        try:
+            return datetime.now(UTC) - timedelta(seconds=float(span[1]) * _UNITS_S[span[2]])
+        except OverflowError as error:
+            raise ValueError(str(error)) from error
+    return zoned(datetime.fromisoformat(text))
+
+
+def zoned(time: datetime) -> datetime:
+    """In UTC; a time without a zone is taken as UTC."""
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+class Condition(click.ParamType):
+    """KEY=VALUE of metadata. A value is matched as text, and as a number or truth where it reads as one."""
+
+    name = "key=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[MetadataValue, ...]]:
+        key, equals, text = str(value).partition("=")
+        if not equals or not key:
+            self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
+        return key, readings(text)
+
+
+def readings(text: str) -> tuple[MetadataValue, ...]:
+    """What a metadata value typed as `text` may be: a stored 5 and a stored "5" both answer to 5, only "5" to '"5"'."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return (text,)
+    if isinstance(value, bool):
+        return (value, text)
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, int):
+        return (value, float(value), text) if abs(value) < 2**53 else (value, text)
+    return (value, text) if isinstance(value, float) else (text,)
+
+
+def filter_options(command: F) -> F:
+    """Give a command the flags of a filter, as one argument `chosen`, which is None when none was given."""
+
+    @click.option("--session", "sessions", multiple=True, metavar="NAME", help="Of this session (may be repeated).")
+    @click.option("--speaker", "speakers", multiple=True, metavar="NAME", help="Said by this one (may be repeated).")
+    @click.option("--tier", "tiers", multiple=True, type=click.Choice([*Tier]), help="In this tier (may be repeated).")
+    @click.option("--kind", "kinds", multiple=True, type=click.Choice([*FragmentKind]), help="Of this kind.")
+    @click.option("--since", type=Moment(), metavar="TIME", help="Perceived then or later: 2026-05-08, or 7d for a week.")
+    @click.option("--until", type=Moment(), metavar="TIME", help="Perceived before.")
+    @click.option("--importance-min", type=click.FloatRange(0, 1), metavar="NUMBER", help="Of at least this importance.")
+    @click.option(
+        "--metadata",
+        "conditions",
+        multiple=True,
+        type=Condition(),
+        metavar="KEY=VALUE",
+        help="With this metadata; several values of one key: any of them.",
+    )
+    @functools.wraps(command)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        conditions: dict[str, tuple[MetadataValue, ...]] = {}
+        for key, values in kwargs.pop("conditions"):
+            conditions[key] = conditions.get(key, ()) + values
+        chosen = Filter(
+            sessions=kwargs.pop("sessions"),
+            speakers=kwargs.pop("speakers"),
+            tiers=tuple(Tier(tier) for tier in kwargs.pop("tiers")),
+            kinds=tuple(FragmentKind(kind) for kind in kwargs.pop("kinds")),
+            observe_time_min=kwargs.pop("since"),
+            observe_time_max=kwargs.pop("until"),
+            importance_min=kwargs.pop("importance_min"),
+            metadata=conditions,
+        )
+        return command(*args, chosen=None if chosen == Filter() else chosen, **kwargs)
+
+    return cast("F", told)

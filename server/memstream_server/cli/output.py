@@ -1,0 +1,128 @@
+"""What commands print: JSON with stable names for programs, tables for people.
+
+JSON carries the SDK's values under the SDK's field names (memstream.values, memstream.resources): times as RFC 3339 in
+UTC, durations in seconds, enums by value. A listing is one JSON object a line, anything else a single object.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from memstream.errors import MemstreamError
+from memstream.values import Fragment
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+UNSIZED_WIDTH = 160
+"""Columns of a table that is not written to a terminal."""
+
+
+def plain(value: object) -> Any:
+    """The value as what json.dumps takes."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, MemstreamError):
+        return {"reason": value.reason, "message": str(value.message)}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [plain(item) for item in value]
+    return value
+
+
+def print_json(value: object) -> None:
+    """One line of JSON on standard output."""
+    click.echo(json.dumps(plain(value), ensure_ascii=False))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Plain text in and out: no markup, so that what a memory holds is shown as it is."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else UNSIZED_WIDTH
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=width)
+
+
+def shown(text: str, longest: int | None = None) -> Text:
+    """Text of a memory, with control characters made visible: a memory must not drive the terminal. Cut at `longest`."""
+    if longest is not None and len(text) > longest:
+        text = text[: longest - 1].rstrip() + "…"
+    return Text(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text))
+
+
+def one_line(text: str, longest: int) -> Text:
+    """The same, without line breaks."""
+    return shown(" ".join(text.split()), longest)
+
+
+def when(time: datetime | None) -> str:
+    """A time in UTC, to the minute."""
+    return "" if time is None else time.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def words(fragment: Fragment) -> str:
+    """What a fragment says; a structured one its values, a line each."""
+    if fragment.structured is None:
+        return fragment.content
+    values = ((field.name, getattr(fragment.structured, field.name)) for field in fields(fragment.structured))
+    return "\n".join(f"{name}: {value}" for name, value in values if value)
+
+
+def table(*columns: str, numbers: Iterable[str] = (), wide: str = "") -> Table:
+    """An empty table; `numbers` are set to the right, `wide` takes what room there is."""
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    right = set(numbers)
+    for name in columns:
+        if name == wide:
+            grid.add_column(name, overflow="fold", ratio=1)
+        else:
+            grid.add_column(name, justify="right" if name in right else "left", no_wrap=name in right)
+    return grid
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> Table:
+    """Names and values in two columns; what is empty or None is left out."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        if value not in (None, "", (), [], {}):
+            grid.add_row(name, shown(_fact(value)))
+    return grid
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, datetime):
+        return when(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g} s"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_fact(item)}" for key, item in value.items())
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ", ".join(sorted(_fact(item) for item in value))
+    return str(value)

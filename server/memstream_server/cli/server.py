@@ -1,0 +1,116 @@
+"""The server a command talks to, and what its refusals mean to whoever typed the command."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import click
+
+from memstream import errors
+from memstream.backoff import Retry
+from memstream.client import Client, connect
+from memstream_server.cli.failures import Exit, Failure
+
+DEFAULT_TARGET = "127.0.0.1:7700"
+FIRST_CONNECTION_S = 3.0
+"""A stream that never was open is given up after this; one that was open reconnects as the SDK does."""
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+# By class, the most particular first. {target} and {wait} are filled in.
+_ADVICE: tuple[tuple[type[errors.MemstreamError], str], ...] = (
+    (errors.MemoryNotFound, "`memstream list` shows what there is; `memstream observe --create` makes one"),
+    (errors.ProducerSuperseded, "another process observes under this producer's name: give each its own --producer"),
+    (errors.ServerBehind, "run the same command again to send what the server has lost"),
+    (errors.ModelMismatch, "start the server with the model its data was made with, or run `memstream reindex`"),
+    (errors.CapabilityMissing, "this server cannot do that: see `memstream info`"),
+    (errors.Unauthenticated, "pass --token, or set MEMSTREAM_TOKEN"),
+    (errors.PermissionDenied, "ask for the right, or use another namespace"),
+    (errors.ShuttingDown, "the server is stopping: try again once it is back"),
+    (errors.StorageFull, "free space on the server's disk"),
+    (errors.DeadlineExceeded, "try again, or allow more with --timeout"),
+    (errors.Transient, "try again{wait}"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where to connect, and as whom."""
+
+    target: str
+    token: str | None
+    timeout_s: float
+
+    def ask(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+        """Run `work` with a client in an event loop of its own; its MemstreamErrors become Failures."""
+
+        async def connected() -> T:
+            retry = Retry(first_s=FIRST_CONNECTION_S)
+            async with connect(self.target, token=self.token, timeout_s=self.timeout_s, retry=retry) as client:
+                return await work(client)
+
+        try:
+            return asyncio.run(connected())
+        except errors.MemstreamError as error:
+            raise failure(error, self.target) from error
+
+
+def failure(error: errors.MemstreamError, target: str) -> Failure:
+    """What went wrong, what to do, and the exit code."""
+    if isinstance(error, errors.Unavailable) and not error.reason:
+        return Failure(
+            f"no server answers at {target} ({error.message}): start one with `memstream serve`, "
+            "or name another with --target"
+        )
+    wait = f" in {error.retry_after:g} s" if error.retry_after else ""
+    advice = next((text for kind, text in _ADVICE if isinstance(error, kind)), "").format(wait=wait)
+    return Failure(f"{_said(error)}: {advice}" if advice else _said(error), exit_code(error), error.reason)
+
+
+def exit_code(error: errors.MemstreamError) -> Exit:
+    """The exit code of a refusal."""
+    if isinstance(error, errors.NotFound):
+        return Exit.NOT_FOUND
+    return Exit.USAGE if isinstance(error, errors.InvalidRequest) else Exit.FAILED
+
+
+def _said(error: errors.MemstreamError) -> str:
+    named = "; ".join(f"{each.field}: {each.description}" for each in error.violations)
+    text = f"{error.message} ({named})" if named and named not in error.message else error.message
+    return " ".join(text.split())
+
+
+def server_options(command: F) -> F:
+    """Give a command --target, --token and --timeout, as one argument `server`."""
+
+    @click.option(
+        "--target",
+        envvar="MEMSTREAM_TARGET",
+        default=DEFAULT_TARGET,
+        show_default=True,
+        show_envvar=True,
+        metavar="HOST:PORT",
+        help="The server; unix:/path too.",
+    )
+    @click.option(
+        "--token", envvar="MEMSTREAM_TOKEN", show_envvar=True, metavar="TEXT", help="Who you are to the server."
+    )
+    @click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Longest wait for one answer.",
+    )
+    @functools.wraps(command)
+    def told(*args: Any, target: str, token: str | None, timeout_s: float, **kwargs: Any) -> Any:
+        return command(*args, server=Server(target, token or None, timeout_s), **kwargs)
+
+    return cast("F", told)

@@ -1,0 +1,42 @@
+"""Whom a query is about: the one speaker of a memory that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_CJK_START = "\u2e80"
+"""From here on scripts are written without spaces, and a name may stand inside a run of letters."""
+
+
+def named_speaker(text: str, speakers: Sequence[str]) -> int | None:
+    """Index of the one speaker the text names, case aside; None for none or several.
+
+    A name counts whole ("Ann Lee") or by one of its words ("Ann"); a word that belongs to a name given whole
+    does not also name its other bearers ("Joe Lee").
+    """
+    folded = text.casefold()
+    names = {code: name.casefold().split() for code, name in enumerate(speakers) if name.strip()}
+    whole = {code for code, words in names.items() if _names(folded, " ".join(words))}
+    covered = {word for code in whole for word in names[code]}
+    found = whole | {code for code, words in names.items() if any(_part_named(folded, w, covered) for w in words)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _part_named(text: str, word: str, covered: set[str]) -> bool:
+    # "van" of a name is one thing, the "1" of "Agent 1" another: so short a word says nothing.
+    return word not in covered and (len(word) > 2 or word[0] >= _CJK_START) and _names(text, word)
+
+
+def _names(text: str, name: str) -> bool:
+    """Whether the name stands in the text as a word; inside a word counts where a script writes without spaces."""
+    start = text.find(name) if name else -1
+    while start >= 0:
+        end = start + len(name)
+        if not (_joined(text[start - 1 : start], name[0]) or _joined(name[-1], text[end : end + 1])):
+            return True
+        start = text.find(name, start + 1)
+    return False
+
+
+def _joined(left: str, right: str) -> bool:
+    return left.isalnum() and right.isalnum() and left < _CJK_START and right < _CJK_START

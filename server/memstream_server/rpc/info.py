@@ -1,0 +1,58 @@
+"""ServerService: what this server is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from memstream.v1 import server_service_pb2 as pb
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.wire.scalars import timestamp
+
+if TYPE_CHECKING:
+    from memstream_server.engine.engine import Engine
+
+
+class ServerService:
+    """Version, capabilities, limits and models."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._started_us = time.time_ns() // 1_000
+        self.capabilities: Sequence[pb.Capability.ValueType] = ()
+        """Set once all services are known."""
+
+    async def get_server_info(
+        self, _request: pb.GetServerInfoRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetServerInfoResponse:
+        info = self._engine.info()
+        return pb.GetServerInfoResponse(
+            version=_version(),
+            start_time=timestamp(self._started_us),
+            capabilities=self.capabilities,
+            limits=self._limits.message(),
+            embedding=pb.EmbeddingModel(
+                name=info.embedding.name,
+                dimension=info.embedding.dimension,
+                cosine_low=info.embedding.cosine_low,
+                cosine_high=info.embedding.cosine_high,
+                similarity_min=info.embedding.similarity_min,
+            ),
+            scorer_model=info.scorer_model,
+            insight_model=info.insight_model,
+            index=info.index,
+            degraded=info.degraded,
+            journal=info.journal,
+        )
+
+
+def _version() -> str:
+    try:
+        return version("memstream")
+    except PackageNotFoundError:  # run from a source tree that was not installed
+        return "unknown"

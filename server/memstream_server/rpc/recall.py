@@ -1,0 +1,188 @@
+"""Recall: many queries in flight on one stream, each answered, failed or cancelled by itself.
+
+Rule 1. Every query is a task; all of them write to one bounded queue, which the generator alone empties.
+Rule 2. A query that fails says so under its id and the others go on; only what cannot be told under an id (no id,
+an id that is in flight, messages out of order) ends the stream.
+Rule 3. A query is over when its `done` or `failed` was queued, or when it was cancelled; its id is free again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memstream.v1 import stream_service_pb2 as pb
+from memstream_server.engine.errors import ProtocolViolation, WindowExceeded
+from memstream_server.engine.requests import Query
+from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.errors import status_of_any
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.validation import Violations, identifier, invalid, memory_name
+from memstream_server.rpc.wire import queries
+
+if TYPE_CHECKING:
+    from memstream_server.engine.engine import Engine
+    from memstream_server.engine.requests import RecallAnswer
+
+QUEUE_MAX = 8
+"""Messages written and not yet taken by the transport: about 8 MB of answers at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecallOpening:
+    """A validated `open`."""
+
+    namespace: str
+    memory: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Ends the stream, with an error or well."""
+
+    error: Exception | None = None
+
+
+def read_open(message: pb.RecallRequest, limits: Limits) -> RecallOpening:
+    """The first message of a stream. Raises ProtocolViolation, InvalidField."""
+    if message.WhichOneof("message") != "open":
+        raise ProtocolViolation("the first message of a Recall stream must be `open`")
+    found = Violations()
+    namespace, memory = memory_name(found, message.open.namespace, message.open.memory, limits, "open.")
+    session = identifier(found, "open.session", message.open.session, limits)
+    found.check()
+    return RecallOpening(namespace, memory, session)
+
+
+class RecallStream:
+    """One open stream. `responses` is run once."""
+
+    def __init__(self, engine: Engine, opening: RecallOpening, limits: Limits, drain: Drain) -> None:
+        self._engine = engine
+        self._opening = opening
+        self._limits = limits
+        self._drain = drain
+        self._queries: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._out: asyncio.Queue[pb.RecallResponse | _End] = asyncio.Queue(QUEUE_MAX)
+
+    async def responses(self, requests: AsyncIterator[pb.RecallRequest]) -> AsyncGenerator[pb.RecallResponse, None]:
+        """Every message of the server, until all queries are answered after `close`, or an error."""
+        record = await self._engine.get_memory(self._opening.namespace, self._opening.memory)
+        try:
+            with self._drain.told(self._drained):
+                yield pb.RecallResponse(
+                    opened=pb.RecallOpened(
+                        memory_uid=record.uid, revision=record.revision, limits=self._limits.message()
+                    )
+                )
+                self._start(self._serve(requests))
+                while not isinstance(item := await self._out.get(), _End):
+                    yield item
+                if item.error is not None:
+                    raise item.error
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _drained(self) -> None:
+        self._start(self._go_away())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _serve(self, requests: AsyncIterator[pb.RecallRequest]) -> None:
+        """Reads requests to their end; then the queries in flight are answered and the stream ends."""
+        try:
+            async for message in requests:
+                if message.WhichOneof("message") == "close":
+                    break
+                await self._take(message)
+        except Exception as error:
+            await self._out.put(_End(error))
+            return
+        await asyncio.gather(*self._queries.values(), return_exceptions=True)
+        await self._out.put(_End())
+
+    async def _take(self, message: pb.RecallRequest) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "query":
+            await self._begin(message.query)
+        elif kind == "cancel":
+            task = self._queries.pop(message.cancel.query_id, None)
+            if task is not None:
+                task.cancel()
+        elif kind == "open":
+            raise ProtocolViolation("a second `open` came; a stream has one, its first message")
+        else:
+            raise ProtocolViolation("a message came with nothing set")
+
+    async def _begin(self, message: pb.RecallQuery) -> None:
+        found = Violations()
+        query_id = identifier(found, "query.query_id", message.query_id, self._limits, required=True)
+        found.check()
+        if query_id in self._queries:
+            raise invalid("query.query_id", f"is {query_id!a}: a query of that id is in flight")
+        if len(self._queries) >= self._limits.queries_in_flight_max:
+            refusal = WindowExceeded(f"{len(self._queries)} queries are in flight, more are not allowed")
+            await self._fail(query_id, refusal)
+            return
+        task = self._start(self._answer(message))
+        self._queries[query_id] = task
+        task.add_done_callback(lambda done: self._over(query_id, done))
+
+    def _over(self, query_id: str, task: asyncio.Task[None]) -> None:
+        if self._queries.get(query_id) is task:
+            del self._queries[query_id]
+
+    async def _answer(self, message: pb.RecallQuery) -> None:
+        try:
+            query = queries.read_query(message, self._opening.session, self._limits, self._engine.dimension)
+            answer = await self._engine.recall(self._opening.namespace, self._opening.memory, query)
+            for part in queries.recollections(message.query_id, answer, message.explain):
+                await self._out.put(pb.RecallResponse(recollections=part))
+            done = queries.done(message.query_id, answer, message.token_budget > 0)
+            await self._out.put(pb.RecallResponse(done=done))
+        except Exception as error:
+            if self._queries.get(message.query_id) is asyncio.current_task():  # else it was cancelled
+                await self._fail(message.query_id, error)
+
+    async def _fail(self, query_id: str, error: Exception) -> None:
+        failed = pb.RecallFailed(query_id=query_id, status=status_of_any(error))
+        await self._out.put(pb.RecallResponse(failed=failed))
+
+    async def _go_away(self) -> None:
+        await self._out.put(pb.RecallResponse(going_away=self._drain.message()))
+        await asyncio.sleep(self._drain.grace_s)
+        await self._out.put(_End(self._drain.error()))
+
+
+async def recall_once(
+    engine: Engine, namespace: str, memory: str, query: Query, time_remaining_s: float | None
+) -> RecallAnswer:
+    """One query. One that waits for a revision gives up shortly before its deadline, so that the client hears why."""
+    if not query.min_revision or time_remaining_s is None:
+        return await engine.recall(namespace, memory, query)
+    task = asyncio.create_task(engine.recall(namespace, memory, query))
+    try:
+        await asyncio.wait({task}, timeout=max(0.0, time_remaining_s - min(0.1, time_remaining_s / 10)))
+    finally:
+        task.cancel()  # of no effect when it is done; else the engine says which revision it is at
+    return await task
+
+
+def check_size(response: pb.RecallOnceResponse, limits: Limits) -> None:
+    """Raises InvalidField when an answer is too large for one message."""
+    if response.ByteSize() > limits.message_bytes_max:
+        raise invalid(
+            "query.limit",
+            f"leads to an answer of {response.ByteSize()} bytes, a message has at most {limits.message_bytes_max}: "
+            "ask for less, set a token budget, or use the Recall stream",
+        )

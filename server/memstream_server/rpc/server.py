@@ -1,0 +1,111 @@
+"""The gRPC server: services, health, reflection, limits of the transport, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from memstream.v1 import (
+    conversation_service_pb2,
+    memory_service_pb2,
+    operation_service_pb2,
+    server_service_pb2,
+    stream_service_pb2,
+)
+from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.info import ServerService
+from memstream_server.rpc.interceptor import Guard
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.memories import MemoryService
+from memstream_server.rpc.registration import capabilities, register
+from memstream_server.rpc.streams import StreamService
+
+if TYPE_CHECKING:
+    from memstream_server.engine.engine import Engine
+    from memstream_server.observability import Metrics
+    from memstream_server.settings import Settings
+
+_METADATA_BYTES_MAX = 32_768
+_KEEPALIVE_S = 60
+_STOP_S = 1.0
+"""What calls still running get once the streams have ended, where the grace leaves no more."""
+
+
+class RpcServer:
+    """Made by `create_server` or `build_server`. `start` once, `stop` once."""
+
+    def __init__(
+        self, server: grpc.aio.Server, health_servicer: health.aio.HealthServicer, drain: Drain, services: Sequence[str]
+    ) -> None:
+        self._server = server
+        self._health = health_servicer
+        self._drain = drain
+        self._services = services
+
+    async def start(self, listen: str) -> str:
+        """Listens at host:port (port 0: any free one) or unix:/path; the address as bound. Raises OSError."""
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen at {listen}: {error}") from error
+        for service in self._services:
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Tells the streams, waits until they have ended, then ends the rest.
+
+        grpc's own stop resets open streams (UNAVAILABLE without a reason), so they are ended in band before it.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self._drain.grace_s if grace_s is None else grace_s)
+        self._drain.begin()
+        await self._health.enter_graceful_shutdown()
+        await self._drain.finished(max(0.0, deadline - loop.time()) + _STOP_S)
+        await self._server.stop(min(_STOP_S, max(0.1, deadline - loop.time())))
+
+
+def create_server(engine: Engine, settings: Settings, metrics: Metrics | None = None) -> RpcServer:
+    """A server of `engine` with the limits of `settings`, not yet listening. To be called in the running event loop."""
+    return build_server(engine, Limits.of(settings), Drain(settings.drain_grace_s), metrics)
+
+
+def build_server(engine: Engine, limits: Limits, drain: Drain, metrics: Metrics | None = None) -> RpcServer:
+    """As `create_server`, from its parts."""
+    server = grpc.aio.server(interceptors=(Guard(drain, limits.streams_max, metrics),), options=_options(limits))
+    info = ServerService(engine, limits)
+    services = [
+        (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], MemoryService(engine, limits)),
+        (stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"], StreamService(engine, limits, drain)),
+        (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], object()),
+        (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], object()),
+        (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),
+    ]
+    info.capabilities = capabilities(services)
+    register(server, services)
+    names = [service.full_name for service, _ in services]
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return RpcServer(server, servicer, drain, names)
+
+
+def _options(limits: Limits) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # else a second server on the port binds silently and takes half the traffic
+        ("grpc.max_receive_message_length", limits.message_bytes_max),
+        ("grpc.max_send_message_length", -1),  # answers are bounded by the handlers
+        ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", 2 * _METADATA_BYTES_MAX),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_S * 1_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]

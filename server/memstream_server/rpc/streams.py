@@ -1,0 +1,126 @@
+"""StreamService: the handlers of the streams and of their unary twins."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from memstream.v1 import stream_service_pb2 as pb
+from memstream_server.engine.errors import ProtocolViolation
+from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
+from memstream_server.rpc import observe, recall, watch
+from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.validation import Violations, identifier, memory_name
+from memstream_server.rpc.wire import observations, queries
+from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages
+
+if TYPE_CHECKING:
+    from memstream_server.engine.engine import Engine
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class StreamService:
+    """Observing, recalling, watching."""
+
+    def __init__(self, engine: Engine, limits: Limits, drain: Drain) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._drain = drain
+
+    async def observe(
+        self, requests: AsyncIterator[pb.ObserveRequest], _context: _Context
+    ) -> AsyncIterator[pb.ObserveResponse]:
+        """See rpc/observe.py."""
+        first = await anext(requests, None)
+        if first is None:
+            raise ProtocolViolation("the stream ended before `open`")
+        opening = observe.read_open(first, self._limits)
+        session = await self._engine.open_observe(opening.namespace, opening.memory, opening.producer)
+        try:
+            stream = observe.ObserveStream(session, opening, self._limits, self._drain, self._engine.dimension)
+            async with aclosing(stream.responses(requests)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            session.close()
+
+    async def recall(
+        self, requests: AsyncIterator[pb.RecallRequest], _context: _Context
+    ) -> AsyncIterator[pb.RecallResponse]:
+        """See rpc/recall.py."""
+        first = await anext(requests, None)
+        if first is None:
+            raise ProtocolViolation("the stream ended before `open`")
+        stream = recall.RecallStream(self._engine, recall.read_open(first, self._limits), self._limits, self._drain)
+        async with aclosing(stream.responses(requests)) as responses:
+            async for response in responses:
+                yield response
+
+    async def watch(self, request: pb.WatchRequest, _context: _Context) -> AsyncIterator[pb.WatchResponse]:
+        """See rpc/watch.py."""
+        stream = watch.WatchStream(self._engine, watch.read_request(request, self._limits), self._drain)
+        async with aclosing(stream.responses()) as responses:
+            async for response in responses:
+                yield response
+
+    async def observe_batch(self, request: pb.ObserveBatchRequest, _context: _Context) -> pb.ObserveBatchResponse:
+        """One batch. Without a producer, whose numbers would keep a refusal, one malformed item refuses them all."""
+        limits, found = self._limits, Violations()
+        namespace, memory = memory_name(found, request.namespace, request.memory, limits)
+        producer = identifier(found, "producer", request.producer, limits)
+        session = identifier(found, "session", request.session, limits)
+        request_id = identifier(found, "request_id", request.request_id, limits)
+        level = ACK_LEVELS.read(found, "ack_level", request.ack_level, AckLevel.STORED)
+        found.check()
+        first = request.first_sequence if producer else 1
+        observe.check_numbers(first, len(request.observations), limits)
+        items = self._numbered(request, session) if producer else self._unnumbered(request, session)
+        progress = await self._engine.observe_batch(namespace, memory, producer, first, items, level, request_id)
+        return pb.ObserveBatchResponse(
+            ack=pb.Ack(
+                received=progress.received,
+                stored=progress.stored,
+                indexed=progress.indexed,
+                revision=progress.revision,
+                rejected=rejected_messages(progress.rejected),
+                outcomes=outcome_messages(progress.outcomes),
+            )
+        )
+
+    def _numbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
+        messages = list(request.observations)
+        return observations.read_batch(messages, session, self._limits, self._engine.dimension)[0]
+
+    def _unnumbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
+        found, items = Violations(), list[NewObservation | Refusal]()
+        for number, message in enumerate(request.observations):
+            digest = observations.digest_of(message.SerializeToString(deterministic=True))
+            prefix = f"observations[{number}]."
+            items.append(
+                observations.read(found, message, digest, session, self._limits, self._engine.dimension, prefix)
+            )
+        found.check()
+        return items
+
+    async def recall_once(self, request: pb.RecallOnceRequest, context: _Context) -> pb.RecallOnceResponse:
+        """One query."""
+        limits, found = self._limits, Violations()
+        namespace, memory = memory_name(found, request.namespace, request.memory, limits)
+        session = identifier(found, "session", request.session, limits)
+        query_id = identifier(found, "query.query_id", request.query.query_id, limits)
+        found.check()
+        query = queries.read_query(request.query, session, limits, self._engine.dimension)
+        answer = await recall.recall_once(self._engine, namespace, memory, query, context.time_remaining())
+        whole = pb.Recollections(query_id=query_id)
+        for part in queries.recollections(query_id, answer, query.explain):
+            whole.MergeFrom(part)
+        response = pb.RecallOnceResponse(
+            recollections=whole, done=queries.done(query_id, answer, query.token_budget > 0)
+        )
+        recall.check_size(response, limits)
+        return response

@@ -1,0 +1,75 @@
+"""The dense matrix: exact cosines, missing vectors, growth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from memstream_server.core.dense import DenseMatrix
+from memstream_server.core.values import Vector
+
+
+def unit(*numbers: float) -> Vector:
+    vector = np.array(numbers, np.float32)
+    return vector / np.float32(np.linalg.norm(vector))
+
+
+def test_cosines_by_slot_and_nan_where_there_is_no_vector() -> None:
+    matrix = DenseMatrix(2)
+    assert [matrix.append(each) for each in (unit(1, 0), None, unit(1, 1))] == [0, 1, 2]
+    cosines = matrix.cosines(unit(1, 0))
+    np.testing.assert_allclose(cosines[[0, 2]], [1.0, 0.5**0.5], rtol=1e-6)
+    assert np.isnan(cosines[1])
+    assert matrix.present.tolist() == [True, False, True]
+    assert matrix.vector(1) is None
+
+
+def test_vectors_are_filled_in_and_taken_away() -> None:
+    matrix = DenseMatrix(2)
+    matrix.append(None)
+    matrix.append(unit(0, 1))
+    matrix.set(0, unit(1, 0))
+    matrix.set(1, None)
+    cosines = matrix.cosines(unit(1, 0))
+    assert cosines[0] == 1.0
+    assert np.isnan(cosines[1])
+    matrix.set(1, unit(1, 0))
+    assert matrix.cosines(unit(1, 0)).tolist() == [1.0, 1.0]
+
+
+def test_growth_and_compaction_keep_the_rows() -> None:
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(1_000, 4)).astype(np.float32)
+    one_by_one, at_once = DenseMatrix(4), DenseMatrix(4)
+    for row in rows:
+        one_by_one.append(row)
+    at_once.extend(rows)
+    query = unit(1, 2, 3, 4)
+    np.testing.assert_array_equal(one_by_one.cosines(query), at_once.cosines(query))
+    at_once.append(None)
+    slots = np.array([3, 500, 1_000])
+    at_once.keep(slots)
+    np.testing.assert_allclose(at_once.cosines(query)[:2], rows[[3, 500]] @ query, rtol=1e-5)
+    assert np.isnan(at_once.cosines(query)[2])
+    assert len(at_once) == 3
+    assert at_once.bytes < one_by_one.bytes
+
+
+def test_a_vector_is_not_shared_with_the_caller() -> None:
+    matrix = DenseMatrix(2)
+    given = unit(1, 0)
+    matrix.append(given)
+    given[:] = 0
+    taken = matrix.vector(0)
+    assert taken is not None
+    taken[:] = 0
+    assert matrix.cosines(unit(1, 0)).tolist() == [1.0]
+
+
+def test_another_length_is_refused() -> None:
+    matrix = DenseMatrix(3)
+    with pytest.raises(ValueError, match="3 numbers"):
+        matrix.append(unit(1, 0))
+    with pytest.raises(ValueError, match="3 numbers"):
+        matrix.cosines(unit(1, 0))
+    assert len(matrix) == 0

@@ -1,0 +1,127 @@
+"""Columns and filters: each condition, and the mask against the plain reading for any fragments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memstream_server.core.columns import GONE, Columns
+from memstream_server.core.filters import Filter, mask, passes, visible
+from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
+
+VALUES: st.SearchStrategy[MetadataValue] = st.sampled_from(["a", "b", 1, 0, 1.0, True, False, 2.5])
+METADATA = st.dictionaries(st.sampled_from("xy"), VALUES, max_size=2).map(lambda each: tuple(sorted(each.items())))
+FRAGMENTS = st.builds(
+    Fragment,
+    id=st.just("replaced"),
+    content=st.just(""),
+    tier=st.sampled_from(Tier),
+    kind=st.sampled_from(FragmentKind),
+    speaker=st.sampled_from(["", "Ann", "Bob"]),
+    session=st.sampled_from(["", "s", "t"]),
+    importance=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+    observe_time_us=st.integers(0, 4),
+    create_time_us=st.integers(0, 4),
+    expire_time_us=st.none() | st.integers(0, 4),
+    forget_time_us=st.none() | st.just(1),
+    metadata=METADATA,
+)
+BOUND = st.none() | st.integers(0, 4)
+SHARE = st.none() | st.sampled_from([0.0, 0.3, 0.5, 1.0])
+FILTERS = st.builds(
+    Filter,
+    sessions=st.lists(st.sampled_from(["", "s", "unseen"]), max_size=2).map(tuple),
+    speakers=st.lists(st.sampled_from(["", "Ann", "unseen"]), max_size=2).map(tuple),
+    kinds=st.lists(st.sampled_from(FragmentKind), max_size=1).map(tuple),
+    tiers=st.lists(st.sampled_from(Tier), max_size=2).map(tuple),
+    observe_from_us=BOUND,
+    observe_until_us=BOUND,
+    create_from_us=BOUND,
+    create_until_us=BOUND,
+    importance_min=SHARE,
+    importance_max=SHARE,
+    metadata=st.lists(st.tuples(st.sampled_from("xyz"), st.lists(VALUES, max_size=2).map(tuple)), max_size=2).map(
+        tuple
+    ),
+    excluded=st.lists(st.sampled_from(["0", "1", "nobody"]), max_size=2).map(tuple),
+)
+
+
+def columns_of(*fragments: Fragment) -> Columns:
+    columns = Columns()
+    for fragment in fragments:
+        columns.append(fragment)
+    return columns
+
+
+def found(columns: Columns, chosen: Filter, now_us: int = 0) -> list[str]:
+    return [columns.ids[slot] for slot in np.flatnonzero(mask(columns, chosen, now_us))]
+
+
+@given(st.lists(st.tuples(FRAGMENTS, FRAGMENTS), max_size=6), FILTERS, st.integers(0, 4))
+def test_the_mask_is_what_the_filter_says_of_each(
+    pairs: list[tuple[Fragment, Fragment]], chosen: Filter, now_us: int
+) -> None:
+    """Each fragment is appended in one state and updated to another: only the last one counts."""
+    befores = [replace(before, id=str(place)) for place, (before, _) in enumerate(pairs)]
+    afters = [replace(after, id=str(place)) for place, (_, after) in enumerate(pairs)]
+    columns = columns_of(*befores)
+    for fragment in afters:
+        columns.update(fragment)
+    alive = [
+        each.forget_time_us is None and (each.expire_time_us is None or each.expire_time_us > now_us) for each in afters
+    ]
+    assert visible(columns, now_us).tolist() == alive
+    expected = [each.id for each, lives in zip(afters, alive, strict=True) if lives and passes(each, chosen)]
+    assert found(columns, chosen, now_us) == expected
+    slots = np.array([slot for slot in range(len(afters)) if slot % 2 == 0], np.int64)
+    columns.keep(slots)
+    assert found(columns, chosen, now_us) == [each for each in expected if int(each) % 2 == 0]
+
+
+def test_true_is_not_one() -> None:
+    columns = columns_of(
+        Fragment("bool", "", metadata=(("paid", True),)), Fragment("number", "", metadata=(("paid", 1),))
+    )
+    assert found(columns, Filter(metadata=(("paid", (True,)),))) == ["bool"]
+    assert found(columns, Filter(metadata=(("paid", (1.0,)),))) == ["number"]
+    assert found(columns, Filter(metadata=(("paid", (1, True)),))) == ["bool", "number"]
+
+
+def test_a_condition_on_what_was_never_seen_finds_nothing() -> None:
+    columns = columns_of(Fragment("a", ""))
+    assert found(columns, Filter(sessions=("x",))) == []
+    assert found(columns, Filter(metadata=(("x", ("y",)),))) == []
+    assert found(columns, Filter()) == ["a"]
+
+
+def test_slots_are_found_by_id_until_the_fragment_is_gone() -> None:
+    columns = columns_of(Fragment("a", ""), Fragment("b", ""))
+    assert (columns.slot("b"), columns.slot("c")) == (1, None)
+    with pytest.raises(ValueError, match="slot already"):
+        columns.append(Fragment("a", ""))
+    columns.update(Fragment("a", "", forget_time_us=1))
+    assert columns.slot("a") == 0
+    columns.remove(0)
+    columns.remove(0)
+    assert columns.slot("a") is None
+    assert columns.ids == [GONE, "b"]
+    assert found(columns, Filter()) == ["b"]
+    with pytest.raises(KeyError):
+        columns.update(Fragment("a", ""))
+    assert columns.append(Fragment("a", "")) == 2
+
+
+def test_access_starts_at_creation_and_only_goes_on() -> None:
+    columns = columns_of(Fragment("a", "", create_time_us=5))
+    columns.touch(0, 9)
+    columns.touch(0, 7)
+    assert columns.access_us.tolist() == [9]
+
+
+def test_bytes_grow() -> None:
+    assert columns_of(*(Fragment(str(number), "") for number in range(500))).bytes > Columns().bytes

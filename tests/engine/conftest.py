@@ -1,0 +1,50 @@
+"""A real engine on a real SQLite journal and a real Milvus Lite, without the wire."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from memstream_server import app
+from memstream_server.adapters.journal import open_journal
+from memstream_server.engine.clock import Clock
+from memstream_server.engine.engine import Engine
+from memstream_server.observability import Metrics
+from memstream_server.settings import Settings
+
+OpenEngine = Callable[..., AbstractAsyncContextManager[Engine]]
+
+
+@asynccontextmanager
+async def open_engine(
+    data_dir: Path, *, models: app.Models | None = None, clock: Clock | None = None, **settings: object
+) -> AsyncIterator[Engine]:
+    """An engine on `data_dir`, composed as the server composes it."""
+    chosen = Settings(data_dir=data_dir, index_flush_interval_s=0.2, **settings)  # type: ignore[arg-type]  # pydantic checks
+    now = clock or Clock()
+    journal = await open_journal(data_dir, clock_us=now.now_us)
+    used = models or app._models(chosen)
+    space, embedding = await app._space(journal, used.embedder, chosen)
+    index = await app._index(chosen)
+    engine = Engine(app._dependencies(chosen, journal, index, used, embedding, Metrics(), now), space)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+        await index.close()
+        await journal.close()
+
+
+@pytest.fixture
+def engines() -> OpenEngine:
+    return open_engine
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    async with open_engine(tmp_path / "data") as opened:
+        yield opened

@@ -1,0 +1,417 @@
+"""A small server that keeps the Observe, Recall and Watch contract in RAM and breaks where a script says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from memstream.v1 import event_pb2, fragment_pb2, memory_pb2, server_service_pb2
+from memstream.v1 import memory_service_pb2 as memory_pb
+from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.memory_service_pb2_grpc import MemoryServiceServicer, add_MemoryServiceServicer_to_server
+from memstream.v1.stream_service_pb2_grpc import StreamServiceServicer, add_StreamServiceServicer_to_server
+
+UID = "01HUID"
+
+
+@dataclass
+class Plan:
+    """What happens to one connection; the default is nothing out of the way."""
+
+    refuse: Status | None = None
+    drop_after: int | None = None  # break when so many items were journaled here, before acknowledging
+    drop_status: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+    end_after: int | None = None  # the same, ending with OK and no `closed`
+    going_away_after: int | None = None
+    throttle_s: float = 0.0
+    double_acks: bool = False
+    drop_at_close: bool = False
+
+
+def status(code: grpc.StatusCode, reason: str, retry_s: float | None = None, field: str = "", **details: str) -> Status:
+    """A google.rpc.Status as a memstream server makes it."""
+    made = Status(code=code.value[0], message=f"scripted {reason}")
+    made.details.add().Pack(ErrorInfo(reason=reason, domain="memstream.dev", metadata=details))
+    if retry_s is not None:
+        made.details.add().Pack(RetryInfo(retry_delay=_duration(retry_s)))
+    if field:
+        violation = BadRequest.FieldViolation(field=field, description="scripted")
+        made.details.add().Pack(BadRequest(field_violations=[violation]))
+    return made
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits, at most five seconds, for something that happens elsewhere."""
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+def _duration(seconds: float) -> Duration:
+    made = Duration()
+    made.FromNanoseconds(int(seconds * 1e9))
+    return made
+
+
+@dataclass
+class Producer:
+    """What is known of one producer: its items by number, and its refusals."""
+
+    items: list[fragment_pb2.Observation] = field(default_factory=list)
+    refused: dict[int, Status] = field(default_factory=dict)
+    epoch: int = 0
+    superseded: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
+    """Start it, point a client at `target`, and read what it noted."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.recall_plans: list[Plan] = []
+        self.watch_plans: list[Plan] = []
+        self.window_observations = 1000
+        self.window_bytes = 1 << 20
+        self.batch_max = 64
+        self.producers: dict[tuple[str, str], Producer] = {}
+        self.metadata: list[dict[str, Any]] = []
+        self.batch_sizes: list[int] = []
+        self.first_sequences: list[int] = []
+        self.in_flight_max = 0
+        self.acking = asyncio.Event()  # cleared: nothing is acknowledged
+        self.storing = asyncio.Event()  # cleared: received, not stored
+        self.indexing = asyncio.Event()
+        self.answering = asyncio.Event()  # cleared: "slow" queries wait
+        for event in (self.acking, self.storing, self.indexing, self.answering):
+            event.set()
+        self.abandoned = self.closed = 0
+        self.queries: list[pb.RecallQuery] = []
+        self.cancelled: list[str] = []
+        self.opens = 0
+        self.events: list[event_pb2.Event] = []
+        self.watched: list[event_pb2.Cursor] = []
+        self.memories: dict[str, memory_pb2.Memory] = {}
+        self.target = ""
+        self._stored: dict[tuple[str, str], int] = {}
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, target: str = "127.0.0.1:0") -> None:
+        """Listens; again on the same target after `stop`."""
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        add_StreamServiceServicer_to_server(self, server)
+        add_MemoryServiceServicer_to_server(self, server)
+        port = server.add_insecure_port(target)
+        await server.start()
+        self.target = f"127.0.0.1:{port}"
+        self._server = server
+
+    async def stop(self) -> None:
+        """Cuts every connection."""
+        if self._server is not None:
+            await self._server.stop(0)
+
+    def contents(self, producer: str = "p", memory: str = "ns/m") -> list[str]:
+        """What was observed, in order."""
+        return [item.content for item in self.producers[memory, producer].items]
+
+    def add_event(self, revision: int, ordinal: int = 0) -> None:
+        """Something to watch."""
+        cursor = event_pb2.Cursor(memory_uid=UID, revision=revision, ordinal=ordinal)
+        self.events.append(
+            event_pb2.Event(cursor=cursor, type=event_pb2.EVENT_TYPE_OBSERVED, fragment_id=f"f{revision}", cosine=0.0)
+        )
+
+    # The stubs know generators only; read and write handlers return nothing.
+    async def Observe(self, _: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802 - see above
+        opening: pb.ObserveRequest = await context.read()
+        self.metadata.append(dict(context.invocation_metadata()))
+        plan = self.plans.pop(0) if self.plans else Plan()
+        if plan.refuse is not None:
+            await _abort(context, plan.refuse)
+        key = (f"{opening.open.namespace}/{opening.open.memory}", opening.open.producer)
+        await _Observing(self, key, plan, context).run()
+
+    async def Recall(self, _: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802 - see above
+        await context.read()
+        self.metadata.append(dict(context.invocation_metadata()))
+        plan = self.recall_plans.pop(0) if self.recall_plans else Plan()
+        if plan.refuse is not None:
+            await _abort(context, plan.refuse)
+        self.opens += 1
+        limits = server_service_pb2.Limits(queries_in_flight_max=4)
+        await context.write(pb.RecallResponse(opened=pb.RecallOpened(memory_uid=UID, limits=limits)))
+        tasks: set[asyncio.Task[None]] = set()
+        read = 0
+        while (request := await context.read()) is not grpc.aio.EOF:
+            if request.HasField("query"):
+                self.queries.append(request.query)
+                read += 1
+                if plan.drop_after == read:
+                    await context.abort(plan.drop_status, "scripted break")
+                tasks.add(asyncio.create_task(self._answer(request.query, context)))
+            elif request.HasField("cancel"):
+                self.cancelled.append(request.cancel.query_id)
+            elif request.HasField("close"):
+                break
+        await asyncio.gather(*tasks)
+
+    async def _answer(self, query: pb.RecallQuery, context: Any) -> None:
+        if query.text.startswith("slow"):
+            await self.answering.wait()
+        if query.query_id in self.cancelled:
+            return
+        if query.text.startswith("fail"):
+            failed = status(grpc.StatusCode.DEADLINE_EXCEEDED, "REVISION_NOT_REACHED", revision="3")
+            response = pb.RecallResponse(failed=pb.RecallFailed(query_id=query.query_id, status=failed))
+            await context.write(response)
+            return
+        for part in _answer_parts(query):
+            await context.write(pb.RecallResponse(recollections=part))
+        await context.write(pb.RecallResponse(done=pb.RecallDone(query_id=query.query_id, revision=7, considered=2)))
+
+    async def RecallOnce(self, request: pb.RecallOnceRequest, context: Any) -> pb.RecallOnceResponse:  # noqa: N802
+        self.metadata.append(dict(context.invocation_metadata()))
+        self.queries.append(request.query)
+        parts = pb.Recollections()
+        for part in _answer_parts(request.query):
+            parts.MergeFrom(part)
+        return pb.RecallOnceResponse(recollections=parts, done=pb.RecallDone(revision=7, considered=2))
+
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:  # noqa: N802
+        plan = self.watch_plans.pop(0) if self.watch_plans else Plan()
+        if plan.refuse is not None:
+            await _abort(context, plan.refuse)
+        self.watched.append(request.cursor)
+        start = (request.cursor.revision, request.cursor.ordinal)
+        sent = 0
+        while True:
+            for event in self.events:
+                if (event.cursor.revision, event.cursor.ordinal) <= start:
+                    continue
+                if plan.drop_after == sent:
+                    await context.abort(plan.drop_status, "scripted break")
+                yield pb.WatchResponse(
+                    events=pb.WatchEvents(events=[event], fragments=[fragment_pb2.Fragment(id=event.fragment_id)])
+                )
+                start = (event.cursor.revision, event.cursor.ordinal)
+                sent += 1
+            yield pb.WatchResponse(
+                progress=pb.WatchProgress(cursor=event_pb2.Cursor(memory_uid=UID, revision=start[0]))
+            )
+            await asyncio.sleep(0.02)
+
+    async def CreateMemory(  # noqa: N802
+        self, request: memory_pb.CreateMemoryRequest, context: Any
+    ) -> memory_pb.CreateMemoryResponse:
+        self.metadata.append(dict(context.invocation_metadata()))
+        path = f"{request.namespace}/{request.memory}"
+        if path in self.memories and not request.exist_ok:
+            await _abort(context, status(grpc.StatusCode.ALREADY_EXISTS, "MEMORY_EXISTS", memory=request.memory))
+        memory = memory_pb2.Memory(
+            namespace=request.namespace, name=request.memory, uid=UID, kind=request.kind, policy=request.policy
+        )
+        created = self.memories.setdefault(path, memory) is memory
+        return memory_pb.CreateMemoryResponse(memory=self.memories[path], created=created)
+
+    async def GetMemory(  # noqa: N802
+        self, request: memory_pb.GetMemoryRequest, context: Any
+    ) -> memory_pb.GetMemoryResponse:
+        found = self.memories.get(f"{request.namespace}/{request.memory}")
+        if found is None:
+            await _abort(context, status(grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND", memory=request.memory))
+        return memory_pb.GetMemoryResponse(memory=found)
+
+    async def ListFragments(  # noqa: N802
+        self, request: memory_pb.ListFragmentsRequest, context: Any
+    ) -> memory_pb.ListFragmentsResponse:
+        items = [item for key, p in self.producers.items() if key[0].endswith(request.memory) for item in p.items]
+        start, size = int(request.page_token or 0), request.page_size or 100
+        fragments = [
+            fragment_pb2.Fragment(id=f"f{n}", content=item.content, tier=fragment_pb2.TIER_SHORT_TERM)
+            for n, item in enumerate(items)
+        ]
+        more = str(start + size) if start + size < len(items) else ""
+        return memory_pb.ListFragmentsResponse(
+            fragments=fragments[start : start + size], next_page_token=more, revision=9, memory_uid=UID
+        )
+
+
+class _Observing:
+    """One Observe stream of the scripted server."""
+
+    def __init__(self, server: ScriptedServer, key: tuple[str, str], plan: Plan, context: Any) -> None:
+        self.server, self.key, self.plan, self.context = server, key, plan, context
+        self.producer = server.producers.setdefault(key, Producer())
+        self.producer.superseded.set()
+        self.superseded = self.producer.superseded = asyncio.Event()
+        self.producer.epoch += 1
+        self.flushes: list[tuple[int, int]] = []
+        self.journaled = self.unacknowledged = 0
+        self.fresh_refusals: list[int] = []
+
+    @property
+    def received(self) -> int:
+        return len(self.producer.items)
+
+    @property
+    def stored(self) -> int:
+        if self.server.storing.is_set():
+            self.server._stored[self.key] = self.received
+        return min(self.server._stored.get(self.key, 0), self.received)
+
+    async def run(self) -> None:
+        opened = pb.ObserveOpened(
+            received=self.received,
+            stored=self.stored,
+            expected_sequence=self.received + 1,
+            producer_epoch=self.producer.epoch,
+            window_observations=self.server.window_observations,
+            window_bytes=self.server.window_bytes,
+            limits=server_service_pb2.Limits(batch_max=self.server.batch_max, message_bytes_max=1 << 22),
+            memory_uid=UID,
+            revision=self.received,
+        )
+        await self.context.write(pb.ObserveResponse(opened=opened))
+        if self.plan.throttle_s:
+            await self.context.write(
+                pb.ObserveResponse(throttle=pb.Throttle(retry_delay=_duration(self.plan.throttle_s)))
+            )
+        read = asyncio.create_task(self.context.read())
+        superseded = asyncio.create_task(self.superseded.wait())
+        try:
+            while True:
+                await asyncio.wait({read, superseded}, timeout=0.02, return_when=asyncio.FIRST_COMPLETED)
+                if superseded.done():
+                    await _abort(self.context, status(grpc.StatusCode.ABORTED, "PRODUCER_SUPERSEDED"))
+                if read.done():
+                    request = read.result()
+                    if request is grpc.aio.EOF:
+                        self.server.abandoned += 1
+                        return
+                    if await self.take(request):
+                        return
+                    read = asyncio.create_task(self.context.read())
+                elif self.server.acking.is_set() and (self.flushes or self.unacknowledged):
+                    await self.acknowledge()
+        finally:
+            read.cancel()
+            superseded.cancel()
+
+    async def take(self, request: pb.ObserveRequest) -> bool:
+        kind = request.WhichOneof("message")
+        if kind == "batch":
+            return await self.journal(request.batch)
+        if kind == "flush":
+            self.flushes.append((request.flush.flush_id, self.received))
+            if self.server.acking.is_set():
+                await self.acknowledge()
+        elif kind == "close":
+            if self.plan.drop_at_close:
+                await self.context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break at close")
+            await self.server.storing.wait()
+            self.server.closed += 1
+            closed = pb.ObserveClosed(received=self.received, stored=self.stored, revision=self.received)
+            await self.context.write(pb.ObserveResponse(closed=closed))
+            return True
+        return False
+
+    async def journal(self, batch: pb.ObservationBatch) -> bool:
+        self.server.batch_sizes.append(len(batch.observations))
+        self.server.first_sequences.append(batch.first_sequence)
+        self.unacknowledged += len(batch.observations)
+        self.server.in_flight_max = max(self.server.in_flight_max, self.unacknowledged)
+        if batch.first_sequence > self.received + 1:
+            gap = status(grpc.StatusCode.INVALID_ARGUMENT, "SEQUENCE_GAP", expected_sequence=str(self.received + 1))
+            await _abort(self.context, gap)
+        for sequence, observation in enumerate(batch.observations, batch.first_sequence):
+            await self.one(sequence, observation)
+            if self.plan.end_after == self.journaled:
+                return True
+        if self.plan.going_away_after is not None and self.journaled >= self.plan.going_away_after:
+            self.plan.going_away_after = None
+            going = pb.GoingAway(grace=_duration(0.5), description="scripted")
+            await self.context.write(pb.ObserveResponse(going_away=going))
+        if self.server.acking.is_set():
+            await self.acknowledge()
+        return False
+
+    async def one(self, sequence: int, observation: fragment_pb2.Observation) -> None:
+        if sequence <= self.received:
+            if self.producer.items[sequence - 1] != observation:
+                conflict = status(grpc.StatusCode.INVALID_ARGUMENT, "SEQUENCE_CONFLICT", sequence=str(sequence))
+                await _abort(self.context, conflict)
+        else:
+            self.producer.items.append(observation)
+            self.journaled += 1
+            if observation.content.startswith("reject"):
+                refusal = status(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", field="content")
+                self.producer.refused[sequence] = refusal
+            if self.plan.drop_after == self.journaled:
+                await self.context.abort(self.plan.drop_status, "scripted break")
+        if sequence in self.producer.refused:
+            self.fresh_refusals.append(sequence)
+
+    async def acknowledge(self) -> None:
+        refusals, self.fresh_refusals = self.fresh_refusals, []
+        stored = self.stored
+        satisfied = [flush_id for flush_id, upto in self.flushes if upto <= stored]
+        self.flushes = [(flush_id, upto) for flush_id, upto in self.flushes if upto > stored]
+        ack = pb.Ack(
+            received=self.received,
+            stored=stored,
+            indexed=stored if self.server.indexing.is_set() else 0,
+            revision=stored,
+            flushed=max(satisfied, default=0),
+            rejected=[pb.RejectedObservation(sequence=n, status=self.producer.refused[n]) for n in refusals],
+            outcomes=[
+                pb.ObservationOutcome(sequence=n, fragment_id=f"f{n}", type=event_pb2.EVENT_TYPE_OBSERVED)
+                for n in range(1, stored + 1)
+            ][-100:],
+        )
+        self.unacknowledged = 0
+        for _ in range(2 if self.plan.double_acks else 1):
+            await self.context.write(pb.ObserveResponse(ack=ack))
+
+
+def _answer_parts(query: pb.RecallQuery) -> list[pb.Recollections]:
+    first = fragment_pb2.Fragment(id="a", content=query.text, tier=fragment_pb2.TIER_LONG_TERM)
+    second = fragment_pb2.Fragment(id="b", content="second", tier=fragment_pb2.TIER_SHORT_TERM)
+    part = pb.ScorePart(name="lexical", value=0.5, weight=2.0, contribution=1.0, details={"bm25": 3.0})
+    hits = [
+        pb.Recollection(
+            fragment=first,
+            score=1.0,
+            relevance=0.5,
+            rank=1,
+            explanation=pb.Explanation(parts=[part], formula="absolute-1") if query.explain else None,
+        ),
+        pb.Recollection(fragment=second, score=0.5, relevance=0.25, rank=2),
+    ]
+    third = fragment_pb2.Fragment(id="c", content="third", tier=fragment_pb2.TIER_SHORT_TERM)
+    limit = query.limit or 2
+    return [
+        pb.Recollections(query_id=query.query_id, recollections=hits[:1]),
+        pb.Recollections(
+            query_id=query.query_id,
+            recollections=hits[1:limit],
+            working_memory_ids=["c", "b"],
+            working_memory=[third],
+        ),
+    ]
+
+
+def _abort(context: Any, refusal: Status) -> Awaitable[None]:
+    code = next(each for each in grpc.StatusCode if each.value[0] == refusal.code)
+    trailing = (("grpc-status-details-bin", refusal.SerializeToString()),)
+    aborting: Awaitable[None] = context.abort(code, refusal.message, trailing)
+    return aborting

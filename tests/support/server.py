@@ -1,0 +1,98 @@
+"""A real server as a process of its own, to be stopped, killed and started again over the same data directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class ServerProcess:
+    """`memstream serve` on loopback. `settings` are further settings by name, given through the environment.
+
+    The address changes with every start unless `listen` is given. What the server prints is in `log()`.
+    """
+
+    def __init__(self, data_dir: Path, listen: str = "127.0.0.1:0", **settings: str | float) -> None:
+        self.data_dir = data_dir
+        self.address = ""
+        self._listen = listen
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._files = data_dir.parent / f"{data_dir.name}.process"
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Of the process started last."""
+        assert self._process is not None, "the server was never started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, timeout_s: float = 120.0) -> Self:
+        """Returns once it serves. Raises AssertionError with its log when it ends or takes too long."""
+        assert not self.running, "the server runs already"
+        self._files.mkdir(parents=True, exist_ok=True)
+        port_file = self._files / "address"
+        port_file.unlink(missing_ok=True)  # a killed server leaves its own
+        with self._log.open("ab") as out:
+            self._process = subprocess.Popen(
+                self._command(port_file), stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=self._environment()
+            )
+        until = time.monotonic() + timeout_s
+        while not port_file.exists():
+            if not self.running or time.monotonic() > until:
+                self.kill()
+                raise AssertionError(f"the server did not start:\n{self.log()}")
+            time.sleep(0.02)
+        self.address = port_file.read_text(encoding="utf-8").strip()
+        return self
+
+    def stop(self, timeout_s: float = 60.0) -> int:
+        """SIGTERM, and its exit code once it has drained."""
+        assert self._process is not None, "the server was never started"
+        if self.running:
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing of it runs on, nothing is written any more."""
+        if self._process is not None and self.running:
+            self._process.kill()
+            self._process.wait(30)
+
+    def log(self) -> str:
+        """All it has printed, over all its starts."""
+        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+
+    @property
+    def _log(self) -> Path:
+        return self._files / "log"
+
+    def _command(self, port_file: Path) -> list[str]:
+        return [
+            *(sys.executable, "-m", "memstream_server", "serve"),
+            *("--listen", self._listen),
+            *("--port-file", str(port_file)),
+            *("--data", str(self.data_dir)),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
+        return kept | {f"MEMSTREAM_{name.upper()}": str(value) for name, value in self._settings.items()}
