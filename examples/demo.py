@@ -10,19 +10,20 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import memstream
 from demo_screen import Screen
 from demo_server import DemoServer
+
+import memstream
 from memstream import Answer, Event, EventType, Observation
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -31,6 +32,7 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
 MEMORY = "demo/letters"
 SECOND = "demo/second-agent"
 LIMIT = 10
+LETTERS_MIN = 150
 CATCH_UP_S = 60.0
 
 
@@ -55,36 +57,35 @@ class Question:
     expected: frozenset[str]
 
 
-def letters(limit: int) -> list[Observation]:
-    """The first `limit` letters, in order of time; 0 for all."""
+def letters(limit: int) -> dict[int, Observation]:
+    """The latest `limit` letters by line, in order of time; 0 for all."""
     rows = [json.loads(line) for line in (DATA / "tz.jsonl").read_text("utf-8").splitlines()]
-    return [
-        Observation(
+    told = {
+        line: Observation(
             row["text"],
             speaker=row["speaker"],
             session=row["session"],
             observe_time=datetime.fromisoformat(row["time"]),
         )
-        for row in rows[: limit or None]
-    ]
+        for line, row in enumerate(rows, 1)
+    }
+    return dict(list(told.items())[-limit:])
 
 
-def questions(told: Sequence[Observation]) -> list[Question]:
-    """Those whose answers are among the letters told; all of them when every letter is."""
-    rows: list[dict[str, Any]] = json.loads((DATA / "questions.json").read_text("utf-8"))
+def questions(told: Mapping[int, Observation]) -> list[Question]:
+    """Those that the letters told can answer."""
     found = []
-    for row in rows:
-        lines = [expected["line"] for expected in row["expected"]]
-        if min(lines) <= len(told):
-            texts = frozenset(str(told[line - 1].body) for line in lines if line <= len(told))
-            found.append(Question(row["question"], texts))
+    for row in json.loads((DATA / "questions.json").read_text("utf-8")):
+        lines = [expected["line"] for expected in row["expected"] if expected["line"] in told]
+        if lines:
+            found.append(Question(row["question"], frozenset(str(told[line].body) for line in lines)))
     return found
 
 
 async def demo(limit: int, directory: Path, screen: Screen) -> list[str]:
     """The whole story; what went wrong in it."""
-    told, check, server = letters(limit), Check(), DemoServer(directory)
-    asked = questions(told)
+    by_line, check, server = letters(limit), Check(), DemoServer(directory)
+    told, asked = list(by_line.values()), questions(by_line)
     try:
         screen.title("1  A server starts")
         await start(server, screen)
@@ -95,6 +96,7 @@ async def demo(limit: int, directory: Path, screen: Screen) -> list[str]:
             before = await ask(client, asked)
             screen.answers([(question.text, question.expected) for question in asked], before)
             screen.working_memory(before[0])
+            check.that(all(sums(answer) for answer in before), "the parts of a score do not sum to it")
         screen.title("4  kill -9", "while another agent's observations are in flight")
         acknowledged = await killed_in_flight(server, told, screen)
         await start(server, screen)
@@ -122,17 +124,16 @@ async def ingest(client: memstream.Client, told: Sequence[Observation], screen: 
     """Streams the letters in, beside a watch that sees every step they take."""
     memory = await client.create_memory(MEMORY)
     began = time.monotonic()
-    async with memory.watch("beginning") as watch:
-        async with memory.observe("postman") as stream:
-            with screen.progress(len(told)) as show:
-                shown = asyncio.create_task(show_progress(stream, show))
-                for letter in told:
-                    await stream.send(letter)
-                await stream.flush()
-                shown.cancel()
-                show(stream.received, stream.stored)
-            seconds = time.monotonic() - began
-            events = await until_revision(watch, stream.revision)
+    async with memory.watch("beginning") as watch, memory.observe("postman") as stream:
+        with screen.progress(len(told)) as show:
+            shown = asyncio.create_task(show_progress(stream, show))
+            for letter in told:
+                await stream.send(letter)
+            await stream.flush()
+            shown.cancel()
+            show(stream.received, stream.stored)
+        seconds = time.monotonic() - began
+        events = await until_revision(watch, stream.revision)
     stats = await memory.stats()
     screen.ingested(len(told), seconds, stats)
     screen.event_counts(events)
@@ -141,7 +142,7 @@ async def ingest(client: memstream.Client, told: Sequence[Observation], screen: 
     await show_example(memory, events, screen)
 
 
-async def show_progress(stream: memstream.ObserveStream, show: Any) -> None:
+async def show_progress(stream: memstream.ObserveStream, show: Callable[[int, int], None]) -> None:
     """Draws how far the stream has come until cancelled."""
     while True:
         show(stream.received, stream.stored)
@@ -193,6 +194,15 @@ async def ask(client: memstream.Client, asked: Sequence[Question]) -> list[Answe
         )
 
 
+def sums(answer: Answer) -> bool:
+    """Whether every score is what its explanation adds up to."""
+    return all(
+        hit.explanation is not None
+        and math.isclose(hit.score, math.fsum(part.value * part.weight for part in hit.explanation.parts))
+        for hit in answer
+    )
+
+
 # ---- 4 and 5
 
 
@@ -200,15 +210,10 @@ async def killed_in_flight(server: DemoServer, told: Sequence[Observation], scre
     """Kills the server in the midst of a stream; how many of its observations it had acknowledged as received."""
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory(SECOND)
-        stream = memory.observe("reader")
         with contextlib.suppress(Abandoned):
-            async with stream:
-                sending = asyncio.create_task(send_slowly(stream, told))
-                while stream.received < len(told) // 3:
-                    await asyncio.sleep(0.005)
+            async with memory.observe("reader") as stream:
+                await talk(stream, told, enough=len(told) // 3)
                 server.kill()
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
                 raise Abandoned  # the agent goes down with it: nothing is flushed, nothing closed
         screen.killed(server.pid, stream.expected_sequence - 1, stream.received)
         return stream.received
@@ -218,12 +223,17 @@ class Abandoned(Exception):  # noqa: N818 - nothing is wrong: the agent just goe
     """Leaves a stream as a crash does."""
 
 
-async def send_slowly(stream: memstream.ObserveStream, told: Sequence[Observation]) -> None:
-    """An agent that talks for more than a second, so that a kill finds it talking."""
+async def talk(stream: memstream.ObserveStream, told: Sequence[Observation], enough: int) -> None:
+    """Sends, not at full speed, until `enough` are acknowledged, and some more, which are in flight at the end."""
     for number, letter in enumerate(told):
         await stream.send(letter)
         if number % 20 == 0:
             await asyncio.sleep(0.02)
+        if stream.received >= enough:
+            for more in told[number + 1 : number + 40]:
+                await stream.send(more)
+            return await asyncio.sleep(0.001)
+    return None
 
 
 async def go_on(
@@ -252,10 +262,10 @@ async def go_on(
 def compare(
     asked: Sequence[Question], before: Sequence[Answer], after: Sequence[Answer], screen: Screen, check: Check
 ) -> None:
-    """Notes every question whose answer is not the same recollections in the same order."""
+    """Notes every question whose answer is not the same letters, in the same order, with the same scores."""
     same = []
     for question, one, other in zip(asked, before, after, strict=True):
-        equal = [hit.fragment.id for hit in one] == [hit.fragment.id for hit in other]
+        equal = [(hit.fragment.id, hit.score) for hit in one] == [(hit.fragment.id, hit.score) for hit in other]
         same.append(check.that(equal, f"another answer than before the restart: {question.text}"))
     screen.compared([question.text for question in asked], [len(answer) for answer in after], same)
 
@@ -267,7 +277,7 @@ def compare(
 async def directory_for(kept: Path | None) -> AsyncIterator[Path]:
     """A directory of its own, gone afterwards unless it was named."""
     if kept is not None:
-        kept.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(kept.mkdir, parents=True)
         yield kept
         return
     made = Path(tempfile.mkdtemp(prefix="memstream-demo-"))
@@ -289,11 +299,11 @@ async def run(arguments: argparse.Namespace) -> int:
 def main() -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--letters", type=int, default=0, help="only the first so many (default: all 1,342)")
+    parser.add_argument("--letters", type=int, default=0, help="only the latest so many (default: all 1,342)")
     parser.add_argument("--keep", type=Path, help="keep the data in this new directory")
     arguments = parser.parse_args()
-    if arguments.letters < 0 or 0 < arguments.letters < 20:
-        parser.error("--letters must be 20 or more")
+    if arguments.letters and arguments.letters < LETTERS_MIN:
+        parser.error(f"--letters must be {LETTERS_MIN} or more, so that some question has its answer among them")
     if arguments.keep and arguments.keep.exists():
         parser.error(f"{arguments.keep} exists; name a new directory")
     return asyncio.run(run(arguments))

@@ -110,10 +110,13 @@ class Screen:
 
     def working_memory(self, answer: Answer) -> None:
         """The short-term tier that comes beside every answer."""
-        table = Table("", "letter", "enhanced", title="Working memory, beside every answer", title_justify="left")
-        for number, fragment in enumerate(answer.working_memory, 1):
-            shown = f"{_who(fragment)}: {_cut(fragment.content, 70)}"
-            table.add_row(str(number), shown, str(fragment.enhancement_count or ""))
+        table = Table(
+            title="Working memory: the short-term tier, beside every answer", expand=True, title_justify="left"
+        )
+        table.add_column("letter", no_wrap=True, ratio=1)
+        table.add_column("strengthened", justify="right", min_width=12)
+        for fragment in answer.working_memory:
+            table.add_row(f"{_who(fragment)}: {_cut(fragment.content, 90)}", str(fragment.enhancement_count))
         self._console.print(table)
 
     def killed(self, pid: int, sent: int, received: int) -> None:
@@ -129,7 +132,11 @@ class Screen:
 
     def compared(self, asked: Sequence[str], sizes: Sequence[int], same: Sequence[bool]) -> None:
         """Whether the answers stayed."""
-        table = Table("question", "recalled", "same ids in the same order", title="Asked again", title_justify="left")
+        table = Table(title="The same questions, asked again", title_justify="left")
+        table.expand = True
+        table.add_column("question", no_wrap=True, ratio=1)
+        table.add_column("recalled", justify="right", min_width=8)
+        table.add_column("same letters, order, scores", no_wrap=True)
         for question, size, equal in zip(asked, sizes, same, strict=True):
             table.add_row(escape(question), str(size), "[green]yes[/]" if equal else "[red]NO[/]")
         self._console.print(table)
@@ -142,7 +149,9 @@ class Screen:
         if failures:
             self._console.print("[bold red]The demo failed.")
             return
-        self._say(f"[bold green]Nothing acknowledged was lost, nothing doubled, every answer is the same.[/] {seconds:.0f} s")
+        self._say(
+            f"[bold green]Nothing acknowledged was lost, nothing doubled, every answer is the same.[/] {seconds:.0f} s"
+        )
         self.title("What next")
         data = f"--data {kept / 'data'}" if kept else "--data ./memory"
         self._console.print(f"  .venv/bin/memstream serve {escape(data)}")
@@ -185,7 +194,7 @@ def _why(explanation: Explanation | None) -> str:
     if explanation is None:
         return ""
     parts = sorted(explanation.parts, key=lambda part: -part.contribution)
-    return "= " + " + ".join(f"{p.name} {p.value:.2f}×{p.weight:g}" for p in parts if p.contribution > 0.0005)
+    return "= " + " + ".join(f"{p.name} {p.value:.2f} x {p.weight:g}" for p in parts if p.contribution > 0.0005)
 
 
 def _summary(answer: Answer, expected: Collection[str]) -> str:

@@ -11,6 +11,7 @@
 Scripts without an event loop use memstream.sync, by the same names. Exceptions are in memstream.errors, and here.
 """
 
+from memstream import sync
 from memstream.backoff import Retry
 from memstream.channel import Tls
 from memstream.client import Client, connect
@@ -226,4 +227,5 @@ __all__ = [
     "Weights",
     "WindowExceeded",
     "connect",
+    "sync",
 ]

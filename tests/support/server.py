@@ -40,14 +40,13 @@ class ServerProcess:
         assert self._process is not None, "the server was never started"
         return self._process.pid
 
-    @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, timeout_s: float = 120.0) -> Self:
         """Returns once it serves. Raises AssertionError with its log when it ends or takes too long."""
-        assert not self.running, "the server runs already"
+        assert not self.is_running(), "the server runs already"
         self._files.mkdir(parents=True, exist_ok=True)
         port_file = self._files / "address"
         port_file.unlink(missing_ok=True)  # a killed server leaves its own
@@ -57,7 +56,7 @@ class ServerProcess:
             )
         until = time.monotonic() + timeout_s
         while not port_file.exists():
-            if not self.running or time.monotonic() > until:
+            if not self.is_running() or time.monotonic() > until:
                 self.kill()
                 raise AssertionError(f"the server did not start:\n{self.log()}")
             time.sleep(0.02)
@@ -67,13 +66,13 @@ class ServerProcess:
     def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM, and its exit code once it has drained."""
         assert self._process is not None, "the server was never started"
-        if self.running:
+        if self.is_running():
             self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout_s)
 
     def kill(self) -> None:
         """SIGKILL: nothing of it runs on, nothing is written any more."""
-        if self._process is not None and self.running:
+        if self._process is not None and self.is_running():
             self._process.kill()
             self._process.wait(30)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import IntEnum
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import click
 
@@ -30,11 +30,12 @@ Exit codes:
 
 
 class Failure(click.ClickException):
-    """Ends the command. `reason` is a memstream.v1.ErrorReason where a server gave one; with --json it is printed so."""
+    """Ends the command. `reason` is a memstream.v1.ErrorReason where a server gave one; --json prints it so."""
 
-    def __init__(self, message: str, code: Exit = Exit.FAILED, reason: str = "") -> None:
+    exit_code: ClassVar[int] = Exit.FAILED
+
+    def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
-        self.exit_code = int(code)
         self.reason = reason
         # Taken now: click prints a failure after the command's context has ended.
         context = click.get_current_context(silent=True)
@@ -47,3 +48,15 @@ class Failure(click.ClickException):
             click.echo(json.dumps({"error": error}, ensure_ascii=False), file=file, err=file is None)
         else:
             click.echo(f"memstream: {self.message}", file=file, err=file is None)
+
+
+class Misuse(Failure):
+    """The command line, the settings or a value in them is wrong."""
+
+    exit_code: ClassVar[int] = Exit.USAGE
+
+
+class Missing(Failure):
+    """What was named does not exist."""
+
+    exit_code: ClassVar[int] = Exit.NOT_FOUND

@@ -9,17 +9,17 @@ import click
 from memstream_server.cli.failures import EXIT_CODES
 
 COMMANDS = {
-    "serve": "Run a server until it is told to stop.",
-    "observe": "Send observations from files or standard input into a memory.",
-    "recall": "Ask what a memory knows.",
-    "list": "List namespaces, a namespace's memories, or a memory's fragments.",
-    "show": "Show a memory and its policy, or one of its fragments.",
-    "stats": "Count what a memory holds.",
-    "info": "Show what the server is and can do.",
-    "backup": "Copy the journal of a data directory, also while its server runs.",
-    "restore": "Put a backup into a data directory whose server is stopped.",
+    "serve": ("serve", "Run a server until it is told to stop."),
+    "observe": ("observe", "Send observations from files or standard input into a memory."),
+    "recall": ("recall", "Ask what a memory knows."),
+    "list": ("listing", "List namespaces, a namespace's memories, or a memory's fragments."),
+    "show": ("showing", "Show a memory and its policy, or one of its fragments."),
+    "stats": ("showing", "Count what a memory holds."),
+    "info": ("showing", "Show what the server is and can do."),
+    "backup": ("data", "Copy the journal of a data directory, also while its server runs."),
+    "restore": ("data", "Put a backup into a data directory whose server is stopped."),
 }
-"""Name and summary; the command is `NAME_command` of the module memstream_server.cli.NAME."""
+"""Module and summary by name; the command is `NAME_command` of memstream_server.cli.MODULE."""
 
 _INTRODUCTION = """A memory server for agents, and its client on the command line.
 
@@ -42,13 +42,13 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"memstream_server.cli.{cmd_name}")
+        module = import_module(f"memstream_server.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 @click.command(

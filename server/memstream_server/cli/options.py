@@ -24,7 +24,7 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
 
 
-class Moment(click.ParamType):
+class Moment(click.ParamType[datetime]):
     """A time: ISO 8601 (UTC where it names no zone), or a span before now such as 90m, 12h, 7d."""
 
     name = "time"
@@ -53,7 +53,7 @@ def zoned(time: datetime) -> datetime:
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-class Condition(click.ParamType):
+class Condition(click.ParamType[tuple[str, tuple[MetadataValue, ...]]]):
     """KEY=VALUE of metadata. A value is matched as text, and as a number or truth where it reads as one."""
 
     name = "key=value"
@@ -89,9 +89,13 @@ def filter_options(command: F) -> F:
     @click.option("--speaker", "speakers", multiple=True, metavar="NAME", help="Said by this one (may be repeated).")
     @click.option("--tier", "tiers", multiple=True, type=click.Choice([*Tier]), help="In this tier (may be repeated).")
     @click.option("--kind", "kinds", multiple=True, type=click.Choice([*FragmentKind]), help="Of this kind.")
-    @click.option("--since", type=Moment(), metavar="TIME", help="Perceived then or later: 2026-05-08, or 7d for a week.")
+    @click.option(
+        "--since", type=Moment(), metavar="TIME", help="Perceived then or later: 2026-05-08, or 7d for a week."
+    )
     @click.option("--until", type=Moment(), metavar="TIME", help="Perceived before.")
-    @click.option("--importance-min", type=click.FloatRange(0, 1), metavar="NUMBER", help="Of at least this importance.")
+    @click.option(
+        "--importance-min", type=click.FloatRange(0, 1), metavar="NUMBER", help="Of at least this importance."
+    )
     @click.option(
         "--metadata",
         "conditions",

@@ -63,7 +63,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def shown(text: str, longest: int | None = None) -> Text:
-    """Text of a memory, with control characters made visible: a memory must not drive the terminal. Cut at `longest`."""
+    """Text of a memory, cut at `longest`; control characters are made visible, or a memory could drive the terminal."""
     if longest is not None and len(text) > longest:
         text = text[: longest - 1].rstrip() + "…"
     return Text(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text))

@@ -13,7 +13,7 @@ import click
 from memstream import errors
 from memstream.backoff import Retry
 from memstream.client import Client, connect
-from memstream_server.cli.failures import Exit, Failure
+from memstream_server.cli.failures import Failure, Missing, Misuse
 
 DEFAULT_TARGET = "127.0.0.1:7700"
 FIRST_CONNECTION_S = 3.0
@@ -69,14 +69,13 @@ def failure(error: errors.MemstreamError, target: str) -> Failure:
         )
     wait = f" in {error.retry_after:g} s" if error.retry_after else ""
     advice = next((text for kind, text in _ADVICE if isinstance(error, kind)), "").format(wait=wait)
-    return Failure(f"{_said(error)}: {advice}" if advice else _said(error), exit_code(error), error.reason)
+    return _kind(error)(f"{_said(error)}: {advice}" if advice else _said(error), error.reason)
 
 
-def exit_code(error: errors.MemstreamError) -> Exit:
-    """The exit code of a refusal."""
+def _kind(error: errors.MemstreamError) -> type[Failure]:
     if isinstance(error, errors.NotFound):
-        return Exit.NOT_FOUND
-    return Exit.USAGE if isinstance(error, errors.InvalidRequest) else Exit.FAILED
+        return Missing
+    return Misuse if isinstance(error, errors.InvalidRequest) else Failure
 
 
 def _said(error: errors.MemstreamError) -> str:

@@ -134,9 +134,10 @@ def _enter(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
 
 def _repeated(draft: Draft, rules: _Rules, fragment: Fragment) -> bool:
     """Count the newcomer on the held fragment whose words it repeats, if there is one."""
+    words = _words(fragment)
     for tier in (draft.sensory, draft.short_term):
         for place, held in enumerate(tier):
-            if _words(held.fragment) == _words(fragment):
+            if held.fragment.content == fragment.content and _words(held.fragment) == words:
                 draft.record(EventType.REPEATED, held.fragment.id, other=fragment.id)
                 again = replace(held.fragment, duplicate_count=held.fragment.duplicate_count + 1)
                 tier[place] = strengthened(draft, replace(held, fragment=again), held.enhancements)

@@ -360,14 +360,21 @@ class Actor:
         revised.set()
 
     async def _revector(self, decision: Decision) -> Decision:
-        """A merged text that became the content is another text: it needs terms and a vector of its own."""
+        """A merged text that became the content is another text: it needs terms and a vector of its own.
+
+        Where the client gave the anchor's vector that one stays: nobody here can embed in the client's space.
+        """
         transition = decision.transition
         if transition is None or not transition.merged:
             return decision
         merged = [fragment for fragment in transition.puts if fragment.id in set(transition.merged)]
         record = self.working.record
+        held = (*self.working.state.sensory, *self.working.state.short_term)
+        known = {one.fragment.id: one.vector for one in held}
+        known |= {id_: part.vector for id_, part in decision.gathered.items()}
+        own = {one.id: vector for one in merged if one.own_vector and (vector := known.get(one.id)) is not None}
         gathered = await self._dependencies.gatherer.gather(
-            merged, {}, [fragment.importance for fragment in merged], record.kind, record.policy
+            merged, own, [fragment.importance for fragment in merged], record.kind, record.policy
         )
         return decision.with_gathered(gathered)
 

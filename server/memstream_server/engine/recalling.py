@@ -168,6 +168,8 @@ def _rank(
     """Rank over RAM; `cosines` by slot stand in for the dense matrix of a memory whose vectors are not in RAM."""
     allowed = _allowed(working, query.filter, dependencies.clock.now_us())
     policy, columns = working.record.policy, working.columns
+    if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
+        return _whole(working, query, question, dependencies, allowed)
     if policy.recall.ranking is RankingRule.DBGPT:
         return _rank_dbgpt(working, question, allowed, cosines)
     weights = weights_of(policy, query, dependencies.embedding)
@@ -185,6 +187,32 @@ def _rank(
         working.record.revision,
         int(allowed.sum()),
         ranked.results,
+        ranked.considered,
+        ranked.near_misses,
+        ranking.FORMULA,
+    )
+
+
+def _whole(
+    working: WorkingSet, query: Query, question: Question, dependencies: Dependencies, allowed: Mask
+) -> _Found:
+    """A sensory or FIFO memory is read whole, in order; a query's own limit takes the latest of it."""
+    slots = allowed.nonzero()[0]
+    words = working.lexical.bm25(question.terms).absolute()
+    around = working.lexical.bm25_context(question.terms).absolute()
+    cosines = np.full(len(working.columns), np.nan, np.float32)
+    if working.dense is not None and question.vector is not None:
+        cosines = working.dense.cosines(question.vector)
+    signals = ranking.Signals(slots, cosines[slots], words[slots], around[slots])
+    everything = replace(question, limit=max(1, len(slots)))
+    weights = weights_of(working.record.policy, query, dependencies.embedding)
+    ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
+    in_order = sorted(ranked.results, key=lambda scored: scored.slot)
+    latest = in_order if query.limit is None else in_order[-query.limit :]
+    return _Found(
+        working.record.revision,
+        len(slots),
+        tuple(latest),
         ranked.considered,
         ranked.near_misses,
         ranking.FORMULA,

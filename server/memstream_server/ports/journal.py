@@ -192,7 +192,8 @@ class Commit:
     time_us: int
     events: tuple[Event, ...] = ()
     rows: tuple[Row, ...] = ()
-    """Fragments that are new or changed, whole, in their final form."""
+    """Fragments that are new or changed, whole, in their final form. Of one that exists, the access statistics are
+    left to `touch`, so that none is lost or counted twice."""
     removed: tuple[str, ...] = ()
     """Ids that left for good: fragment, vectors, terms, anchor and lineage rows go."""
     anchors: tuple[Anchor, ...] = ()
@@ -236,7 +237,8 @@ class Image:
     `rows` are every fragment in order of position (forgotten ones included) with terms; vectors only up to the
     `vectors_max` asked for (all or none), and only those of the space asked for.
     `sensory` and `short_term` are the held ones in order, with content vectors and enhancements.
-    `pending` are receipts not yet stored, in order of position.
+    `pending` are receipts not yet stored, in order of position; one whose items were all rejected is never pending.
+    A producer's `stored` covers what was rejected behind its last stored item.
     """
 
     record: MemoryRecord

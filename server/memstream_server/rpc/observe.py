@@ -79,6 +79,8 @@ class _InFlight:
     last: int
     count: int
     size: int
+    repeat: bool
+    """All of it was received before: an acknowledgement is owed though no number moves."""
     received: asyncio.Future[None]
 
 
@@ -173,7 +175,7 @@ class ObserveStream:
         self._check_window(count, size)
         received = await self._submit(batch.first_sequence, items)
         last = batch.first_sequence + count - 1
-        self._in_flight.append(_InFlight(last, count, size, received))
+        self._in_flight.append(_InFlight(last, count, size, last <= self._received, received))
         self._count += count
         self._size += size
         self._sent = max(self._sent, last)
@@ -257,13 +259,17 @@ class ObserveStream:
 
     def _release(self) -> None:
         """Give back the credits of batches that are received. Raises what the engine says of one that is not."""
-        while self._in_flight and self._in_flight[0].received.done():
-            batch = self._in_flight.popleft()
-            batch.received.result()
+        while self._in_flight:
+            batch = self._in_flight[0]
+            if batch.received.done():
+                batch.received.result()
+            elif batch.repeat or batch.last > self._received:
+                return
+            self._in_flight.popleft()
             self._count -= batch.count
             self._size -= batch.size
+            self._news = self._news or batch.repeat or batch.last > self._received
             self._received = max(self._received, batch.last)
-            self._news = True
 
     def _satisfy(self) -> None:
         reached = {

@@ -225,11 +225,11 @@ def receive(connection: Connection, receipt: Receipt) -> None:
     number, next_position = _owned(connection, receipt.memory, receipt.epoch)
     if receipt.producer:
         _advance_producer(connection, number, receipt)
-    if not receipt.fragments:
-        return
-    after = 1 + max(fragment.position for fragment in receipt.fragments)
+    after = 1 + max([receipt.position, *(fragment.position for fragment in receipt.fragments)])
     if after > next_position:
         connection.execute(_RESERVE, {"m": number, "next": after})
+    if not receipt.fragments:
+        return  # all were rejected: nothing to store, so nothing pending
     connection.execute(
         insert(observations),
         {

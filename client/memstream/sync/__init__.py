@@ -1,0 +1,155 @@
+"""The SDK for scripts without an event loop: the same names, each call waiting for its answer.
+
+    with memstream.sync.connect("127.0.0.1:7700") as client:
+        joy = client.create_memory("comedy/joy", exist_ok=True)
+        with joy.observe(producer="joy-1") as stream:
+            stream.send("user: My name is Bob")
+        print(joy.recall_once("What's my name?")[0].fragment.content)
+
+All clients share one event loop on one background thread (grpc.aio wants one a process); they may be used from any
+other thread, and not after a fork. A program that runs an event loop of its own uses the asynchronous SDK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import memstream.client
+from memstream.backoff import Retry
+from memstream.channel import Tls
+from memstream.policy import PolicyLike, Profile
+from memstream.resources import Memory, Namespace, Operation, ServerInfo
+from memstream.sync.loop import LOOP
+from memstream.sync.memory import AgentMemory, FragmentListing
+from memstream.sync.streams import ObserveStream, RecallStream, Sent, Watch
+from memstream.values import MemoryKind
+
+__all__ = ["AgentMemory", "Client", "FragmentListing", "ObserveStream", "RecallStream", "Sent", "Watch", "connect"]
+
+
+def connect(
+    target: str,
+    *,
+    token: str | None = None,
+    tls: Tls | None = None,
+    timeout_s: float = 30.0,
+    retry: Retry | None = None,
+    keepalive_s: float = 60.0,
+    receive_bytes_max: int = 64 << 20,
+    options: Sequence[tuple[str, str | int]] = (),
+) -> Client:
+    """A client of the server at `target`; use it with `with`. Arguments as of memstream.connect."""
+    return Client(
+        memstream.client.connect(
+            target,
+            token=token,
+            tls=tls,
+            timeout_s=timeout_s,
+            retry=retry,
+            keepalive_s=keepalive_s,
+            receive_bytes_max=receive_bytes_max,
+            options=options,
+        )
+    )
+
+
+class Client:
+    """See memstream.Client."""
+
+    def __init__(self, inner: memstream.client.Client) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> Self:
+        LOOP.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection and every stream on it."""
+        LOOP.run(self._inner.close())
+
+    def server_info(self) -> ServerInfo:
+        """What the server is and can do."""
+        return LOOP.run(self._inner.server_info())
+
+    def memory(self, path: str) -> AgentMemory:
+        """The memory `namespace/name`, without asking whether it exists."""
+
+        async def make() -> AgentMemory:  # over there: the first use makes the channel, which belongs to that loop
+            return AgentMemory(self._inner.memory(path))
+
+        return LOOP.run(make())
+
+    def create_memory(
+        self,
+        path: str,
+        *,
+        kind: MemoryKind = MemoryKind.HYBRID,
+        profile: Profile | None = None,
+        policy: PolicyLike | None = None,
+        labels: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
+    ) -> AgentMemory:
+        """Makes the memory `namespace/name`; `exist_ok` takes an existing one as it is."""
+        return AgentMemory(
+            LOOP.run(
+                self._inner.create_memory(
+                    path, kind=kind, profile=profile, policy=policy, labels=labels, exist_ok=exist_ok
+                )
+            )
+        )
+
+    def get_memory(self, path: str) -> Memory:
+        """The memory as the server has it."""
+        return LOOP.run(self._inner.get_memory(path))
+
+    def list_memories(self, namespace: str, *, page_size: int = 0) -> Iterator[Memory]:
+        """A namespace's memories by name."""
+        return LOOP.iterate(self._inner.list_memories(namespace, page_size=page_size))
+
+    def list_namespaces(self, *, page_size: int = 0) -> Iterator[Namespace]:
+        """Namespaces that have memories, by name."""
+        return LOOP.iterate(self._inner.list_namespaces(page_size=page_size))
+
+    def delete_memory(self, path: str, *, etag: str = "") -> None:
+        """Deletes a memory and all of its content for good."""
+        LOOP.run(self._inner.delete_memory(path, etag=etag))
+
+    def export_memories(self, namespace: str, memory: str = "", *, include_vectors: bool = False) -> Iterator[bytes]:
+        """Whole JSON lines of a namespace or one of its memories."""
+        return LOOP.iterate(self._inner.export_memories(namespace, memory, include_vectors=include_vectors))
+
+    def import_memories(
+        self,
+        namespace: str,
+        lines: Iterable[bytes],
+        *,
+        memory: str = "",
+        request_id: str = "",
+        validate_only: bool = False,
+    ) -> Operation:
+        """Sends whole JSON lines of an export; the same `request_id` again goes on where the first stopped."""
+
+        async def each() -> AsyncIterator[bytes]:
+            for line in lines:
+                yield line
+
+        return LOOP.run(
+            self._inner.import_memories(
+                namespace, each(), memory=memory, request_id=request_id, validate_only=validate_only
+            )
+        )
+
+    def get_operation(self, id: str) -> Operation:
+        """How far a piece of long work is."""
+        return LOOP.run(self._inner.get_operation(id))
+
+    def cancel_operation(self, id: str) -> Operation:
+        """Asks a piece of long work to end; what it has done stays done."""
+        return LOOP.run(self._inner.cancel_operation(id))

@@ -1,0 +1,105 @@
+"""`memstream backup` and `memstream restore`: the journal of a data directory, without asking a server."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from memstream_server.cli.failures import Failure, Missing, Misuse
+from memstream_server.cli.options import json_option
+from memstream_server.cli.output import print_json
+from memstream_server.settings import SettingsError, load
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def data_options(command: F) -> F:
+    """Give a command --data and --config, as one argument `data_dir`: the one a server would use."""
+
+    @click.option("--data", "--data-dir", "data", type=click.Path(path_type=Path), help="The server's data directory.")
+    @click.option(
+        "--config", type=click.Path(path_type=Path), help="The server's settings file; else $MEMSTREAM_CONFIG."
+    )
+    @functools.wraps(command)
+    def told(*args: Any, data: Path | None, config: Path | None, **kwargs: Any) -> Any:
+        try:
+            settings = load(config, {"data_dir": data})
+        except SettingsError as error:
+            raise Misuse(str(error)) from error
+        return command(*args, data_dir=settings.data_dir, **kwargs)
+
+    return cast("F", told)
+
+
+@click.command("backup", short_help="Copy the journal of a data directory, also while its server runs.")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@data_options
+@json_option
+def backup_command(file: Path, data_dir: Path, as_json: bool) -> None:
+    """Copy the journal of a data directory to FILE, which must be new; its server may run meanwhile.
+
+    The journal is all there is to save: the vector index is made from it. Everything acknowledged before the
+    command was started is in the copy.
+
+    \b
+      memstream backup monday.memstream
+      memstream backup --data ./data backups/monday.memstream
+    """
+    from memstream_server.adapters.journal import directory
+    from memstream_server.ports.journal import AlreadyExists, JournalError
+
+    if not directory.journal_path(data_dir).is_file():
+        raise Missing(f"there is no journal in {data_dir}: name the server's data directory with --data")
+    if not file.absolute().parent.is_dir():
+        raise Missing(f"there is no directory {file.absolute().parent}")
+    try:
+        directory.backup(data_dir, file)
+    except AlreadyExists as error:
+        raise Misuse(str(error)) from error
+    except (JournalError, OSError) as error:
+        raise Failure(f"no backup was made: {error}") from error
+    size = file.stat().st_size
+    if as_json:
+        print_json({"data_dir": str(data_dir.absolute()), "file": str(file.absolute()), "bytes": size})
+    else:
+        click.echo(f"copied the journal of {data_dir} to {file} ({size:,} bytes)")
+
+
+@click.command("restore", short_help="Put a backup into a data directory whose server is stopped.")
+@click.argument("file", type=click.Path(path_type=Path))
+@data_options
+@click.option("--force", is_flag=True, help="Replace the journal that is there; what it holds is lost.")
+@json_option
+def restore_command(file: Path, data_dir: Path, force: bool, as_json: bool) -> None:
+    """Put the backup FILE into a data directory: new, empty, or with --force any that no server uses.
+
+    The vector index is filled again from the journal when the server is next started; recall answers meanwhile.
+    Clients whose streams had got further than the backup are told so.
+
+    \b
+      memstream restore monday.memstream --data ./data
+    """
+    from memstream_server.adapters.journal import directory
+    from memstream_server.ports.journal import AlreadyExists, JournalError
+
+    if not file.is_file():
+        raise Missing(f"there is no backup {file}")
+    replaced = directory.journal_path(data_dir).is_file()
+    try:
+        directory.restore(file, data_dir, force=force)
+    except AlreadyExists as error:
+        raise Misuse(str(error)) from error
+    except (JournalError, OSError) as error:
+        raise Failure(f"nothing was restored: {error}") from error
+    size = directory.journal_path(data_dir).stat().st_size
+    if as_json:
+        print_json({"data_dir": str(data_dir.absolute()), "file": str(file), "bytes": size, "replaced": replaced})
+    else:
+        click.echo(
+            f"restored {file} into {data_dir} ({size:,} bytes){'; the journal that was there is gone' if replaced else ''}; "
+            "the vector index is filled again when the server starts"
+        )

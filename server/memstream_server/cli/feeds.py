@@ -1,0 +1,217 @@
+"""Where observations are read from: files and standard input, each with the producer that numbers them.
+
+Rule 1: a file read again under its producer continues where the server is, by counting its observations. So a line
+that is not an observation must not change the count: a file with such a line is refused before anything is sent.
+Rule 2: a pipe has no identity and cannot be read again: its producer is its own, nothing is skipped, and a line that
+is not an observation is reported and left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import secrets
+import socket
+import sys
+import threading
+from array import array
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from memstream.values import Observation
+from memstream_server.cli.records import Format, Malformed, RecordReader
+
+STDIN = "-"
+_CHUNK = 1 << 16
+_CHUNKS_AHEAD = 8
+_UNSAFE = re.compile(r"[^A-Za-z0-9._~-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One producer's input, in order. `resume`: what the server has received from this producer is skipped."""
+
+    producer: str
+    files: tuple[str, ...]
+    resume: bool
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return ", ".join("standard input" if file == STDIN else file for file in self.files)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it can be read twice."""
+        return all(is_regular(file) for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A line and what is wrong with it."""
+
+    file: str
+    line: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """How many observations a feed holds, and which of its lines are none."""
+
+    observations: int
+    malformed: tuple[Problem, ...]
+
+
+class Places:
+    """The file and line of every observation sent, by its place among them, from 0."""
+
+    def __init__(self) -> None:
+        self._lines = array("Q")
+        self._starts: list[int] = []
+        self._files: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def add(self, file: str, line: int) -> None:
+        """The next observation is that line of that file."""
+        if not self._files or self._files[-1] != file:
+            self._starts.append(len(self._lines))
+            self._files.append(file)
+        self._lines.append(line)
+
+    def find(self, place: int) -> tuple[str, int]:
+        """File and line of an observation; ("", 0) for one that was not sent from here."""
+        if not 0 <= place < len(self._lines):
+            return "", 0
+        return self._files[bisect_right(self._starts, place) - 1], self._lines[place]
+
+
+def is_regular(file: str) -> bool:
+    """Whether this is a file that can be read twice."""
+    return file != STDIN and Path(file).is_file()
+
+
+def plan(files: Sequence[str], producer: str | None, resume: bool | None) -> list[Feed]:
+    """The feeds of a command line. `resume` None: where the input can be read twice. Raises ValueError, OSError."""
+    files = tuple(files) or (STDIN,)
+    if STDIN in files and len(files) > 1:
+        raise ValueError("standard input (-) goes alone")
+    if resume and producer is None and not all(is_regular(file) for file in files):
+        raise ValueError("to resume from a pipe give it a lasting name with --producer")
+    groups = [files] if producer is not None else [(file,) for file in files]
+    return [_feed(group, producer, resume) for group in groups]
+
+
+def _feed(files: tuple[str, ...], producer: str | None, resume: bool | None) -> Feed:
+    repeatable = all(is_regular(file) for file in files)
+    name = producer or (lasting_name(files[0]) if repeatable else f"pipe-{secrets.token_hex(8)}")
+    return Feed(name, files, repeatable if resume is None else resume)
+
+
+def lasting_name(file: str) -> str:
+    """The producer of a file: its name, and a digest of host, path and first line.
+
+    The first line, so that another file under the same path (a rotated log) is not taken for a continued one.
+    """
+    path = Path(file).resolve()
+    with path.open("rb") as handle:
+        first = next((line for line in handle if line.strip()), b"")
+    identity = b"\0".join([socket.gethostname().encode(), str(path).encode(errors="surrogateescape"), first.strip()])
+    digest = hashlib.blake2b(identity, digest_size=6).hexdigest()
+    return f"cli-{digest}-{_UNSAFE.sub('_', path.name)[:80]}"
+
+
+def contents(feed: Feed, form: Format) -> Contents:
+    """Read a repeatable feed once through, without sending anything. Raises OSError."""
+    observations = 0
+    malformed: list[Problem] = []
+    for file in feed.files:
+        reader = RecordReader(form)
+        for number, line in _lines(file):
+            item = reader.read(line)
+            if isinstance(item, Malformed):
+                malformed.append(Problem(file, number, item.problem))
+            elif item is not None:
+                observations += 1
+    return Contents(observations, tuple(malformed))
+
+
+def _lines(file: str) -> Iterator[tuple[int, bytes]]:
+    with Path(file).open("rb") as handle:
+        yield from enumerate(handle, 1)
+
+
+async def records(feed: Feed, form: Format) -> AsyncIterator[tuple[str, int, Observation | Malformed]]:
+    """File, line and what it says, as soon as it can be read. Raises OSError."""
+    for file in feed.files:
+        reader = RecordReader(form)
+        number = 0
+        async for lines in _chunks(file):
+            for line in lines:
+                number += 1
+                item = reader.read(line)
+                if item is not None:
+                    yield file, number, item
+
+
+async def _chunks(file: str) -> AsyncIterator[list[bytes]]:
+    """Lines as they come, read by a thread: a pipe that is silent must not hold up the stream.
+
+    A daemon, because a thread that waits for the keyboard cannot be told to stop.
+    """
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Queue[list[bytes] | OSError | None] = asyncio.Queue()
+    ahead = threading.Semaphore(_CHUNKS_AHEAD)
+
+    def hand(item: list[bytes] | OSError | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(ready.put_nowait, item)
+
+    def read() -> None:
+        try:
+            for lines in _whole_lines(file):
+                ahead.acquire()
+                hand(lines)
+            hand(None)
+        except OSError as error:
+            hand(error)
+        except RuntimeError:
+            return  # the loop was closed meanwhile: nobody wants the rest
+
+    threading.Thread(target=read, name="memstream input", daemon=True).start()
+    while (item := await ready.get()) is not None:
+        if isinstance(item, OSError):
+            raise item
+        ahead.release()
+        yield item
+
+
+def _whole_lines(file: str) -> Iterator[list[bytes]]:
+    if file == STDIN:
+        yield from _split(sys.stdin.buffer)
+        return
+    with Path(file).open("rb") as handle:
+        yield from _split(handle)
+
+
+def _split(handle: IO[bytes]) -> Iterator[list[bytes]]:
+    # read1 returns what is there: a line typed, or written by `tail -f`, goes at once.
+    read = getattr(handle, "read1", handle.read)
+    rest: list[bytes] = []
+    while data := read(_CHUNK):
+        first, *others = data.split(b"\n")
+        rest.append(first)
+        if others:
+            yield [b"".join(rest), *others[:-1]]
+            rest = [others[-1]]
+    if last := b"".join(rest):
+        yield [last]

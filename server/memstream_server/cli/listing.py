@@ -1,0 +1,128 @@
+"""`memstream list`: namespaces, a namespace's memories, or a memory's fragments."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import click
+from rich.table import Table
+
+from memstream.client import Client
+from memstream.resources import Memory, Namespace
+from memstream.values import Filter, Fragment
+from memstream_server.cli.options import filter_options, json_option
+from memstream_server.cli.output import console, one_line, print_json, table, when, words
+from memstream_server.cli.server import Server, server_options
+
+T = TypeVar("T")
+
+ROWS = 50
+"""Rows of a table when --limit is not given; JSON is then complete."""
+_WORDS_SHOWN = 200
+_PAGE = 500
+
+
+@click.command("list", short_help="List namespaces, a namespace's memories, or a memory's fragments.")
+@click.argument("name", metavar="[NAMESPACE | MEMORY]", required=False)
+@filter_options
+@click.option("--forgotten", is_flag=True, help="The forgotten fragments instead of the remembered ones.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help=f"At most so many, 0 for all. Default: {ROWS}; with --json all."
+)
+@server_options
+@json_option
+def list_command(
+    name: str | None, chosen: Filter | None, forgotten: bool, limit: int | None, server: Server, as_json: bool
+) -> None:
+    """List the namespaces, the memories of a NAMESPACE, or the fragments of a MEMORY (NAMESPACE/NAME).
+
+    The flags that choose are for fragments. With --json each is a line of its own.
+
+    \b
+      memstream list
+      memstream list demo
+      memstream list demo/joy --speaker Bob --since 7d
+      memstream list demo/joy --tier long_term --json | wc -l
+    """
+    if (chosen is not None or forgotten) and (name is None or "/" not in name):
+        raise click.UsageError("Filters choose fragments: name a memory, as NAMESPACE/NAME.")
+    most = (0 if as_json else ROWS) if limit is None else limit
+    if name is None:
+        _namespaces(server, most, as_json)
+    elif "/" in name:
+        _fragments(server, name, chosen, forgotten, most, as_json)
+    else:
+        _memories(server, name, most, as_json)
+
+
+def _namespaces(server: Server, most: int, as_json: bool) -> None:
+    grid = table("namespace", "memories", numbers=["memories"])
+
+    async def listed(client: Client) -> bool:
+        def row(item: Namespace) -> None:
+            grid.add_row(item.name, f"{item.memories:,}")
+
+        return await _each(client.list_namespaces(page_size=_page(most)), most, as_json, row)
+
+    _print(grid, server.ask(listed), most, as_json, "no namespace has a memory yet")
+
+
+def _memories(server: Server, namespace: str, most: int, as_json: bool) -> None:
+    grid = table("memory", "kind", "profile", "revision", "created", numbers=["revision"])
+
+    async def listed(client: Client) -> bool:
+        def row(item: Memory) -> None:
+            profile = item.policy.profile.value if item.policy.profile else ""
+            grid.add_row(item.path, item.kind.value, profile, f"{item.revision:,}", when(item.create_time))
+
+        return await _each(client.list_memories(namespace, page_size=_page(most)), most, as_json, row)
+
+    _print(grid, server.ask(listed), most, as_json, f"namespace {namespace} has no memory")
+
+
+def _fragments(server: Server, memory: str, chosen: Filter | None, forgotten: bool, most: int, as_json: bool) -> None:
+    columns = ("id", "tier", "perceived", "speaker", "session", "importance", "content")
+    grid = table(*columns, numbers=["importance"], wide="content")
+
+    async def listed(client: Client) -> bool:
+        def row(item: Fragment) -> None:
+            tier = item.tier.value if item.tier else ""
+            said = (one_line(each, 40) for each in (item.speaker, item.session))
+            content = one_line(words(item), _WORDS_SHOWN)
+            grid.add_row(item.id, tier, when(item.observe_time), *said, f"{item.importance:.2f}", content)
+
+        listing = client.memory(memory).list_fragments(chosen, forgotten=forgotten, page_size=_page(most))
+        return await _each(listing, most, as_json, row)
+
+    _print(grid, server.ask(listed), most, as_json, "no fragment")
+
+
+def _page(most: int) -> int:
+    return min(most + 1, _PAGE) if most else _PAGE
+
+
+async def _each(items: AsyncIterator[T], most: int, as_json: bool, row: Callable[[T], None]) -> bool:
+    """Print or note the first `most` (0: all); whether there are more."""
+    count = 0
+    async for item in items:
+        if most and count == most:
+            return True
+        count += 1
+        if as_json:
+            print_json(item)
+        else:
+            row(item)
+    return False
+
+
+def _print(grid: Table, more: bool, most: int, as_json: bool, nothing: str) -> None:
+    if as_json:
+        return
+    out = console()
+    if grid.row_count:
+        out.print(grid)
+    else:
+        click.echo(nothing, err=True)
+    if more:
+        click.echo(f"the first {most:,}; there are more: --limit 0 shows all", err=True)

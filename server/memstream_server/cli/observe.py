@@ -1,0 +1,303 @@
+"""`memstream observe`: lines or JSON objects from files or standard input, delivered once, with progress."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from memstream.client import Client
+from memstream.memory import AgentMemory
+from memstream.observe import ObserveStream
+from memstream.policy import Profile
+from memstream.values import MemoryKind
+from memstream_server.cli.failures import Exit, Failure, Missing, Misuse
+from memstream_server.cli.feeds import STDIN, Contents, Feed, Places, Problem, contents, plan, records
+from memstream_server.cli.options import json_option
+from memstream_server.cli.output import console, print_json
+from memstream_server.cli.records import Format, Malformed
+from memstream_server.cli.server import Server, server_options
+
+PROBLEMS_SHOWN = 20
+"""Lines listed of those that were rejected."""
+PROBLEMS_KEPT = 1_000
+INTERRUPTED = 130
+_REFRESH_S = 0.1
+
+
+@dataclass(slots=True)
+class Tally:
+    """How far one feed has come."""
+
+    feed: Feed
+    expected: int | None
+    """Observations in it; None for a pipe, which cannot be counted before it is read."""
+    base: int = 0
+    """Numbers the producer had used before the first observation of this run."""
+    skipped: int = 0
+    stream: ObserveStream | None = None
+    places: Places = field(default_factory=Places)
+    malformed: list[Problem] = field(default_factory=list)
+    malformed_count: int = 0
+
+    @property
+    def received(self) -> int:
+        """Observations of this run that are durable, or were refused."""
+        return 0 if self.stream is None else max(0, self.stream.received - self.base)
+
+    @property
+    def stored(self) -> int:
+        """Observations of this run that every recall sees, or that were refused."""
+        return 0 if self.stream is None else max(0, self.stream.stored - self.base)
+
+    @property
+    def rejected_count(self) -> int:
+        """Lines that are not in the memory."""
+        return self.malformed_count + (0 if self.stream is None else self.stream.rejected_count)
+
+    def note_malformed(self, problem: Problem) -> None:
+        """A line of a pipe was left out."""
+        self.malformed_count += 1
+        if len(self.malformed) < PROBLEMS_KEPT:
+            self.malformed.append(problem)
+
+    def problems(self) -> list[Problem]:
+        """Malformed and refused lines, in order; the earliest or latest thousand of each."""
+        refused = () if self.stream is None else self.stream.rejected
+        found = [(self.places.find(each.sequence - self.base - 1), each.error) for each in refused]
+        said = [Problem(file, line, " ".join(str(error).split())) for (file, line), error in found]
+        return sorted([*self.malformed, *said], key=lambda problem: problem.line)
+
+
+@click.command("observe", short_help="Send observations from files or standard input into a memory.")
+@click.argument("memory")
+@click.argument("files", nargs=-1)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([*Format]),
+    default=Format.AUTO,
+    show_default=True,
+    help="How input is written.",
+)
+@click.option("--session", default="", metavar="NAME", help="Session of observations that name none.")
+@click.option(
+    "--producer", metavar="NAME", help="Who numbers the observations. Default: made from each file's identity."
+)
+@click.option(
+    "--resume/--no-resume",
+    default=None,
+    help="Skip what this producer has sent before. Default: yes, but not for pipes.",
+)
+@click.option("--create", is_flag=True, help="Make the memory if it is not there.")
+@click.option("--kind", type=click.Choice([*MemoryKind]), help="With --create: which tiers it has. Default: hybrid.")
+@click.option("--profile", type=click.Choice([*Profile]), help="With --create: where its policy's defaults come from.")
+@server_options
+@json_option
+def observe_command(
+    memory: str,
+    files: tuple[str, ...],
+    form: str,
+    session: str,
+    producer: str | None,
+    resume: bool | None,
+    create: bool,
+    kind: str | None,
+    profile: str | None,
+    server: Server,
+    as_json: bool,
+) -> None:
+    """Send observations into MEMORY (NAMESPACE/NAME), from FILES or standard input (-), each line one.
+
+    A line is plain words, or a JSON object: text (or content, or structured), speaker, session, time, importance
+    (0 to 1), metadata, external_id, embedding, ttl (seconds), expire_time, token_count; all but the first optional.
+
+    Returns when everything is stored. An observation that the server rejects is listed with its line, and the rest
+    goes on. A file is read where the last run stopped, when it was broken off or the file has grown: the same command
+    again is always safe. A file's identity is host, path and first line; --producer names one that lasts longer.
+
+    \b
+      memstream observe --create demo/joy notes.txt
+      memstream observe demo/joy --session monday chat.jsonl
+      tail -f agent.log | memstream observe demo/joy
+      echo '{"text": "My name is Bob", "speaker": "user"}' | memstream observe demo/joy
+    """
+    if (kind or profile) and not create:
+        raise click.UsageError("--kind and --profile say how a memory is made: they go with --create.")
+    tallies = [_tally(feed, Format(form)) for feed in _planned(files, producer, resume)]
+    if files in ((), (STDIN,)) and sys.stdin.isatty():
+        click.echo("reading from the keyboard; Ctrl-D ends", err=True)
+
+    async def observed(client: Client) -> None:
+        named = client.memory(memory)
+        if create:
+            how = Profile(profile) if profile else None
+            await client.create_memory(memory, kind=MemoryKind(kind or "hybrid"), profile=how, exist_ok=True)
+        else:
+            await named.describe()  # so that a wrong name is told before a stream tries for long
+        for tally in tallies:
+            await _send(named, tally, Format(form), session, quiet=as_json)
+
+    try:
+        server.ask(observed)
+    except (Failure, KeyboardInterrupt, OSError) as error:
+        _broken_off(tallies)
+        if isinstance(error, OSError):
+            raise Failure(str(error)) from error
+        if isinstance(error, Failure):
+            raise
+        sys.exit(INTERRUPTED)
+    _report(memory, tallies, as_json)
+
+
+def _planned(files: tuple[str, ...], producer: str | None, resume: bool | None) -> list[Feed]:
+    try:
+        return plan(files, producer, resume)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except FileNotFoundError as error:
+        raise Missing(f"there is no file {error.filename}") from error
+    except OSError as error:
+        raise Misuse(str(error)) from error
+
+
+def _tally(feed: Feed, form: Format) -> Tally:
+    if not feed.repeatable:
+        return Tally(feed, None)
+    try:
+        found = contents(feed, form)
+    except OSError as error:
+        raise Misuse(str(error)) from error
+    if found.malformed:
+        raise Misuse(_refusal(found))
+    return Tally(feed, found.observations)
+
+
+def _refusal(found: Contents) -> str:
+    lines = [str(problem) for problem in found.malformed[:PROBLEMS_SHOWN]]
+    more = len(found.malformed) - len(lines)
+    tail = [f"and {more:,} more"] if more else []
+    head = f"nothing was sent: {len(found.malformed):,} lines are no observations (is --format right?)"
+    return "\n  ".join([head, *lines, *tail])
+
+
+async def _send(memory: AgentMemory, tally: Tally, form: Format, session: str, quiet: bool) -> None:
+    feed = tally.feed
+    async with memory.observe(feed.producer, session=session) as stream:
+        tally.base = stream.expected_sequence - 1
+        tally.stream = stream
+        skip = tally.base if feed.resume else 0
+        _warn_if_short(tally, skip)
+        async with _progress(tally, quiet):
+            async for file, line, item in records(feed, form):
+                if isinstance(item, Malformed):
+                    tally.note_malformed(Problem(file, line, item.problem))
+                elif tally.skipped < skip:
+                    tally.skipped += 1
+                else:
+                    tally.places.add(file, line)
+                    await stream.send(item)
+            await stream.close()
+
+
+def _warn_if_short(tally: Tally, skip: int) -> None:
+    if tally.expected is not None and skip > tally.expected:
+        click.echo(
+            f"memstream: warning: producer {tally.feed.producer} has sent {skip:,} observations before, "
+            f"{tally.feed.name} holds {tally.expected:,}: none is new. Another file? Give it a --producer",
+            err=True,
+        )
+
+
+@contextlib.asynccontextmanager
+async def _progress(tally: Tally, quiet: bool) -> AsyncIterator[None]:
+    """Bars of received and stored on standard error, if that is a terminal."""
+    columns = (
+        TextColumn("{task.description:<8}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    out = console(stderr=True)
+    with Progress(*columns, console=out, disable=quiet or not out.is_terminal) as bars:
+        total = None if tally.expected is None else max(0, tally.expected - (tally.base if tally.feed.resume else 0))
+        received, stored = bars.add_task("received", total=total), bars.add_task("stored", total=total)
+
+        def refresh() -> None:
+            bars.update(received, completed=tally.received)
+            bars.update(stored, completed=tally.stored)
+
+        async def keep_refreshing() -> None:
+            while True:
+                refresh()
+                await asyncio.sleep(_REFRESH_S)
+
+        refreshing = asyncio.create_task(keep_refreshing())
+        try:
+            yield
+        finally:
+            refreshing.cancel()
+            refresh()
+
+
+def _broken_off(tallies: list[Tally]) -> None:
+    """Say how far each feed came, and how to go on."""
+    for tally in tallies:
+        if tally.stream is None:
+            continue
+        so_far = f"{tally.received:,} received of {len(tally.places):,} sent"
+        again = "the same command again sends the rest" if tally.feed.resume else "the rest of the pipe is not sent"
+        click.echo(
+            f"memstream: {tally.feed.name}: broken off, {so_far}; {again}",
+            err=True,
+        )
+
+
+def _report(memory: str, tallies: list[Tally], as_json: bool) -> None:
+    rejected = sum(tally.rejected_count for tally in tallies)
+    if as_json:
+        feeds = [_figures(tally) for tally in tallies]
+        print_json({"memory": memory, "rejected": rejected, "feeds": feeds})
+    else:
+        for tally in tallies:
+            _print_tally(memory, tally)
+    if rejected:
+        sys.exit(Exit.REJECTED)
+
+
+def _print_tally(memory: str, tally: Tally) -> None:
+    stream = tally.stream
+    revision = "" if stream is None else f" (revision {stream.revision:,})"
+    refused = tally.rejected_count - tally.malformed_count
+    parts = [f"{tally.stored - refused:,} observations stored in {memory}{revision}"]
+    if tally.skipped:
+        parts.append(f"{tally.skipped:,} skipped, as they were received before")
+    if tally.rejected_count:
+        parts.append(f"{tally.rejected_count:,} rejected")
+    click.echo(f"{tally.feed.name}: {', '.join(parts)}")
+    problems = tally.problems()[:PROBLEMS_SHOWN]
+    for problem in problems:
+        click.echo(f"  {problem}", err=True)
+    if tally.rejected_count > len(problems):
+        click.echo(f"  and {tally.rejected_count - len(problems):,} more", err=True)
+    if refused and tally.feed.resume:
+        click.echo("  their numbers are used up: send corrected ones from another file", err=True)
+
+
+def _figures(tally: Tally) -> dict[str, object]:
+    stream = tally.stream
+    refused = tally.rejected_count - tally.malformed_count
+    return {
+        "source": tally.feed.name,
+        "producer": tally.feed.producer,
+        "skipped": tally.skipped,
+        "stored": tally.stored - refused,
+        "rejected": tally.rejected_count,
+        "revision": 0 if stream is None else stream.revision,
+        "problems": tally.problems(),
+    }

@@ -1,0 +1,170 @@
+"""`memstream recall`: one query, its ranked answer, and why."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from memstream.client import Client
+from memstream.values import Answer, Explanation, Filter, RecallOptions, Recollection, Weights
+from memstream_server.cli.options import Moment, filter_options, json_option
+from memstream_server.cli.output import console, one_line, print_json, shown, table, when, words
+from memstream_server.cli.server import Server, server_options
+
+_WORDS_SHOWN = 1_000
+_NEAR_MISSES = 10
+
+
+@click.command("recall", short_help="Ask what a memory knows.")
+@click.argument("memory")
+@click.argument("query")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), help="Recollections wanted. Default: by the memory's policy."
+)
+@click.option("--explain", is_flag=True, help="Say how each score came about, and what came close.")
+@click.option("--working", is_flag=True, help="Show the working memory (the short-term tier) too.")
+@filter_options
+@click.option("--min-relevance", type=click.FloatRange(0, 1), help="Leave out what is less relevant.")
+@click.option("--alpha", type=click.FloatRange(0, 100), help="Weight of recency.")
+@click.option("--beta", type=click.FloatRange(0, 100), help="Weight of relevance.")
+@click.option("--gamma", type=click.FloatRange(0, 100), help="Weight of importance.")
+@click.option("--now", type=Moment(), metavar="TIME", help="The time recency counts from. Default: the server's clock.")
+@click.option("--token-budget", type=click.IntRange(min=0), default=0, help="Most tokens of the whole answer.")
+@click.option("--min-revision", type=click.IntRange(min=0), default=0, help="Wait until this revision can be seen.")
+@click.option(
+    "--reinforce/--no-reinforce", default=None, help="Strengthen what is found. Default: by the memory's policy."
+)
+@server_options
+@json_option
+def recall_command(
+    memory: str,
+    query: str,
+    limit: int | None,
+    explain: bool,
+    working: bool,
+    chosen: Filter | None,
+    min_relevance: float | None,
+    alpha: float | None,
+    beta: float | None,
+    gamma: float | None,
+    now: datetime | None,
+    token_budget: int,
+    min_revision: int,
+    reinforce: bool | None,
+    server: Server,
+    as_json: bool,
+) -> None:
+    """Ask what MEMORY (NAMESPACE/NAME) knows of QUERY; the best comes first.
+
+    With --explain each score is shown as the sum it is: value x weight of every part.
+
+    \b
+      memstream recall demo/joy "what is my name?"
+      memstream recall demo/joy "when does the train leave?" -n 3 --explain
+      memstream recall demo/joy "what did we decide?" --speaker Bob --since 7d --metadata project=apollo
+      memstream recall demo/joy "what is my name?" --json | jq -r '.recollections[0].fragment.content'
+    """
+    options = RecallOptions(
+        explain=explain,
+        near_misses=_NEAR_MISSES if explain else 0,
+        omit_working_memory=not working,
+        token_budget=token_budget,
+        min_revision=min_revision,
+        weights=Weights(alpha, beta, gamma),
+    )
+    if limit is not None:
+        options["limit"] = limit
+    if min_relevance is not None:
+        options["min_relevance"] = min_relevance
+    if chosen is not None:
+        options["filter"] = chosen
+    if now is not None:
+        options["now"] = now
+    if reinforce is not None:
+        options["reinforce"] = reinforce
+
+    async def asked(client: Client) -> Answer:
+        return await client.memory(memory).recall_once(query, **options)
+
+    answer = server.ask(asked)
+    if as_json:
+        print_json(answer)
+    else:
+        print_answer(answer, explain, working)
+
+
+def print_answer(answer: Answer, explain: bool, working: bool) -> None:
+    """The ranking as a table, then what --explain and --working ask for, then a line of figures."""
+    out = console()
+    if answer.recollections:
+        grid = table(
+            "#", "score", "relevance", "recollection", numbers=["#", "score", "relevance"], wide="recollection"
+        )
+        for hit in answer:
+            grid.add_row(str(hit.rank), f"{hit.score:.3f}", f"{hit.relevance:.3f}", _told(hit))
+        out.print(grid)
+    else:
+        out.print("nothing recalled")
+    if explain:
+        _print_near_misses(out, answer)
+    if working:
+        _print_working_memory(out, answer)
+    out.print(Text(figures(answer), style="dim"))
+    if answer.degraded:
+        out.print(Text(f"degraded: {answer.degraded}", style="yellow"))
+
+
+def _told(hit: Recollection) -> Text:
+    fragment = hit.fragment
+    source = " · ".join(part for part in (when(fragment.observe_time), fragment.speaker, fragment.session) if part)
+    lines = [Text(shown(source).plain, style="dim")] if source else []
+    lines.append(shown(words(fragment), _WORDS_SHOWN))
+    if hit.truncated:
+        lines.append(Text("(cut to fit the token budget)", style="dim"))
+    if hit.explanation is not None:
+        lines.append(Text(sum_of_parts(hit.explanation), style="cyan"))
+    return Text("\n").join(lines)
+
+
+def sum_of_parts(explanation: Explanation) -> str:
+    """The score as a sum, for instance "0.812 = lexical 0.900 x 0.45 + recency 0.500 x 0.05 (absolute-1)"."""
+    total = sum(part.contribution for part in explanation.parts)
+    parts = " + ".join(f"{part.name} {part.value:.3f} x {part.weight:g}" for part in explanation.parts)
+    return f"{total:.3f} = {parts} ({explanation.formula})"
+
+
+def _print_near_misses(out: Console, answer: Answer) -> None:
+    if not answer.near_misses:
+        return
+    grid = table("came close", "removed by", "score", "relevance", numbers=["score", "relevance"])
+    for miss in answer.near_misses:
+        grid.add_row(miss.fragment_id, miss.stage, _number(miss.score), _number(miss.relevance))
+    out.print(grid)
+
+
+def _print_working_memory(out: Console, answer: Answer) -> None:
+    grid = table("perceived", "speaker", "working memory", wide="working memory")
+    for fragment in answer.working_memory:
+        content = one_line(words(fragment), _WORDS_SHOWN)
+        grid.add_row(when(fragment.observe_time), one_line(fragment.speaker, 40), content)
+    out.print(grid if answer.working_memory else "working memory is empty")
+
+
+def figures(answer: Answer) -> str:
+    """One line: how many there were to choose from, and how long it took."""
+    took_s = sum(answer.timings.values())
+    parts = [
+        f"{len(answer):,} of {answer.eligible:,}, {answer.considered:,} considered",
+        f"best relevance {answer.best_relevance:.3f}",
+        f"revision {answer.revision:,}",
+        f"{took_s * 1e3:.1f} ms" if answer.timings else "",
+        f"{answer.tokens:,} tokens" if answer.tokens else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

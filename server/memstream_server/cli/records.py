@@ -1,0 +1,184 @@
+"""What a line of input means: plain words, or a JSON object with the fields of an observation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from memstream.codec import observation_to_wire
+from memstream.errors import MemstreamError
+from memstream.values import MetadataValue, Observation, Structured
+from memstream_server.cli.options import zoned
+
+
+class Format(StrEnum):
+    """How input is written. AUTO: JSONL when the first line that is not blank is a JSON object, else lines."""
+
+    AUTO = "auto"
+    LINES = "lines"
+    JSONL = "jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A line that cannot be sent, and why."""
+
+    problem: str
+
+
+class RecordReader:
+    """Turns the lines of one file into observations, in order."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
+        self._first = True
+
+    def read(self, line: bytes) -> Observation | Malformed | None:
+        """The observation of a line; None for a blank one."""
+        if self._first:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        line = line.strip()
+        if not line:
+            return None
+        self._first = False
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            return Malformed(f"is not UTF-8 at byte {error.start + 1}")
+        if self._form is Format.AUTO:
+            self._form = Format.JSONL if _is_object(text) else Format.LINES
+        return Observation(text) if self._form is Format.LINES else record(text)
+
+
+def _is_object(text: str) -> bool:
+    if not text.startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def record(text: str) -> Observation | Malformed:
+    """The observation of a JSON object; its keys are those of FIELDS and of a body."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Malformed(f"is not JSON: {error}")
+    if not isinstance(value, dict):
+        return Malformed(f"is {_kind(value)}, not a JSON object")
+    try:
+        observation = Observation(_body(value), **_said(value))
+        observation_to_wire(observation)  # what it refuses would never get a number
+    except (MemstreamError, ValueError) as error:
+        return Malformed(str(error))
+    return observation
+
+
+def _body(value: Mapping[str, Any]) -> str | Structured:
+    given = [key for key in BODIES if value.get(key) is not None]
+    if len(given) != 1:
+        raise ValueError(f"needs exactly one of {', '.join(BODIES)}; has {' and '.join(given) or 'none'}")
+    body = value[given[0]]
+    if given[0] != "structured":
+        return _text(given[0], body)
+    parts = {field.name for field in fields(Structured)}
+    if not isinstance(body, dict) or not body.keys() <= parts:
+        raise ValueError(f"structured must be an object of {', '.join(sorted(parts))}")
+    return Structured(**{name: _text(f"structured.{name}", part) for name, part in body.items()})
+
+
+def _said(value: Mapping[str, Any]) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    for key, item in value.items():
+        if key in BODIES or item is None:
+            continue
+        if key not in FIELDS:
+            known = ", ".join([*BODIES, *FIELDS])
+            raise ValueError(
+                f"{key!r} is no field of an observation (those are {known}); metadata takes any other value"
+            )
+        name, read = FIELDS[key]
+        if name in said:
+            raise ValueError(f"{name} is given twice")
+        said[name] = read(key, item)
+    return said
+
+
+def _kind(value: object) -> str:
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _text(key: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{key} must be text, is {_kind(value)}")
+    return value
+
+
+def _number(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{key} must be a number, is {_kind(value)}")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+def _whole(key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{key} must be a whole number, is {_kind(value)}")
+    return value
+
+
+def _time(key: str, value: object) -> datetime:
+    try:
+        if isinstance(value, str):
+            return zoned(datetime.fromisoformat(value))
+        return datetime.fromtimestamp(_number(key, value), UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise ValueError(f"{key} must be ISO 8601 (UTC where it names no zone) or Unix seconds: {error}") from error
+
+
+def _span(key: str, value: object) -> timedelta:
+    try:
+        return timedelta(seconds=_number(key, value))
+    except OverflowError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+def _metadata(key: str, value: object) -> dict[str, MetadataValue]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} must be an object, is {_kind(value)}")
+    for name, item in value.items():
+        if not isinstance(item, str | int | float | bool):
+            raise ValueError(f"{key}.{name} must be text, a number, true or false, is {_kind(item)}")
+    return value
+
+
+def _vector(key: str, value: object) -> list[float]:
+    if not isinstance(value, list):
+        raise ValueError(f"{key} must be a list of numbers, is {_kind(value)}")
+    return [_number(key, item) for item in value]
+
+
+BODIES = ("text", "content", "structured")
+"""Keys of what is observed, of which a record has one."""
+FIELDS: dict[str, tuple[str, Callable[[str, object], object]]] = {
+    "speaker": ("speaker", _text),
+    "session": ("session", _text),
+    "time": ("observe_time", _time),
+    "observe_time": ("observe_time", _time),
+    "importance": ("importance", _number),
+    "metadata": ("metadata", _metadata),
+    "external_id": ("external_id", _text),
+    "embedding": ("embedding", _vector),
+    "expire_time": ("expire_time", _time),
+    "ttl": ("ttl", _span),
+    "token_count": ("token_count", _whole),
+}
+"""Other keys of a record: the observation's field and how its value is read. null is as if left out."""

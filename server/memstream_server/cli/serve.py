@@ -1,0 +1,127 @@
+"""`memstream serve`: a flag for every setting, made from the Settings class, and a server until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from memstream_server.cli.failures import Failure, Misuse
+from memstream_server.settings import Settings, SettingsError, load, unknown_variables
+
+_SHORT = {"data_dir": "--data"}
+"""Second names of flags."""
+_OF_THE_CLIENT = {"MEMSTREAM_TARGET", "MEMSTREAM_TOKEN"}
+"""Variables of the other commands: no settings, and not misspelt ones either."""
+
+_HELP = """Run a server until SIGTERM or SIGINT, then let its streams finish and stop.
+
+Every setting is a flag here, a variable (MEMSTREAM_ and the name in capitals) and a name in the TOML file of --config;
+a flag wins over a variable, a variable over the file. Give secrets as variables: flags are seen by every user of the
+machine. docs/settings.md explains each setting.
+
+\b
+  memstream serve
+  memstream serve --data ./data --listen 127.0.0.1:0 --port-file port
+  MEMSTREAM_EMBEDDING_API_KEY=... memstream serve --embedding openai
+"""
+
+
+def flags() -> list[click.Option]:
+    """One option a setting; None where it was not given, so that the environment and the file have their say."""
+    return [_flag(name, field) for name, field in Settings.model_fields.items()]
+
+
+def _flag(name: str, field: FieldInfo) -> click.Option:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    unit = str(extra.get("unit", ""))
+    meaning = (field.description or "") + (f"; in {unit}" if unit else "")
+    names = [f"--{name.replace('_', '-')}", *([_SHORT[name]] if name in _SHORT else []), name]
+    return click.Option(names, type=_type(field), help=f"{meaning}.", show_default=_default(field, extra), default=None)
+
+
+def _type(field: FieldInfo) -> click.ParamType[Any] | type:
+    kind = field.annotation
+    limits = {type(limit).__name__: limit for limit in field.metadata}
+    low, high = getattr(limits.get("Ge"), "ge", None), getattr(limits.get("Le"), "le", None)
+    if kind is bool:
+        return click.BOOL
+    if kind is int:
+        return click.IntRange(low, high)
+    if kind is float:
+        return click.FloatRange(low, high)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return click.Choice([str(member.value) for member in kind])
+    return click.Path(path_type=Path) if kind in (Path, Path | None) else str
+
+
+def _default(field: FieldInfo, extra: dict[str, Any]) -> str:
+    default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
+    if "default" in extra:
+        return str(extra["default"])
+    if isinstance(default, Enum):
+        return str(default.value)
+    return "unset" if default in (None, "") else str(default)
+
+
+def run(config: Path | None, as_json: bool, **given: Any) -> None:
+    """Serve; ends by returning, or by a Failure that says why the server did not start."""
+    try:
+        settings = load(config, given)
+    except SettingsError as error:
+        raise Misuse(str(error)) from error
+    for name in unknown_variables(os.environ):
+        if name not in _OF_THE_CLIENT:
+            click.echo(f"memstream: warning: there is no setting {name}", err=True)
+    _serve(settings, _announcer(as_json))
+
+
+def _announcer(as_json: bool) -> Callable[[str], None]:
+    def announce(line: str) -> None:
+        click.echo(json.dumps({"message": line.strip()}, ensure_ascii=False) if as_json else line)
+
+    return announce
+
+
+def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
+    # Before numpy is imported: its threads cost more than they bring on the small searches made here.
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+    import structlog
+
+    from memstream_server.app import StartError, serve
+    from memstream_server.engine.errors import EngineError
+    from memstream_server.observability import configure_logging
+    from memstream_server.ports.index import IndexUnavailable
+    from memstream_server.ports.journal import JournalError
+    from memstream_server.ports.models import ModelError
+
+    configure_logging(settings.log_level, settings.log_format)
+    try:
+        asyncio.run(serve(settings, announce=announce))
+    except (StartError, JournalError, EngineError, IndexUnavailable, ModelError, OSError) as error:
+        structlog.get_logger(__name__).debug("server_failed", exc_info=error)
+        raise Failure(f"the server cannot run: {error}") from error
+
+
+serve_command = click.Command(
+    "serve",
+    help=_HELP,
+    short_help="Run a server until it is told to stop.",
+    callback=run,
+    params=[
+        click.Option(
+            ["--config"], type=click.Path(path_type=Path), help="TOML file of settings; else $MEMSTREAM_CONFIG."
+        ),
+        *flags(),
+        click.Option(["--json", "as_json"], is_flag=True, help="Announce in JSON, a line each."),
+    ],
+)

@@ -1,0 +1,123 @@
+"""`memstream show`, `stats` and `info`: one memory, one fragment, the counts of a memory, the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+import click
+
+from memstream.client import Client
+from memstream.resources import Memory, MemoryStats, ServerInfo
+from memstream.values import Fragment
+from memstream_server.cli.options import json_option
+from memstream_server.cli.output import console, facts, print_json, shown, words
+from memstream_server.cli.server import Server, server_options
+
+
+@click.command("show", short_help="Show a memory and its policy, or one of its fragments.")
+@click.argument("memory")
+@click.argument("fragment", required=False)
+@click.option("--external-id", metavar="KEY", help="The fragment with this external_id, instead of FRAGMENT.")
+@server_options
+@json_option
+def show_command(memory: str, fragment: str | None, external_id: str | None, server: Server, as_json: bool) -> None:
+    """Show MEMORY (NAMESPACE/NAME) with its complete policy, or one FRAGMENT of it by id.
+
+    \b
+      memstream show demo/joy
+      memstream show demo/joy 01K9ZQ4J3V6Y8M2N5P7R0S1T2W
+      memstream show demo/joy --external-id mail-4711
+    """
+    if fragment is not None and external_id is not None:
+        raise click.UsageError("Give FRAGMENT or --external-id, not both.")
+
+    async def one(client: Client) -> Memory | Fragment:
+        named = client.memory(memory)
+        if fragment is None and external_id is None:
+            return await named.describe()
+        return await named.get_fragment(fragment or "", external_id=external_id or "")
+
+    found = server.ask(one)
+    if as_json:
+        print_json(found)
+    elif isinstance(found, Memory):
+        _print_memory(found)
+    else:
+        _print_fragment(found)
+
+
+def _print_memory(memory: Memory) -> None:
+    out = console()
+    own = ((field.name, getattr(memory, field.name)) for field in fields(memory) if field.name != "policy")
+    out.print(facts([("memory", memory.path), *(pair for pair in own if pair[0] not in {"namespace", "name"})]))
+    out.print("\npolicy")
+    out.print(facts(_leaves(memory.policy)))
+
+
+def _leaves(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    if is_dataclass(value):
+        for field in fields(value):
+            yield from _leaves(getattr(value, field.name), f"{prefix}.{field.name}" if prefix else field.name)
+    else:
+        yield prefix, value
+
+
+def _print_fragment(fragment: Fragment) -> None:
+    out = console()
+    apart = {"content", "structured", "merged_text"}
+    out.print(
+        facts((field.name, getattr(fragment, field.name)) for field in fields(fragment) if field.name not in apart)
+    )
+    out.print()
+    out.print(shown(words(fragment)))
+    if fragment.merged_text:
+        out.print("\nmerged with its enhancers")
+        out.print(shown(fragment.merged_text))
+
+
+@click.command("stats", short_help="Count what a memory holds.")
+@click.argument("memory")
+@server_options
+@json_option
+def stats_command(memory: str, server: Server, as_json: bool) -> None:
+    """Count what MEMORY (NAMESPACE/NAME) holds, by tier, and what is still on its way.
+
+    \b
+      memstream stats demo/joy
+      memstream stats demo/joy --json | jq .long_term
+    """
+
+    async def counted(client: Client) -> MemoryStats:
+        return await client.memory(memory).stats()
+
+    stats = server.ask(counted)
+    if as_json:
+        print_json(stats)
+    else:
+        console().print(facts((field.name, getattr(stats, field.name)) for field in fields(stats)))
+
+
+@click.command("info", short_help="Show what the server is and can do.")
+@server_options
+@json_option
+def info_command(server: Server, as_json: bool) -> None:
+    """Show the server's version, models, stores, capabilities and limits.
+
+    Exits 1 when no server answers, so it serves as a check in scripts.
+    """
+
+    async def asked(client: Client) -> ServerInfo:
+        return await client.server_info()
+
+    info = server.ask(asked)
+    if as_json:
+        print_json(info)
+        return
+    model = info.embedding
+    apart = {"embedding", "limits", "capabilities"}
+    rows: list[tuple[str, object]] = [("server", server.target)]
+    rows += [(field.name, getattr(info, field.name)) for field in fields(info) if field.name not in apart]
+    rows += [("embedding", f"{model.name}, {model.dimension} dimensions"), ("capabilities", info.capabilities)]
+    rows += [(f"limits.{field.name}", getattr(info.limits, field.name)) for field in fields(info.limits)]
+    console().print(facts(rows))

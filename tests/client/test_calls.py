@@ -1,0 +1,127 @@
+"""Unary calls, listings, errors and the blocking facade."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+import memstream
+import memstream.sync
+from memstream.channel import _service_config
+from memstream.sync.loop import LOOP
+from tests.support.scripted_server import ScriptedServer, until
+
+
+async def test_create_and_describe(client: memstream.Client, server: ScriptedServer) -> None:
+    made = await client.create_memory("ns/m", profile=memstream.Profile.DBGPT, policy={"recall": {"limit": 4}})
+    again = await client.create_memory("ns/m", exist_ok=True)
+    described = await again.describe()
+    assert (made.path, described.path, described.kind) == ("ns/m", "ns/m", memstream.MemoryKind.HYBRID)
+    assert described.policy.profile is memstream.Profile.DBGPT
+    assert described.policy.recall is not None
+    assert described.policy.recall.limit == 4
+    with pytest.raises(memstream.MemoryExists):
+        await client.create_memory("ns/m")
+    assert server.metadata[0]["memstream-memory"] == "ns/m"
+
+
+async def test_errors_say_what_and_where(client: memstream.Client) -> None:
+    with pytest.raises(memstream.MemoryNotFound) as caught:
+        await client.get_memory("ns/none")
+    assert caught.value.code is grpc.StatusCode.NOT_FOUND
+    assert caught.value.details == {"memory": "none"}
+    assert isinstance(caught.value.__cause__, grpc.aio.AioRpcError)
+    with pytest.raises(memstream.CapabilityMissing):
+        await client.memory("ns/m").clear()
+
+
+@pytest.mark.parametrize("path", ["joy", "a/b/c", "/m", "ns/", "ns/ m", "ns/-m", "ns/m\n"])
+async def test_bad_paths_are_refused_before_anything_is_sent(client: memstream.Client, path: str) -> None:
+    with pytest.raises(memstream.InvalidRequest) as caught:
+        client.memory(path)
+    assert caught.value.violations[0].field == "memory"
+
+
+async def test_listing_goes_over_pages(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+    async with memory.observe("p") as stream:
+        for n in range(7):
+            await stream.send(f"line {n}")
+    listing = memory.list_fragments(page_size=3)
+    assert [fragment.content async for fragment in listing] == [f"line {n}" for n in range(7)]
+    assert listing.cursor == memstream.Cursor("01HUID", 9)
+
+
+async def test_a_closed_client_says_so(server: ScriptedServer) -> None:
+    async with memstream.connect(server.target) as client:
+        pass
+    with pytest.raises(memstream.StreamClosed):
+        await client.server_info()
+
+
+async def test_closing_the_client_ends_a_call(server: ScriptedServer) -> None:
+    client = memstream.connect(server.target)
+    server.answering.clear()
+    async with client.memory("ns/m").recall() as recall:
+        waiting = asyncio.create_task(recall.query("slow"))
+        await until(lambda: len(server.queries) == 1)
+        await client.close()
+        with pytest.raises(memstream.StreamClosed):
+            await waiting
+        recall._closed = True
+
+
+def test_only_unary_methods_are_retried() -> None:
+    config = _service_config()
+    assert '"method": "RecallOnce"' in config
+    assert '"method": "CreateMemory"' in config
+    for stream in ("Observe", "Recall", "Watch", "ExportMemories", "ImportMemories"):
+        assert f'"method": "{stream}"' not in config
+    assert "timeout" not in config
+
+
+@pytest.fixture
+def blocking_server() -> Iterator[ScriptedServer]:
+    # On the facade's own loop: grpc.aio wants one a process.
+    scripted = ScriptedServer()  # type: ignore[abstract]  # the rpcs it lacks answer UNIMPLEMENTED
+    LOOP.run(scripted.start())
+    yield scripted
+    LOOP.run(scripted.stop())
+
+
+def test_the_blocking_facade(blocking_server: ScriptedServer) -> None:
+    with memstream.sync.connect(blocking_server.target) as client:
+        joy = client.create_memory("ns/m")
+        with joy.observe("p", session="monday") as stream:
+            sent = [stream.send(f"line {n}") for n in range(5)]
+            bad = stream.send("reject me")
+            stream.flush()
+            assert [each.wait().sequence for each in sent] == [1, 2, 3, 4, 5]
+            with pytest.raises(memstream.InvalidRequest):
+                bad.wait()
+            assert stream.rejected_count == 1
+        assert [fragment.content for fragment in joy.list_fragments(page_size=2)][:2] == ["line 0", "line 1"]
+        assert joy.recall_once("Bob?")[0].fragment.content == "Bob?"
+        with joy.recall() as recall:
+            futures = [recall.submit(f"query {n}") for n in range(6)]
+            assert [future.result()[0].fragment.content for future in futures] == [f"query {n}" for n in range(6)]
+            assert len(recall.query("one more", limit=1)) == 1
+        blocking_server.add_event(1, 1)
+        with joy.watch("beginning") as watch:
+            assert next(iter(watch)).cursor.revision == 1
+        with pytest.raises(memstream.MemoryNotFound):
+            client.get_memory("ns/none")
+    assert blocking_server.closed == 1
+
+
+def test_the_blocking_facade_abandons(blocking_server: ScriptedServer) -> None:
+    def leave() -> None:
+        with client.memory("ns/m").observe("p") as stream:
+            stream.send("one")
+            raise KeyError
+
+    with memstream.sync.connect(blocking_server.target) as client, pytest.raises(KeyError):
+        leave()
+    assert blocking_server.closed == 0

@@ -1,0 +1,162 @@
+"""The Recall stream: many queries in flight, one cancelled, all asked again after a break."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import grpc
+import numpy as np
+import pytest
+
+import memstream
+from tests.support.scripted_server import Plan, ScriptedServer, status, until
+
+
+async def test_an_answer(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+    async with memory.recall(session="monday") as recall:
+        answer = await recall.query("Bob?", explain=True, limit=2)
+    assert [hit.fragment.content for hit in answer] == ["Bob?", "second"]
+    assert [fragment.content for fragment in answer.working_memory] == ["third", "second"]
+    assert (len(answer), answer[0].rank, answer.revision, answer.considered) == (2, 1, 7, 2)
+    explanation = answer[0].explanation
+    assert explanation is not None
+    assert sum(part.contribution for part in explanation.parts) == answer[0].score
+    assert explanation.parts[0].details == {"bm25": 3.0}
+    assert answer[1].explanation is None
+    assert server.metadata[0]["memstream-memory"] == "ns/m"
+
+
+async def test_many_queries_one_cancelled(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+    server.answering.clear()
+    async with memory.recall() as recall:
+        slow = [asyncio.create_task(recall.query(f"slow {n}")) for n in range(3)]
+        await until(lambda: len(server.queries) == 3)
+        assert (await recall.query("quick"))[0].fragment.content == "quick"  # overtakes those that are waiting
+        slow[1].cancel()
+        await until(lambda: server.cancelled == [server.queries[1].query_id])
+        server.answering.set()
+        assert (await slow[0])[0].fragment.content == "slow 0"
+        assert (await slow[2])[0].fragment.content == "slow 2"
+        with pytest.raises(asyncio.CancelledError):
+            await slow[1]
+
+
+async def test_queries_beyond_what_the_server_takes_wait(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+    server.answering.clear()
+    async with memory.recall() as recall:
+        asked = [asyncio.create_task(recall.query(f"slow {n}")) for n in range(10)]
+        await until(lambda: len(server.queries) == 4)
+        await asyncio.sleep(0.05)
+        assert len(server.queries) == 4
+        server.answering.set()
+        answers = await asyncio.gather(*asked)
+    assert [answer[0].fragment.content for answer in answers] == [f"slow {n}" for n in range(10)]
+
+
+async def test_queries_in_flight_are_asked_again_after_a_break(
+    memory: memstream.AgentMemory, server: ScriptedServer
+) -> None:
+    server.recall_plans = [Plan(drop_after=3), Plan(drop_after=1, drop_status=grpc.StatusCode.INTERNAL)]
+    async with memory.recall() as recall:
+        answers = await asyncio.gather(*(recall.query(f"line {n}") for n in range(3)))
+        assert [[hit.fragment.content for hit in each] for each in answers] == [
+            [f"line {n}", "second"] for n in range(3)
+        ]
+        assert recall.connections == 3
+
+
+async def test_one_query_fails_alone(memory: memstream.AgentMemory) -> None:
+    async with memory.recall() as recall:
+        failing, fine = await asyncio.gather(
+            recall.query("fail", min_revision=9), recall.query("fine"), return_exceptions=True
+        )
+    assert isinstance(failing, memstream.RevisionNotReached)
+    assert isinstance(failing, TimeoutError)
+    assert failing.details == {"revision": "3"}
+    assert isinstance(fine, memstream.Answer)
+
+
+async def test_a_query_that_takes_too_long_is_given_up(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+    server.answering.clear()
+    async with memory.recall() as recall:
+        with pytest.raises(memstream.DeadlineExceeded):
+            await recall.query("slow", timeout_s=0.05)
+        await until(lambda: server.cancelled == ["1"])
+        server.answering.set()
+
+
+async def test_opening_a_memory_that_is_not_there(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+    server.recall_plans = [Plan(refuse=status(grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND"))]
+    with pytest.raises(memstream.MemoryNotFound):
+        async with memory.recall():
+            pytest.fail("opened")
+
+
+async def test_a_closed_stream_says_so(memory: memstream.AgentMemory) -> None:
+    async with memory.recall() as recall:
+        pass
+    with pytest.raises(memstream.StreamClosed):
+        await recall.query("late")
+
+
+async def test_recall_once_carries_every_option(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+    answer = await memory.recall_once(
+        memstream.Structured(question="who?"),
+        session="monday",
+        embedding=np.array([0.5, 0.25], dtype=np.float64),
+        weights=memstream.Weights(beta=2.0),
+        filter=memstream.Filter(
+            speakers=["Bob"],
+            tiers=[memstream.Tier.LONG_TERM],
+            kinds=[memstream.FragmentKind.INSIGHT],
+            metadata={"room": "a", "floor": [1, 2]},
+        ),
+        min_revision=4,
+        token_budget=100,
+        reinforce=False,
+        limit=1,
+    )
+    assert answer.revision == 7
+    query = server.queries[0]
+    assert query.structured.question == "who?"
+    assert list(query.embedding) == [0.5, 0.25]
+    assert (query.weights.beta, query.weights.HasField("alpha")) == (2.0, False)
+    assert (query.min_revision, query.token_budget, query.reinforce, query.HasField("reinforce")) == (
+        4,
+        100,
+        False,
+        True,
+    )
+    room, floor = query.filter.metadata
+    assert (room.key, room.values[0].string_value) == ("room", "a")
+    assert (floor.key, [each.int_value for each in floor.values]) == ("floor", [1, 2])
+
+
+async def test_watch_goes_on_after_breaks(
+    client: memstream.Client, memory: memstream.AgentMemory, server: ScriptedServer
+) -> None:
+    await client.create_memory("ns/m")
+    for revision, ordinal in itertools.product(range(1, 5), (1, 2)):
+        server.add_event(revision, ordinal)
+    server.watch_plans = [Plan(drop_after=3), Plan(drop_after=1), Plan(refuse=status(grpc.StatusCode.UNAVAILABLE, "X"))]
+    async with memory.watch("beginning", include_fragments=True) as watch:
+        seen = [await anext(watch) for _ in range(8)]
+        assert [(e.cursor.revision, e.cursor.ordinal) for e in seen] == list(itertools.product(range(1, 5), (1, 2)))
+        assert watch.cursor == memstream.Cursor("01HUID", 4, 2)
+        assert seen[0].fragment is not None
+        assert (seen[0].cosine, seen[0].draw, seen[0].type) == (0.0, None, memstream.EventType.OBSERVED)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(watch), 0.05)
+        server.add_event(5, 1)
+        assert (await anext(watch)).cursor.revision == 5  # the wait that timed out has not ended the watch
+    assert server.watched[1].revision == 2
+    with pytest.raises(memstream.StreamClosed):
+        await anext(watch)
+
+
+async def test_watch_from_a_cursor_that_is_gone(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+    server.watch_plans = [Plan(refuse=status(grpc.StatusCode.OUT_OF_RANGE, "CURSOR_COMPACTED", oldest_revision="4"))]
+    with pytest.raises(memstream.CursorCompacted) as caught:
+        await anext(memory.watch(memstream.Cursor("01HUID", 1)))
+    assert caught.value.details == {"oldest_revision": "4"}

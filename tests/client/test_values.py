@@ -1,0 +1,309 @@
+"""Codec, errors, ledger and backoff, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memstream
+from memstream import errors
+from memstream.backoff import Backoff
+from memstream.codec import event_types_to_wire, fragment_from_wire, observation_to_wire
+from memstream.ledger import Ledger
+from memstream.policy_codec import policy_from_wire, policy_paths, policy_to_wire
+from memstream.status import from_status, is_cut, translate
+from memstream.v1 import error_pb2, fragment_pb2
+from memstream.v1 import stream_service_pb2 as pb
+from memstream.wiretypes import delta, duration, moment, timestamp
+from tests.support.scripted_server import status
+
+aware = st.datetimes(datetime(1950, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
+
+
+@given(aware)
+def test_times_survive(value: datetime) -> None:
+    assert moment(timestamp("t", value)) == value
+
+
+@given(st.timedeltas(timedelta(days=-10_000), timedelta(days=10_000)))
+def test_durations_survive(value: timedelta) -> None:
+    assert delta(duration(value)) == value
+
+
+def test_times_of_other_zones_are_the_same_moment() -> None:
+    here = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=5)))
+    assert moment(timestamp("t", here)) == datetime(2026, 1, 1, 7, tzinfo=UTC)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=300))
+def test_vectors_survive(numbers: list[float]) -> None:
+    wire = observation_to_wire("x", embedding=np.array(numbers, dtype=np.float64), speaker="Bob")
+    assert list(wire.embedding) == numbers
+    again = fragment_pb2.Observation.FromString(wire.SerializeToString())
+    assert (again.content, again.speaker, list(again.embedding)) == ("x", "Bob", numbers)
+
+
+def test_an_observation_with_everything() -> None:
+    when = datetime(2026, 5, 8, 12, tzinfo=UTC)
+    said = memstream.Observation(
+        "words",
+        speaker="Bob",
+        session="s",
+        observe_time=when,
+        importance=0.0,
+        metadata={"t": "text", "n": 1, "f": 1.5, "b": True},
+        ttl=timedelta(seconds=1.5),
+        external_id="e",
+        token_count=3,
+    )
+    wire = observation_to_wire(said, session="override")
+    assert (wire.content, wire.session, wire.importance, wire.HasField("importance")) == (
+        "words",
+        "override",
+        0.0,
+        True,
+    )
+    kinds = {key: value.WhichOneof("kind") for key, value in wire.metadata.items()}
+    assert kinds == {"t": "string_value", "n": "int_value", "f": "double_value", "b": "bool_value"}
+    assert (wire.ttl.seconds, wire.ttl.nanos, wire.WhichOneof("expiry")) == (1, 500_000_000, "ttl")
+    assert moment(wire.observe_time) == when
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"observe_time": datetime(2026, 1, 1)},
+        {"embedding": [1.0, float("nan")]},
+        {"embedding": np.zeros((2, 2))},
+        {"embedding": []},
+        {"metadata": {"k": 1 << 64}},
+        {"metadata": {"k": None}},
+        {"ttl": timedelta(1), "expire_time": datetime(2026, 1, 1, tzinfo=UTC)},
+        {"token_count": 1 << 40},
+        {"speaker": 7},
+    ],
+)
+def test_what_cannot_be_sent_is_refused_here(said: dict[str, Any]) -> None:
+    with pytest.raises(memstream.InvalidRequest):
+        observation_to_wire("x", **said)
+
+
+@pytest.mark.parametrize("what", [7, None, "\ud800", b"bytes"])
+def test_content_that_is_no_text_is_refused_here(what: Any) -> None:
+    with pytest.raises(memstream.InvalidRequest):
+        observation_to_wire(what)
+
+
+def test_unset_fields_of_a_fragment_are_none() -> None:
+    fragment = fragment_from_wire(fragment_pb2.Fragment(id="a", content="x", tier=fragment_pb2.TIER_SENSORY))
+    assert (fragment.tier, fragment.observe_time, fragment.structured) == (memstream.Tier.SENSORY, None, None)
+
+
+def test_enums_name_what_the_contract_names() -> None:
+    assert event_types_to_wire([memstream.EventType.OBSERVED]) == [1]
+    with pytest.raises(ValueError, match="UNKNOWN"):
+        event_types_to_wire([memstream.EventType.UNKNOWN])
+
+
+def test_a_policy_as_dataclass_and_as_dict() -> None:
+    typed = memstream.Policy(
+        profile=memstream.Profile.DBGPT,
+        short_term=memstream.ShortTermPolicy(
+            kind=memstream.ShortTermKind.FIFO, capacity=0, echo_window=timedelta(seconds=30)
+        ),
+        recall=memstream.RecallPolicy(alpha=0.0),
+    )
+    plain = {
+        "profile": "dbgpt",
+        "short_term": {"kind": "fifo", "capacity": 0, "echo_window": 30},
+        "recall": {"alpha": 0.0},
+    }
+    assert policy_to_wire(typed) == policy_to_wire(plain)
+    paths = ["profile", "short_term.kind", "short_term.capacity", "short_term.echo_window", "recall.alpha"]
+    assert policy_paths(typed) == policy_paths(plain) == [f"policy.{path}" for path in paths]
+    assert policy_from_wire(policy_to_wire(typed)) == typed
+
+
+@pytest.mark.parametrize(
+    ("policy", "field"),
+    [
+        ({"recal": {}}, None),
+        ({"recall": {"limitt": 1}}, "policy.recall.limitt"),
+        ({"profile": "other"}, "policy.profile"),
+        ({"recall": {"limit": "many"}}, "policy.recall.limit"),
+        ({"retention": {"ttl": "1d"}}, "policy.retention.ttl"),
+    ],
+)
+def test_a_bad_policy_names_the_field(policy: dict[str, Any], field: str | None) -> None:
+    if field is None:
+        assert policy_to_wire(policy) == policy_to_wire(None)  # nothing was set in it
+    else:
+        with pytest.raises(memstream.InvalidRequest) as caught:
+            policy_to_wire(policy)
+        assert caught.value.violations[0].field == field
+
+
+def test_every_reason_has_its_exception() -> None:
+    for name in error_pb2.ErrorReason.keys()[1:]:
+        reason = name.removeprefix("ERROR_REASON_")
+        error = from_status(status(grpc.StatusCode.INVALID_ARGUMENT, reason))
+        assert error.reason == reason
+        assert type(error).__name__ not in ("MemstreamError", "Refused", "Transient"), reason
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    drawn = [line.split("──")[1].split()[0] for line in (errors.__doc__ or "").splitlines() if "──" in line]
+    made = [
+        name
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, errors.MemstreamError) and each is not errors.MemstreamError
+    ]
+    assert sorted(drawn) == sorted(made)
+    assert set(made) <= set(memstream.__all__)
+
+
+def test_retry_after_and_foreign_statuses() -> None:
+    full = from_status(status(grpc.StatusCode.RESOURCE_EXHAUSTED, "BACKLOG_FULL", retry_s=1.5))
+    assert isinstance(full, memstream.BacklogFull)
+    assert full.retry_after == 1.5
+    foreign = Status(code=14, message="proxy")
+    foreign.details.add().Pack(ErrorInfo(reason="INTERNAL", domain="elsewhere.example"))
+    assert type(from_status(foreign)) is memstream.Unavailable
+
+
+@pytest.mark.parametrize(
+    ("error", "cut"),
+    [
+        (from_status(Status(code=14)), True),
+        (from_status(Status(code=13, message="RST_STREAM")), True),
+        (from_status(status(grpc.StatusCode.INTERNAL, "INTERNAL")), False),
+        (from_status(status(grpc.StatusCode.ABORTED, "PRODUCER_SUPERSEDED")), False),
+        (from_status(status(grpc.StatusCode.UNAVAILABLE, "JOURNAL_UNAVAILABLE")), True),
+        (from_status(status(grpc.StatusCode.INVALID_ARGUMENT, "SEQUENCE_GAP")), True),
+        (from_status(Status(code=12)), False),
+        (translate(asyncio.InvalidStateError()), True),
+        (translate(asyncio.CancelledError()), True),
+        (memstream.StreamClosed("x"), False),
+    ],
+)
+def test_what_is_worth_reconnecting_for(error: memstream.MemstreamError, cut: bool) -> None:
+    assert is_cut(error) is cut
+
+
+def test_backoff_gives_up_and_starts_afresh() -> None:
+    now = [0.0]
+    retry = memstream.Retry(first_s=1.0, later_s=10.0, delay_min_s=0.1, delay_max_s=0.4)
+    backoff = Backoff(retry, lambda: now[0], draw=lambda: 1.0)
+    gone = memstream.Unavailable("x", code=grpc.StatusCode.UNAVAILABLE)
+    assert [backoff.delay_s(gone) for _ in range(4)] == pytest.approx([0.1, 0.2, 0.4, 0.4])
+    now[0] = 2.0
+    assert backoff.delay_s(gone) is None
+    backoff.opened()
+    now[0] = 3.0  # open for longer than the longest delay: an outage after a day of silence is a new outage
+    assert backoff.delay_s(gone) == pytest.approx(0.1)
+    now[0] = 12.0
+    assert backoff.delay_s(gone) is not None
+    now[0] = 13.5
+    assert backoff.delay_s(gone) is None
+    assert backoff.delay_s(memstream.ProducerSuperseded("x")) is None
+
+
+def opened(expected: int, window: int = 1000, window_bytes: int = 1 << 20) -> pb.ObserveOpened:
+    return pb.ObserveOpened(
+        received=expected - 1,
+        stored=expected - 1,
+        expected_sequence=expected,
+        window_observations=window,
+        window_bytes=window_bytes,
+    )
+
+
+def add(ledger: Ledger, count: int) -> None:
+    for _ in range(count):
+        observation = fragment_pb2.Observation(content=f"line {ledger.last + 1}")
+        ledger.add(observation, observation.ByteSize())
+
+
+def test_numbers_another_process_has_used_are_told() -> None:
+    ledger = Ledger(10)
+    ledger.opened(opened(1))
+    add(ledger, 2)
+    with pytest.raises(memstream.ProducerSuperseded):
+        ledger.opened(opened(4))
+
+
+def test_stale_acknowledgements_change_nothing() -> None:
+    ledger = Ledger(10)
+    ledger.opened(opened(1))
+    add(ledger, 4)
+    ledger.next_batch()
+    assert ledger.acknowledged(pb.Ack(received=3, stored=2, revision=5))
+    assert not ledger.acknowledged(pb.Ack(received=1, stored=1, revision=4))
+    assert (ledger.received, ledger.stored, ledger.revision) == (3, 2, 5)
+
+
+def test_beyond_the_window_only_numbers_are_held() -> None:
+    ledger = Ledger(10)
+    ledger.opened(opened(1, window_bytes=20))
+    add(ledger, 1)
+    ledger.next_batch()
+    ledger.acknowledged(pb.Ack(received=1))
+    add(ledger, 2)
+    ledger.next_batch()
+    ledger.acknowledged(pb.Ack(received=3))
+    ledger.opened(opened(3, window_bytes=20))  # the last is still held ...
+    batch = ledger.next_batch()
+    assert batch is not None
+    assert (batch.first_sequence, ledger.received) == (3, 2)
+    with pytest.raises(memstream.ServerBehind):
+        ledger.opened(opened(1, window_bytes=20))  # ... the first is not
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("asrokx"), st.integers(0, 20)), max_size=60), st.integers(1, 6))
+def test_whatever_happens_each_number_arrives_in_order(steps: list[tuple[str, int]], window: int) -> None:
+    """a: add, s: send, r: server receives and acknowledges some, o: break and reopen, k: store, x: acks are lost."""
+    ledger = Ledger(3)
+    server: list[str] = []
+    wire: list[pb.ObservationBatch] = []
+    stored = 0
+    ledger.opened(opened(1, window))
+    for step, n in steps:
+        if step == "a" and ledger.has_room(10):
+            add(ledger, 1)
+        elif step == "s" and (batch := ledger.next_batch()) is not None:
+            wire.append(batch)
+        elif step in "rx" and wire:
+            batch = wire.pop(0)
+            assert batch.first_sequence <= len(server) + 1
+            for number, each in enumerate(batch.observations, batch.first_sequence):
+                if number > len(server):
+                    server.append(each.content)
+                assert server[number - 1] == each.content
+            if step == "r":
+                ledger.acknowledged(pb.Ack(received=len(server), stored=stored))
+        elif step == "k":
+            stored = min(len(server), stored + n)
+            ledger.acknowledged(pb.Ack(received=len(server), stored=stored))
+        elif step == "o":
+            wire.clear()
+            ledger.opened(opened(len(server) + 1, window))
+        assert ledger.received <= len(server)
+        assert ledger.stored <= ledger.received <= ledger.last
+        assert sum(len(batch.observations) for batch in wire) <= window
+    assert server == [f"line {n}" for n in range(1, len(server) + 1)]
+
+
+def test_the_sdk_imports_nothing_of_the_server() -> None:
+    for file in Path(memstream.__file__).parent.rglob("*.py"):
+        assert "memstream_server" not in file.read_text(), file

@@ -1,0 +1,65 @@
+"""A server over real loopback gRPC: before a scripted engine, or with MEMSTREAM_RPC_ENGINE=real before the real one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from memstream.v1.memory_service_pb2 import CreateMemoryRequest
+from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.server import build_server
+from tests.rpc.wire import Wire
+from tests.support.fake_engine import FakeEngine
+
+REAL = os.environ.get("MEMSTREAM_RPC_ENGINE") == "real"
+LIMITS = Limits(
+    content_bytes_max=2_048,
+    batch_max=16,
+    window_observations=32,
+    window_bytes=65_536,
+    queries_in_flight_max=4,
+    backlog_wait_s=0.2,
+    page_bytes_max=8_192,
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if REAL and "script" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.skip(reason="needs the scripted engine"))
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Any]:
+    if not REAL:
+        yield FakeEngine()
+        return
+    from tests.engine.conftest import open_engine
+
+    async with open_engine(tmp_path / "data") as real:
+        yield real
+
+
+@pytest.fixture
+def script(engine: Any) -> Any:
+    """What only the scripted engine can be told."""
+    return engine.script
+
+
+@pytest.fixture
+async def wire(engine: Any) -> AsyncIterator[Wire]:
+    drain = Drain(grace_s=0.3)
+    server = build_server(engine, LIMITS, drain)
+    address = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(address) as channel:
+        wire = Wire(channel, server, drain, engine.dimension)
+        await wire.memories.CreateMemory(CreateMemoryRequest(namespace="ns", memory="m"))
+        yield wire
+    await server.stop(0.1)

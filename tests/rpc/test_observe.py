@@ -1,0 +1,406 @@
+"""Observe over the wire: order of acknowledgements, windows, rejections, ends of streams."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from memstream.v1 import fragment_pb2 as fragments
+from memstream.v1 import stream_service_pb2 as pb
+from memstream_server.engine.errors import BacklogFull, StorageIsFull
+from tests.rpc.wire import Wire, refused, unpacked
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def until(condition: Any) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+async def test_opened_says_where_the_producer_stands_and_what_it_may_send(wire: Wire) -> None:
+    call = await wire.observe()
+    assert (call.opened.received, call.opened.expected_sequence, call.opened.producer_epoch) == (0, 1, 1)
+    assert (call.opened.window_observations, call.opened.window_bytes) == (32, 65_536)
+    assert call.opened.limits.batch_max == 16
+    assert call.opened.memory_uid
+
+
+async def test_a_lone_observation_is_acknowledged_received_and_stored(wire: Wire) -> None:
+    call = await wire.observe()
+    await call.batch(1, "hello")
+    acks = await call.ack(lambda ack: ack.stored == 1)
+    assert all(ack.received >= ack.stored for ack in acks)
+    assert acks[-1].received == 1
+    assert acks[-1].revision >= 2
+
+
+async def test_levels_are_cumulative_and_never_go_back(wire: Wire) -> None:
+    call = await wire.observe()
+    for first in range(1, 31, 3):
+        await call.batch(first, f"a{first}", f"b{first}", f"c{first}")
+    acks = await call.ack(lambda ack: ack.stored == 30)
+    assert [ack.received for ack in acks] == sorted(ack.received for ack in acks)
+    assert [ack.stored for ack in acks] == sorted(ack.stored for ack in acks)
+
+
+async def test_received_is_acknowledged_while_stored_waits(wire: Wire, script: Any) -> None:
+    script.storing.clear()
+    call = await wire.observe()
+    await call.batch(1, "a", "b")
+    ack = (await call.ack(lambda ack: ack.received == 2))[-1]
+    assert ack.stored == 0
+    script.storing.set()
+    await call.ack(lambda ack: ack.stored == 2)
+
+
+async def test_flush_waits_for_the_level(wire: Wire, script: Any) -> None:
+    script.storing.clear()
+    call = await wire.observe()
+    await call.batch(1, "a")
+    await call.send(flush=pb.ObserveFlush(flush_id=7))
+    assert (await call.ack(lambda ack: ack.received == 1))[-1].flushed == 0
+    script.storing.set()
+    assert (await call.ack(lambda ack: ack.flushed == 7))[-1].stored == 1
+
+
+async def test_flush_of_level_received_does_not_wait_for_stored(wire: Wire, script: Any) -> None:
+    script.storing.clear()
+    call = await wire.observe(ack_level=pb.ACK_LEVEL_RECEIVED)
+    await call.batch(1, "a")
+    await call.send(flush=pb.ObserveFlush(flush_id=1))
+    assert (await call.ack(lambda ack: ack.flushed == 1))[-1].stored == 0
+
+
+async def test_flush_of_nothing_is_answered(wire: Wire) -> None:
+    call = await wire.observe()
+    await call.send(flush=pb.ObserveFlush(flush_id=3))
+    await call.ack(lambda ack: ack.flushed == 3)
+
+
+async def test_close_answers_closed_once_all_is_stored(wire: Wire) -> None:
+    call = await wire.observe(outcomes=True)
+    await call.batch(1, "a", "b")
+    await call.send(close=pb.ObserveClose())
+    messages = []
+    while (message := await call.next()) is not None:
+        messages.append(message)
+    assert messages[-1].WhichOneof("message") == "closed"
+    assert (messages[-1].closed.received, messages[-1].closed.stored) == (2, 2)
+    outcomes = [each for message in messages for each in (*message.ack.outcomes, *message.closed.outcomes)]
+    assert [each.sequence for each in outcomes] == [1, 2]
+    assert all(each.fragment_id for each in outcomes)
+    assert await call.call.code() is grpc.StatusCode.OK
+
+
+async def test_a_stream_that_ends_without_close_is_abandoned(wire: Wire, script: Any) -> None:
+    script.storing.clear()
+    call = await wire.observe()
+    await call.batch(1, "a")
+    await call.ack(lambda ack: ack.received == 1)
+    await call.call.done_writing()
+    assert await call.next() is None
+    await until(lambda: script.sessions_closed == 1)
+
+
+async def test_a_cancelled_stream_closes_its_session(wire: Wire, script: Any) -> None:
+    call = await wire.observe()
+    await call.batch(1, "a")
+    call.call.cancel()
+    await until(lambda: script.sessions_closed == 1)
+
+
+async def test_a_malformed_item_is_rejected_alone_and_keeps_its_number(wire: Wire) -> None:
+    call = await wire.observe()
+    observation = fragments.Observation(content="x", importance=2.0, embedding=[1.0])
+    await call.batch(1, "good", "", observation, "good too")
+    acks = await call.ack(lambda ack: ack.stored == 4)
+    rejected = {each.sequence: unpacked(each.status) for ack in acks for each in ack.rejected}
+    assert sorted(rejected) == [2, 3]
+    assert rejected[2].code is INVALID
+    assert rejected[2].reason == "INVALID_FIELD"
+    assert rejected[2].fields == {"content": "is empty"}
+    assert set(rejected[3].fields) == {"importance", "embedding"}
+
+    again = await wire.observe()
+    assert again.opened.received == 4
+    await again.batch(1, "good", "", observation, "good too")
+    acks = await again.ack(lambda ack: bool(ack.rejected))
+    assert [each.sequence for each in acks[-1].rejected] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("observation", "field"),
+    [
+        (fragments.Observation(), "content"),
+        (fragments.Observation(content=" \n"), "content"),
+        (fragments.Observation(content="x" * 2_049), "content"),
+        (fragments.Observation(content="é" * 1_025), "content"),
+        (fragments.Observation(structured=fragments.StructuredObservation()), "structured"),
+        (fragments.Observation(content="x", importance=float("nan")), "importance"),
+        (fragments.Observation(content="x", importance=-0.1), "importance"),
+        (fragments.Observation(content="x", session="a\x00b"), "session"),
+        (fragments.Observation(content="x", speaker="s" * 129), "speaker"),
+        (fragments.Observation(content="x", token_count=-1), "token_count"),
+        (fragments.Observation(content="x", metadata={"k": fragments.MetadataValue()}), "metadata['k']"),
+        (
+            fragments.Observation(content="x", metadata={"k": fragments.MetadataValue(double_value=float("inf"))}),
+            "metadata['k']",
+        ),
+        (fragments.Observation(content="x", metadata={"": fragments.MetadataValue(int_value=1)}), "metadata"),
+        (
+            fragments.Observation(content="x", metadata={"k": fragments.MetadataValue(string_value="v" * 20_000)}),
+            "metadata",
+        ),
+        (fragments.Observation(content="x", observe_time={"seconds": 10**15}), "observe_time"),
+        (fragments.Observation(content="x", ttl={"seconds": 0}), "ttl"),
+        (fragments.Observation(content="x", ttl={"seconds": -5}), "ttl"),
+    ],
+)
+async def test_every_malformed_field_is_named(wire: Wire, observation: Any, field: str) -> None:
+    call = await wire.observe()
+    await call.batch(1, observation)
+    ack = (await call.ack(lambda ack: bool(ack.rejected)))[-1]
+    assert list(unpacked(ack.rejected[0].status).fields) == [field]
+
+
+@pytest.mark.parametrize("wrong", ["short", "long", "nan", "infinite", "zero"])
+async def test_a_wrong_vector_is_refused(wire: Wire, wrong: str) -> None:
+    values = [1.0] * wire.dimension
+    values = {
+        "short": values[1:],
+        "long": [*values, 1.0],
+        "nan": [float("nan"), *values[1:]],
+        "infinite": [float("inf"), *values[1:]],
+        "zero": [0.0] * wire.dimension,
+    }[wrong]
+    call = await wire.observe()
+    await call.batch(1, fragments.Observation(content="x", embedding=values))
+    ack = (await call.ack(lambda ack: bool(ack.rejected)))[-1]
+    assert list(unpacked(ack.rejected[0].status).fields) == ["embedding"]
+
+
+async def test_a_vector_is_normalised_even_where_its_squares_overflow(wire: Wire, script: Any) -> None:
+    call = await wire.observe()
+    await call.batch(1, fragments.Observation(content="x", embedding=[3e38, 3e38, 0, 0]))
+    await call.ack(lambda ack: ack.stored == 1)
+    assert script.items[0].vector.tolist() == pytest.approx([0.5**0.5, 0.5**0.5, 0, 0])
+
+
+async def test_the_streams_session_is_for_items_that_give_none(wire: Wire, script: Any) -> None:
+    call = await wire.observe(session="monday")
+    await call.batch(1, "a", fragments.Observation(content="b", session="tuesday"))
+    await call.ack(lambda ack: ack.stored == 2)
+    assert [item.session for item in script.items] == ["monday", "tuesday"]
+
+
+async def test_a_gap_says_the_number_expected_after_what_came_before_is_acknowledged(wire: Wire) -> None:
+    call = await wire.observe()
+    await call.batch(1, "a", "b")
+    await call.batch(4, "d")
+    assert (await call.ack(lambda ack: ack.received == 2))[-1].received == 2
+    error = await call.error()
+    assert (error.code, error.reason, error.metadata) == (INVALID, "SEQUENCE_GAP", {"expected_sequence": "3"})
+
+
+async def test_a_repeat_is_acknowledged_and_not_applied_again(wire: Wire) -> None:
+    call = await wire.observe()
+    await call.batch(1, "a", "b")
+    await call.ack(lambda ack: ack.stored == 2)
+    again = await wire.observe()
+    assert (again.opened.received, again.opened.expected_sequence, again.opened.producer_epoch) == (2, 3, 2)
+    await again.batch(1, "a", "b")
+    await again.batch(3, "c")
+    await again.ack(lambda ack: ack.stored == 3)
+    listed = await wire.memories.ListFragments(_list())
+    assert [each.content for each in listed.fragments] == ["a", "b", "c"]
+
+
+def _list() -> Any:
+    from memstream.v1.memory_service_pb2 import ListFragmentsRequest
+
+    return ListFragmentsRequest(namespace="ns", memory="m")
+
+
+async def test_the_same_number_with_other_content_is_a_conflict(wire: Wire) -> None:
+    call = await wire.observe()
+    await call.batch(1, "a")
+    await call.ack(lambda ack: ack.stored == 1)
+    await call.batch(1, "other")
+    error = await call.error()
+    assert (error.code, error.reason, error.metadata) == (INVALID, "SEQUENCE_CONFLICT", {"sequence": "1"})
+
+
+async def test_a_newer_stream_of_the_producer_ends_the_older_one(wire: Wire) -> None:
+    older = await wire.observe()
+    newer = await wire.observe()
+    assert newer.opened.producer_epoch == 2
+    error = await older.error()
+    assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "PRODUCER_SUPERSEDED")
+    await newer.batch(1, "a")
+    await newer.ack(lambda ack: ack.stored == 1)
+
+
+async def test_more_than_the_window_is_refused(wire: Wire, script: Any) -> None:
+    script.receiving.clear()
+    call = await wire.observe()
+    await call.batch(1, *["x"] * 16)
+    await call.batch(17, *["x"] * 16)
+    await call.batch(33, "x")
+    await asyncio.sleep(0.05)
+    script.receiving.set()
+    error = await call.error()
+    assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED")
+
+
+async def test_the_window_counts_bytes_too(wire: Wire, script: Any) -> None:
+    script.receiving.clear()
+    call = await wire.observe()
+    await call.batch(1, *["x" * 2_048] * 16)
+    await call.batch(17, *["x" * 2_048] * 16)
+    await asyncio.sleep(0.05)
+    script.receiving.set()
+    error = await call.error()
+    assert (error.reason, "bytes" in error.message) == ("WINDOW_EXCEEDED", True)
+
+
+async def test_credits_come_back_at_received(wire: Wire, script: Any) -> None:
+    script.storing.clear()
+    call = await wire.observe()
+    for first in range(1, 161, 16):
+        await call.batch(first, *["x"] * 16)
+        await call.ack(lambda ack, last=first + 15: ack.received == last)
+    script.storing.set()
+    await call.ack(lambda ack: ack.stored == 160)
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "field"),
+    [(1, 0, "batch.observations"), (1, 17, "batch.observations"), (0, 1, "batch.first_sequence"),
+     (-3, 1, "batch.first_sequence"), (2**63 - 1, 2, "batch.first_sequence")],
+)  # fmt: skip
+async def test_a_malformed_batch_ends_the_stream(wire: Wire, first: int, count: int, field: str) -> None:
+    call = await wire.observe()
+    await call.batch(first, *["x"] * count)
+    error = await call.error()
+    assert (error.code, list(error.fields)) == (INVALID, [field])
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"batch": pb.ObservationBatch(first_sequence=1)}],
+        [{}],
+        [{"close": pb.ObserveClose()}],
+        [{"open": pb.ObserveOpen(namespace="ns", memory="m", producer="p")}] * 2,
+        [{"open": pb.ObserveOpen(namespace="ns", memory="m", producer="p")}, {}],
+    ],
+)
+async def test_messages_out_of_order_are_refused(wire: Wire, messages: list[dict[str, Any]]) -> None:
+    call = wire.streams.Observe()
+    for message in messages:
+        await call.write(pb.ObserveRequest(**message))
+
+    async def read_all() -> None:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+    error = await refused(read_all())
+    assert (error.code, error.reason) == (INVALID, "PROTOCOL_VIOLATION")
+
+
+async def test_a_stream_without_any_message_is_refused(wire: Wire) -> None:
+    call = wire.streams.Observe()
+    await call.done_writing()
+    assert (await refused(call.read())).reason == "PROTOCOL_VIOLATION"
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"namespace": ""}, "open.namespace"),
+        ({"namespace": "a/b"}, "open.namespace"),
+        ({"memory": "-m"}, "open.memory"),
+        ({"memory": "m" * 129}, "open.memory"),
+        ({"memory": "näme"}, "open.memory"),
+        ({"producer": ""}, "open.producer"),
+        ({"producer": "a\nb"}, "open.producer"),
+        ({"ack_level": 9}, "open.ack_level"),
+    ],
+)
+async def test_a_malformed_open_is_refused(wire: Wire, given: dict[str, Any], field: str) -> None:
+    error = await refused(wire.observe(**given))
+    assert (error.code, list(error.fields)) == (INVALID, [field])
+
+
+async def test_an_unknown_memory_is_named(wire: Wire) -> None:
+    error = await refused(wire.observe(memory="nobody"))
+    assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND")
+    assert "nobody" in error.message
+
+
+async def test_a_full_backlog_throttles_before_it_refuses(wire: Wire, script: Any) -> None:
+    script.refuse_submits.append(BacklogFull("full", retry_after_s=0.05))
+    call = await wire.observe()
+    await call.batch(1, "a")
+    throttle = (await call.next()).throttle
+    assert throttle.retry_delay.nanos == 50_000_000
+    await call.ack(lambda ack: ack.stored == 1)
+
+
+async def test_a_backlog_that_stays_full_refuses_with_a_time_to_wait(wire: Wire, script: Any) -> None:
+    script.refuse_submits.extend(BacklogFull("full", retry_after_s=0.05) for _ in range(100))
+    call = await wire.observe()
+    await call.batch(1, "a")
+    error = await call.error()
+    assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "BACKLOG_FULL")
+    assert error.retry_s == pytest.approx(0.05)
+
+
+async def test_a_full_disk_refuses_with_a_time_to_wait(wire: Wire, script: Any) -> None:
+    script.refuse_submits.append(StorageIsFull("no room"))
+    call = await wire.observe()
+    await call.batch(1, "a")
+    error = await call.error()
+    assert (error.code, error.reason, error.retry_s) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "STORAGE_FULL", 30.0)
+
+
+async def test_draining_tells_the_stream_and_still_stores_what_comes(wire: Wire) -> None:
+    call = await wire.observe()
+    wire.drain.begin()
+    assert (await call.next()).WhichOneof("message") == "going_away"
+    await call.batch(1, "late")
+    await call.send(close=pb.ObserveClose())
+    while (message := await call.next()) is not None:
+        last = message
+    assert last.closed.stored == 1
+
+
+async def test_a_stream_that_stays_is_ended_when_the_grace_is_over(wire: Wire) -> None:
+    call = await wire.observe()
+    wire.drain.begin()
+    error = await call.error()
+    assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+    assert (await refused(wire.observe())).reason == "SHUTTING_DOWN"
+
+
+async def test_a_batch_by_itself(wire: Wire) -> None:
+    def batch(*contents: str, **given: Any) -> pb.ObserveBatchRequest:
+        items = [fragments.Observation(content=content) for content in contents]
+        return pb.ObserveBatchRequest(**{"namespace": "ns", "memory": "m", "observations": items} | given)
+
+    assert (await wire.streams.ObserveBatch(batch("a", "b"))).ack.stored == 2
+    error = await refused(wire.streams.ObserveBatch(batch("a", "")))
+    assert (error.code, error.fields) == (INVALID, {"observations[1].content": "is empty"})
+    numbered = (await wire.streams.ObserveBatch(batch("a", "", producer="q", first_sequence=1))).ack
+    assert (numbered.stored, [each.sequence for each in numbered.rejected]) == (2, [2])
+    assert list((await refused(wire.streams.ObserveBatch(batch("a", producer="q")))).fields) == ["first_sequence"]
+    assert list((await refused(wire.streams.ObserveBatch(batch()))).fields) == ["observations"]
+    gap = await refused(wire.streams.ObserveBatch(batch("z", producer="q", first_sequence=9)))
+    assert gap.reason == "SEQUENCE_GAP"
