@@ -71,7 +71,7 @@ def members(kind: type[E], descriptor: EnumDescriptor) -> dict[int, E]:
     return {numbers[member.name]: member for member in kind if member.name in numbers}
 
 
-def metadata_value(field: str, value: MetadataValue) -> fragment_pb2.MetadataValue:
+def metadata_value(field: str, value: object) -> fragment_pb2.MetadataValue:
     """One metadata value; bool before int, of which it is a subclass."""
     try:
         if isinstance(value, bool):
@@ -80,9 +80,11 @@ def metadata_value(field: str, value: MetadataValue) -> fragment_pb2.MetadataVal
             return fragment_pb2.MetadataValue(int_value=value)
         if isinstance(value, float):
             return fragment_pb2.MetadataValue(double_value=value)
-        return fragment_pb2.MetadataValue(string_value=value)
+        if isinstance(value, str):
+            return fragment_pb2.MetadataValue(string_value=value)
     except (TypeError, ValueError) as error:
-        raise invalid(field, f"must be text, a 64-bit integer, a float or a bool: {error}") from error
+        raise invalid(field, str(error)) from error
+    raise invalid(field, f"must be str, int, float or bool, not {type(value).__name__}")
 
 
 def metadata(wire: MessageMap[str, fragment_pb2.MetadataValue]) -> Mapping[str, MetadataValue]:

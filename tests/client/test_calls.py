@@ -64,13 +64,12 @@ async def test_a_closed_client_says_so(server: ScriptedServer) -> None:
 async def test_closing_the_client_ends_a_call(server: ScriptedServer) -> None:
     client = memstream.connect(server.target)
     server.answering.clear()
-    async with client.memory("ns/m").recall() as recall:
-        waiting = asyncio.create_task(recall.query("slow"))
-        await until(lambda: len(server.queries) == 1)
-        await client.close()
-        with pytest.raises(memstream.StreamClosed):
-            await waiting
-        recall._closed = True
+    recall = await client.memory("ns/m").recall().__aenter__()
+    waiting = asyncio.create_task(recall.query("slow"))
+    await until(lambda: len(server.queries) == 1)
+    await client.close()
+    with pytest.raises(memstream.StreamClosed):
+        await waiting
 
 
 def test_only_unary_methods_are_retried() -> None:

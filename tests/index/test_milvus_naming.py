@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memstream_server.adapters.milvus.collection import release
 from memstream_server.adapters.milvus.index import connect_milvus
 from memstream_server.adapters.milvus.naming import (
     ID_LENGTH_MAX,
@@ -60,6 +61,19 @@ def test_spaces_that_look_alike_get_collections_of_their_own() -> None:
 def test_what_is_no_server_is_refused(uri: str) -> None:
     with pytest.raises(ValueError, match="not the URI"):
         connect_milvus(uri)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("v2.3.5-lite", (2, 3)),
+        ("2.5.14", (2, 5)),
+        ("Zilliz Cloud Vector Database(Compatible with Milvus 2.4)", (2, 4)),
+        ("dev", (999, 0)),
+    ],
+)
+def test_release_of_a_server(version: str, expected: tuple[int, int]) -> None:
+    assert release(version) == expected
 
 
 def test_the_description_hides_credentials() -> None:

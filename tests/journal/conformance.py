@@ -25,6 +25,7 @@ from memstream_server.ports.journal import (
     Conflict,
     Counts,
     FragmentQuery,
+    Image,
     IndexEntry,
     Job,
     Journal,
@@ -118,7 +119,7 @@ def transition(revision: int, **parts: object) -> Commit:
     return Commit(memory="u1", epoch=1, revision=revision, time_us=revision * 10, **parts)  # type: ignore[arg-type]
 
 
-async def image(journal: Journal, vectors_max: int = 100):  # type: ignore[no-untyped-def]  # Image, at length
+async def image(journal: Journal, vectors_max: int = 100) -> Image:
     return await journal.load("u1", MODEL, vectors_max)
 
 

@@ -151,6 +151,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         limits = server_service_pb2.Limits(queries_in_flight_max=4)
         await context.write(pb.RecallResponse(opened=pb.RecallOpened(memory_uid=UID, limits=limits)))
         tasks: set[asyncio.Task[None]] = set()
+        writing = asyncio.Lock()
         read = 0
         while (request := await context.read()) is not grpc.aio.EOF:
             if request.HasField("query"):
@@ -158,26 +159,28 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
                 read += 1
                 if plan.drop_after == read:
                     await context.abort(plan.drop_status, "scripted break")
-                tasks.add(asyncio.create_task(self._answer(request.query, context)))
+                tasks.add(asyncio.create_task(self._answer(request.query, context, writing)))
             elif request.HasField("cancel"):
                 self.cancelled.append(request.cancel.query_id)
             elif request.HasField("close"):
                 break
         await asyncio.gather(*tasks)
 
-    async def _answer(self, query: pb.RecallQuery, context: Any) -> None:
+    async def _answer(self, query: pb.RecallQuery, context: Any, writing: asyncio.Lock) -> None:
         if query.text.startswith("slow"):
             await self.answering.wait()
         if query.query_id in self.cancelled:
             return
         if query.text.startswith("fail"):
             failed = status(grpc.StatusCode.DEADLINE_EXCEEDED, "REVISION_NOT_REACHED", revision="3")
-            response = pb.RecallResponse(failed=pb.RecallFailed(query_id=query.query_id, status=failed))
-            await context.write(response)
-            return
-        for part in _answer_parts(query):
-            await context.write(pb.RecallResponse(recollections=part))
-        await context.write(pb.RecallResponse(done=pb.RecallDone(query_id=query.query_id, revision=7, considered=2)))
+            responses = [pb.RecallResponse(failed=pb.RecallFailed(query_id=query.query_id, status=failed))]
+        else:
+            responses = [pb.RecallResponse(recollections=part) for part in _answer_parts(query)]
+            done = pb.RecallDone(query_id=query.query_id, revision=7, considered=2)
+            responses.append(pb.RecallResponse(done=done))
+        for response in responses:
+            async with writing:  # one write at a time is all that gRPC takes
+                await context.write(response)
 
     async def RecallOnce(self, request: pb.RecallOnceRequest, context: Any) -> pb.RecallOnceResponse:  # noqa: N802
         self.metadata.append(dict(context.invocation_metadata()))

@@ -99,7 +99,7 @@ def restore_command(file: Path, data_dir: Path, force: bool, as_json: bool) -> N
     if as_json:
         print_json({"data_dir": str(data_dir.absolute()), "file": str(file), "bytes": size, "replaced": replaced})
     else:
+        lost = "; the journal that was there is gone" if replaced else ""
         click.echo(
-            f"restored {file} into {data_dir} ({size:,} bytes){'; the journal that was there is gone' if replaced else ''}; "
-            "the vector index is filled again when the server starts"
+            f"restored {file} into {data_dir} ({size:,} bytes){lost}; the index is filled again by the next start"
         )

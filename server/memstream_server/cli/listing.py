@@ -12,7 +12,7 @@ from memstream.client import Client
 from memstream.resources import Memory, Namespace
 from memstream.values import Filter, Fragment
 from memstream_server.cli.options import filter_options, json_option
-from memstream_server.cli.output import console, one_line, print_json, table, when, words
+from memstream_server.cli.output import console, one_line, print_json, table, when, words, write
 from memstream_server.cli.server import Server, server_options
 
 T = TypeVar("T")
@@ -119,9 +119,8 @@ async def _each(items: AsyncIterator[T], most: int, as_json: bool, row: Callable
 def _print(grid: Table, more: bool, most: int, as_json: bool, nothing: str) -> None:
     if as_json:
         return
-    out = console()
     if grid.row_count:
-        out.print(grid)
+        write(console(), grid)
     else:
         click.echo(nothing, err=True)
     if more:

@@ -80,8 +80,8 @@ class Tally:
 @click.option(
     "--format",
     "form",
-    type=click.Choice([*Format]),
-    default=Format.AUTO,
+    type=click.Choice([each.value for each in Format]),
+    default=Format.AUTO.value,
     show_default=True,
     help="How input is written.",
 )
@@ -95,8 +95,16 @@ class Tally:
     help="Skip what this producer has sent before. Default: yes, but not for pipes.",
 )
 @click.option("--create", is_flag=True, help="Make the memory if it is not there.")
-@click.option("--kind", type=click.Choice([*MemoryKind]), help="With --create: which tiers it has. Default: hybrid.")
-@click.option("--profile", type=click.Choice([*Profile]), help="With --create: where its policy's defaults come from.")
+@click.option(
+    "--kind",
+    type=click.Choice([each.value for each in MemoryKind]),
+    help="With --create: which tiers it has. Default: hybrid.",
+)
+@click.option(
+    "--profile",
+    type=click.Choice([each.value for each in Profile]),
+    help="With --create: where its policy's defaults come from.",
+)
 @server_options
 @json_option
 def observe_command(

@@ -87,8 +87,16 @@ def filter_options(command: F) -> F:
 
     @click.option("--session", "sessions", multiple=True, metavar="NAME", help="Of this session (may be repeated).")
     @click.option("--speaker", "speakers", multiple=True, metavar="NAME", help="Said by this one (may be repeated).")
-    @click.option("--tier", "tiers", multiple=True, type=click.Choice([*Tier]), help="In this tier (may be repeated).")
-    @click.option("--kind", "kinds", multiple=True, type=click.Choice([*FragmentKind]), help="Of this kind.")
+    @click.option(
+        "--tier",
+        "tiers",
+        multiple=True,
+        type=click.Choice([tier.value for tier in Tier]),
+        help="In this tier (may be repeated).",
+    )
+    @click.option(
+        "--kind", "kinds", multiple=True, type=click.Choice([kind.value for kind in FragmentKind]), help="Of this kind."
+    )
     @click.option(
         "--since", type=Moment(), metavar="TIME", help="Perceived then or later: 2026-05-08, or 7d for a week."
     )

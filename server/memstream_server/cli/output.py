@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -62,6 +62,15 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=width)
 
 
+def write(out: Console, *parts: RenderableType) -> None:
+    """Print tables and texts without the blanks that fill up their lines."""
+    with out.capture() as captured:
+        for part in parts:
+            out.print(part)
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    click.echo("\n".join(lines), err=out.stderr)
+
+
 def shown(text: str, longest: int | None = None) -> Text:
     """Text of a memory, cut at `longest`; control characters are made visible, or a memory could drive the terminal."""
     if longest is not None and len(text) > longest:
@@ -89,7 +98,7 @@ def words(fragment: Fragment) -> str:
 
 def table(*columns: str, numbers: Iterable[str] = (), wide: str = "") -> Table:
     """An empty table; `numbers` are set to the right, `wide` takes what room there is."""
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     right = set(numbers)
     for name in columns:
         if name == wide:

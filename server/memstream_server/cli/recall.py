@@ -11,7 +11,7 @@ from rich.text import Text
 from memstream.client import Client
 from memstream.values import Answer, Explanation, Filter, RecallOptions, Recollection, Weights
 from memstream_server.cli.options import Moment, filter_options, json_option
-from memstream_server.cli.output import console, one_line, print_json, shown, table, when, words
+from memstream_server.cli.output import console, one_line, print_json, shown, table, when, words, write
 from memstream_server.cli.server import Server, server_options
 
 _WORDS_SHOWN = 1_000
@@ -105,16 +105,16 @@ def print_answer(answer: Answer, explain: bool, working: bool) -> None:
         )
         for hit in answer:
             grid.add_row(str(hit.rank), f"{hit.score:.3f}", f"{hit.relevance:.3f}", _told(hit))
-        out.print(grid)
+        write(out, grid)
     else:
-        out.print("nothing recalled")
+        write(out, "nothing recalled")
     if explain:
         _print_near_misses(out, answer)
     if working:
         _print_working_memory(out, answer)
-    out.print(Text(figures(answer), style="dim"))
+    write(out, Text(figures(answer), style="dim"))
     if answer.degraded:
-        out.print(Text(f"degraded: {answer.degraded}", style="yellow"))
+        write(out, Text(f"degraded: {answer.degraded}", style="yellow"))
 
 
 def _told(hit: Recollection) -> Text:
@@ -142,7 +142,7 @@ def _print_near_misses(out: Console, answer: Answer) -> None:
     grid = table("came close", "removed by", "score", "relevance", numbers=["score", "relevance"])
     for miss in answer.near_misses:
         grid.add_row(miss.fragment_id, miss.stage, _number(miss.score), _number(miss.relevance))
-    out.print(grid)
+    write(out, grid)
 
 
 def _print_working_memory(out: Console, answer: Answer) -> None:
@@ -150,7 +150,7 @@ def _print_working_memory(out: Console, answer: Answer) -> None:
     for fragment in answer.working_memory:
         content = one_line(words(fragment), _WORDS_SHOWN)
         grid.add_row(when(fragment.observe_time), one_line(fragment.speaker, 40), content)
-    out.print(grid if answer.working_memory else "working memory is empty")
+    write(out, grid if answer.working_memory else "working memory is empty")
 
 
 def figures(answer: Answer) -> str:

@@ -19,6 +19,8 @@ from memstream_server.settings import Settings, SettingsError, load, unknown_var
 
 _SHORT = {"data_dir": "--data"}
 """Second names of flags."""
+_UNITS = {"seconds", "bytes", "characters"}
+"""Units that the meaning of a setting does not name by itself."""
 _OF_THE_CLIENT = {"MEMSTREAM_TARGET", "MEMSTREAM_TOKEN"}
 """Variables of the other commands: no settings, and not misspelt ones either."""
 
@@ -43,9 +45,9 @@ def flags() -> list[click.Option]:
 def _flag(name: str, field: FieldInfo) -> click.Option:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     unit = str(extra.get("unit", ""))
-    meaning = (field.description or "") + (f"; in {unit}" if unit else "")
+    help_ = f"{field.description}{f', in {unit}' if unit in _UNITS else ''}.  [default: {_default(field, extra)}]"
     names = [f"--{name.replace('_', '-')}", *([_SHORT[name]] if name in _SHORT else []), name]
-    return click.Option(names, type=_type(field), help=f"{meaning}.", show_default=_default(field, extra), default=None)
+    return click.Option(names, type=_type(field), help=help_, default=None, metavar=_metavar(field))
 
 
 def _type(field: FieldInfo) -> click.ParamType[Any] | type:
@@ -63,13 +65,20 @@ def _type(field: FieldInfo) -> click.ParamType[Any] | type:
     return click.Path(path_type=Path) if kind in (Path, Path | None) else str
 
 
+def _metavar(field: FieldInfo) -> str | None:
+    names: dict[object, str] = {int: "NUMBER", float: "NUMBER", bool: "on|off"}
+    return names.get(field.annotation)
+
+
 def _default(field: FieldInfo, extra: dict[str, Any]) -> str:
     default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
     if "default" in extra:
         return str(extra["default"])
     if isinstance(default, Enum):
         return str(default.value)
-    return "unset" if default in (None, "") else str(default)
+    if isinstance(default, float):
+        return f"{default:g}"
+    return "none" if default in (None, "") else str(default)
 
 
 def run(config: Path | None, as_json: bool, **given: Any) -> None:

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # By class, the most particular first. {target} and {wait} are filled in.
 _ADVICE: tuple[tuple[type[errors.MemstreamError], str], ...] = (
-    (errors.MemoryNotFound, "`memstream list` shows what there is; `memstream observe --create` makes one"),
+    (errors.MemoryNotFound, "`memstream list` shows what there is, `memstream observe --create` makes one"),
     (errors.ProducerSuperseded, "another process observes under this producer's name: give each its own --producer"),
     (errors.ServerBehind, "run the same command again to send what the server has lost"),
     (errors.ModelMismatch, "start the server with the model its data was made with, or run `memstream reindex`"),

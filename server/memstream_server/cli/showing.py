@@ -11,7 +11,7 @@ from memstream.client import Client
 from memstream.resources import Memory, MemoryStats, ServerInfo
 from memstream.values import Fragment
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, facts, print_json, shown, words
+from memstream_server.cli.output import console, facts, print_json, shown, words, write
 from memstream_server.cli.server import Server, server_options
 
 
@@ -48,11 +48,9 @@ def show_command(memory: str, fragment: str | None, external_id: str | None, ser
 
 
 def _print_memory(memory: Memory) -> None:
-    out = console()
     own = ((field.name, getattr(memory, field.name)) for field in fields(memory) if field.name != "policy")
-    out.print(facts([("memory", memory.path), *(pair for pair in own if pair[0] not in {"namespace", "name"})]))
-    out.print("\npolicy")
-    out.print(facts(_leaves(memory.policy)))
+    about = facts([("memory", memory.path), *(pair for pair in own if pair[0] not in {"namespace", "name"})])
+    write(console(), about, "\npolicy", facts(_leaves(memory.policy)))
 
 
 def _leaves(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -64,16 +62,10 @@ def _leaves(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _print_fragment(fragment: Fragment) -> None:
-    out = console()
     apart = {"content", "structured", "merged_text"}
-    out.print(
-        facts((field.name, getattr(fragment, field.name)) for field in fields(fragment) if field.name not in apart)
-    )
-    out.print()
-    out.print(shown(words(fragment)))
-    if fragment.merged_text:
-        out.print("\nmerged with its enhancers")
-        out.print(shown(fragment.merged_text))
+    about = ((field.name, getattr(fragment, field.name)) for field in fields(fragment) if field.name not in apart)
+    merged = ["\nmerged with its enhancers", shown(fragment.merged_text)] if fragment.merged_text else []
+    write(console(), facts(about), "", shown(words(fragment)), *merged)
 
 
 @click.command("stats", short_help="Count what a memory holds.")
@@ -95,7 +87,7 @@ def stats_command(memory: str, server: Server, as_json: bool) -> None:
     if as_json:
         print_json(stats)
     else:
-        console().print(facts((field.name, getattr(stats, field.name)) for field in fields(stats)))
+        write(console(), facts((field.name, getattr(stats, field.name)) for field in fields(stats)))
 
 
 @click.command("info", short_help="Show what the server is and can do.")
@@ -120,4 +112,4 @@ def info_command(server: Server, as_json: bool) -> None:
     rows += [(field.name, getattr(info, field.name)) for field in fields(info) if field.name not in apart]
     rows += [("embedding", f"{model.name}, {model.dimension} dimensions"), ("capabilities", info.capabilities)]
     rows += [(f"limits.{field.name}", getattr(info.limits, field.name)) for field in fields(info.limits)]
-    console().print(facts(rows))
+    write(console(), facts(rows))

@@ -97,6 +97,8 @@ def recollect(state: State, recollections: Sequence[Recollected], policy: Policy
     draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
     if rules.enhanced:
         for found in recollections:
+            if draft.removes(found.id):  # an earlier one made it ripe, and its kind has no next tier
+                continue
             other = Enhancement(found.id, found.text, recollection=True)
             enhance(draft, other, found.vector, policy.short_term, similarity_min)
             _promote_ripe(draft, rules)

@@ -133,6 +133,9 @@ class Draft:
     def remove(self, fragment_id: str) -> None:
         self._removed[fragment_id] = None
 
+    def removes(self, fragment_id: str) -> bool:
+        return fragment_id in self._removed
+
     def finish(self) -> Transition:
         state = State(
             kind=self.kind,

@@ -189,9 +189,13 @@ def probe(connection: Connection) -> None:
         connection.exec_driver_sql(f'SELECT 1 FROM "{name}" LIMIT 1').all()
 
 
+def _free_bytes(directory: Path) -> int:
+    return shutil.disk_usage(directory).free
+
+
 def copy(source: Path, target: Path) -> None:
     """A consistent copy of a database, also one in use, and durable. Raises StorageFull; leaves no partial file."""
-    needed, free = source.stat().st_size, shutil.disk_usage(target.parent).free
+    needed, free = source.stat().st_size, _free_bytes(target.parent)
     if free < needed:
         raise StorageFull(f"{target.parent} has {free} bytes free, the copy needs {needed}")
     try:

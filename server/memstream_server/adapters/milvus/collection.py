@@ -4,7 +4,7 @@ The same code serves Milvus Lite and a Milvus server; `get_server_version()` tel
 
 | | Lite | server, Zilliz |
 |---|---|---|
-| a memory's rows | partition by hash, named on every call | partition key, never named (it refuses) |
+| a memory's rows | partition by hash, named on every call | partition key (from 2.4), never named (it refuses) |
 | index | none: an exact scan, which its FLAT index is too, without sidecar files that can be damaged | HNSW |
 | reads | see every write | Bounded for search unless told otherwise, Strong for counts and ids |
 
@@ -14,6 +14,7 @@ Every call has a timeout; every failure leaves as IndexUnavailable. Not thread-s
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,10 @@ HNSW = {"M": 16, "efConstruction": 200}
 EF_MIN = 128
 """Candidates HNSW keeps while it searches; never below the limit asked for."""
 
+KEYED_SINCE = (2, 4)
+"""Older servers put upserted rows into the partition of another field's value, where no search finds them
+(https://github.com/milvus-io/milvus/pull/30772): they get a plain column."""
+
 METRIC = "IP"
 """Of unit vectors the inner product is the cosine, and neither engine has to compute norms."""
 
@@ -87,7 +92,10 @@ class MilvusCollection:
         with unavailable("connect"):
             version = str(client.get_server_version(timeout=timeouts.connect_s))
         self.lite = version.startswith("milvus_lite")
-        self.description = f"milvus-lite {version.rpartition('-')[2]}" if self.lite else f"milvus {version}"
+        self._keyed = not self.lite and release(version) >= KEYED_SINCE
+        self.description = (
+            f"milvus-lite {version.rpartition('-')[2]}" if self.lite else f"milvus {version.removeprefix('v')}"
+        )
 
     @classmethod
     def connect(
@@ -245,7 +253,7 @@ class MilvusCollection:
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("fragment", DataType.VARCHAR, is_primary=True, max_length=ID_LENGTH_MAX)
         schema.add_field(
-            "memory", DataType.VARCHAR, max_length=ID_LENGTH_MAX, **({} if self.lite else {"is_partition_key": True})
+            "memory", DataType.VARCHAR, max_length=ID_LENGTH_MAX, **({"is_partition_key": True} if self._keyed else {})
         )
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=self._space.dimension)
         schema.add_field("schema_version", DataType.INT64)
@@ -265,17 +273,20 @@ class MilvusCollection:
             metric_type=METRIC,
             params={} if managed else HNSW,
         )
-        return {
-            "index_params": index,
-            "num_partitions": self._space.partitions,
-            "consistency_level": self._consistency,
-        }
+        partitions = {"num_partitions": self._space.partitions} if self._keyed else {}
+        return {"index_params": index, "consistency_level": self._consistency, **partitions}
 
     def _create_partitions(self) -> None:
         present = set(self._client.list_partitions(self._name, timeout=self._timeouts.define_s))
         for bucket in range(self._space.partitions):
             if partition_of(bucket) not in present:
                 self._client.create_partition(self._name, partition_of(bucket), timeout=self._timeouts.define_s)
+
+
+def release(version: str) -> tuple[int, int]:
+    """Major and minor of a server's version, however it is dressed up; the newest where there is none in it."""
+    numbers = re.search(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (999, 0)
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

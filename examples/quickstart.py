@@ -1,0 +1,42 @@
+"""Tells a memory a few things over one stream and asks it about them. Start `memstream serve` first."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import memstream
+
+LINES = [
+    ("Bob", "Hi, my name is Bob and I teach physics in Ulm."),
+    ("Joy", "Nice to meet you, Bob!"),
+    ("Bob", "On Sundays I bake bread. Last week the sourdough failed."),
+    ("Bob", "My daughter Lena plays the cello."),
+]
+
+
+async def main(target: str) -> None:
+    async with memstream.connect(target) as client:
+        joy = await client.create_memory("comedy/joy", exist_ok=True)
+
+        # Numbered, durable, and counted once, also when the connection or this process breaks: a second run of it
+        # goes on from the number the server expects, so it sends only what is not there.
+        async with joy.observe(producer="quickstart", session="monday") as stream:
+            for speaker, line in LINES[stream.expected_sequence - 1 :]:
+                await stream.send(line, speaker=speaker)
+            await stream.flush()
+            print(f"stored up to observation {stream.stored}, revision {stream.revision}")
+
+        async with joy.recall() as recall:
+            questions = ["What does Bob do on Sundays?", "Who plays an instrument?"]
+            answers = await asyncio.gather(*(recall.query(each, limit=2, explain=True) for each in questions))
+        for question, answer in zip(questions, answers, strict=True):
+            print(f"\n{question}")
+            for hit in answer:
+                print(f"  {hit.score:.3f}  {hit.fragment.speaker}: {hit.fragment.content}")
+                for part in hit.explanation.parts if hit.explanation else ():
+                    print(f"         {part.name:<10} {part.value:.3f} x {part.weight:.3f} = {part.contribution:.3f}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7700"))

@@ -1,0 +1,290 @@
+"""The data directory: one server at a time, formats, damage, migrations, backup and restore."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from memstream_server.adapters.journal import SqlJournal, migrate, open_journal, restore, sqlite
+from memstream_server.adapters.journal.schema import metadata
+from memstream_server.ports.journal import AlreadyExists, IndexEntry, JournalError, StorageFull, Unreadable
+from tests.journal.conformance import MODEL, Now, fragment, record, row, transition
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+async def opened(data_dir: Path) -> SqlJournal:
+    return await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
+
+
+async def filled(data_dir: Path, rows: int = 3) -> SqlJournal:
+    """A journal with a memory of so many long-term fragments, all of them indexed."""
+    journal = await opened(data_dir)
+    await journal.create_memory(record(), ())
+    await journal.own("u1")
+    entries = tuple(IndexEntry("u1", fragment(place).id) for place in range(rows))
+    await journal.commit(transition(1, rows=tuple(row(fragment(place)) for place in range(rows)), index=entries))
+    await journal.outbox_done([entry.id for entry, _ in await journal.outbox(rows)])
+    return journal
+
+
+# ---- one server at a time
+
+
+async def test_a_second_server_is_told_who_holds_the_directory(data_dir: Path) -> None:
+    first = await opened(data_dir)
+    with pytest.raises(Unreadable, match=rf"in use by pid {os.getpid()} on "):
+        await opened(data_dir)
+    await first.close()
+    await (await opened(data_dir)).close()
+
+
+async def test_a_closed_journal_says_so(data_dir: Path) -> None:
+    journal = await opened(data_dir)
+    await journal.close()
+    await journal.close()
+    for call in (journal.space(), journal.own("u1")):
+        with pytest.raises(JournalError, match="closed"):
+            await call
+
+
+# ---- formats and damage
+
+
+async def test_a_newer_directory_and_a_newer_journal_are_refused(data_dir: Path) -> None:
+    await (await opened(data_dir)).close()
+    with sqlite3.connect(data_dir / "journal.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(Unreadable, match=r"revision 9999.*newer memstream"):
+        await opened(data_dir)
+    (data_dir / "format").write_text("memstream data directory, format 2\n")
+    with pytest.raises(Unreadable, match=r"format 2.*up to 1.*newer memstream"):
+        await opened(data_dir)
+    (data_dir / "format").write_text("")
+    with pytest.raises(Unreadable, match="format is damaged"):
+        await opened(data_dir)
+
+
+async def test_a_journal_in_a_foreign_directory_is_not_touched(data_dir: Path) -> None:
+    os.mkdir(data_dir)
+    (data_dir / "journal.db").write_bytes(b"mine")
+    with pytest.raises(Unreadable, match="memstream restore"):
+        await opened(data_dir)
+    assert (data_dir / "journal.db").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("damage", ["header", "half"])
+async def test_damage_is_found_when_opening(data_dir: Path, damage: str) -> None:
+    await (await filled(data_dir, 200)).close()
+    file = data_dir / "journal.db"
+    whole = file.read_bytes()
+    file.write_bytes(b"\xff" * 100 + whole[100:] if damage == "header" else whole[: len(whole) // 2])
+    with pytest.raises(Unreadable, match="restore a backup"):
+        await opened(data_dir)
+    file.write_bytes(whole)
+    await (await opened(data_dir)).close()  # the lock was let go
+
+
+async def test_damage_deeper_in_is_found_when_it_is_read(data_dir: Path) -> None:
+    await (await filled(data_dir, 200)).close()
+    file = data_dir / "journal.db"
+    whole = file.read_bytes()
+    middle = whole.index(fragment(100).content.encode()) // 4096 * 4096
+    file.write_bytes(whole[:middle] + os.urandom(4096) + whole[middle + 4096 :])
+    journal = await opened(data_dir)
+    try:
+        with pytest.raises(Unreadable, match="restore a backup"):
+            await journal.load("u1", MODEL, 0)
+        assert await journal.get_memory("comedy", "joy") is not None
+    finally:
+        await journal.close()
+
+
+async def test_a_record_of_a_newer_codec_is_refused(data_dir: Path) -> None:
+    await (await filled(data_dir)).close()
+    with sqlite3.connect(data_dir / "journal.db") as connection:
+        connection.execute("UPDATE fragments SET payload = x'09' || substr(payload, 2)")
+    connection.close()
+    journal = await opened(data_dir)
+    try:
+        with pytest.raises(Unreadable, match=r"version 9.*newer memstream"):
+            await journal.load("u1", MODEL, 0)
+    finally:
+        await journal.close()
+
+
+# ---- migrations
+
+
+async def test_the_migrations_make_the_tables_of_the_schema(data_dir: Path) -> None:
+    await (await opened(data_dir)).close()
+    engine = sqlite.writer_engine(data_dir / "journal.db")
+    with engine.begin() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        indexes = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name LIKE 'fragments_%'").scalars()
+        assert sum("WHERE external_id IS NOT NULL" in text for text in indexes) == 1
+    engine.dispose()
+    assert ScriptDirectory(str(migrate.SCRIPTS)).get_current_head() == migrate.HEAD
+
+
+async def test_the_journal_is_as_durable_as_it_says(data_dir: Path) -> None:
+    await (await opened(data_dir)).close()
+    engine = sqlite.writer_engine(data_dir / "journal.db")
+    with engine.connect() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+            for name in ("journal_mode", "synchronous", "secure_delete")
+        }
+    engine.dispose()
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "secure_delete": 1}
+
+
+# ---- backup and restore
+
+
+async def test_a_backup_made_while_writing_is_a_moment_of_the_journal(data_dir: Path, tmp_path: Path) -> None:
+    journal = await filled(data_dir)
+    acknowledged = 2
+
+    async def write() -> None:
+        nonlocal acknowledged
+        while not stop.is_set():
+            rows = tuple(row(fragment(place, version=acknowledged)) for place in range(3))
+            await journal.commit(transition(acknowledged, rows=rows))
+            acknowledged += 1
+
+    stop = asyncio.Event()
+    writing = asyncio.ensure_future(write())
+    copies: list[tuple[Path, int, int]] = []
+    for number in range(3):
+        before = acknowledged
+        await journal.backup(str(tmp_path / f"backup{number}"))
+        copies.append((tmp_path / f"backup{number}", before, acknowledged + 1))
+        await asyncio.sleep(0)
+    stop.set()
+    await writing
+    await journal.close()
+    for number, (copy, least, most) in enumerate(copies):
+        target = tmp_path / f"restored{number}"
+        restore(copy, target)
+        again = await opened(target)
+        image = await again.load("u1", MODEL, 9)
+        assert least <= image.record.revision <= most
+        assert {one.fragment.version for one in image.rows} <= {0, image.record.revision - 1}
+        assert len(await again.events("u1", 0, 100_000)) == image.record.revision
+        await again.close()
+    assert sorted(os.listdir(tmp_path)) == [
+        "backup0",
+        "backup1",
+        "backup2",
+        "data",
+        *(f"restored{n}" for n in range(3)),
+    ]
+
+
+async def test_a_backup_replaces_nothing_and_needs_room(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = await filled(data_dir)
+    try:
+        (tmp_path / "taken").write_text("mine")
+        with pytest.raises(AlreadyExists, match="taken"):
+            await journal.backup(str(tmp_path / "taken"))
+        assert (tmp_path / "taken").read_text() == "mine"
+        monkeypatch.setattr(sqlite, "_free_bytes", lambda directory: 100)
+        with pytest.raises(StorageFull, match="100 bytes free"):
+            await journal.backup(str(tmp_path / "new"))
+        assert not (tmp_path / "new").exists()
+    finally:
+        await journal.close()
+
+
+async def test_after_a_restore_the_index_is_filled_again(data_dir: Path, tmp_path: Path) -> None:
+    journal = await filled(data_dir)
+    await journal.backup(str(tmp_path / "backup"))
+    assert (await journal.index_generation(), await journal.outbox_size()) == (0, 0)
+    await journal.close()
+    restore(tmp_path / "backup", tmp_path / "new")
+    again = await opened(tmp_path / "new")
+    try:
+        assert (await again.index_generation(), await again.outbox_size()) == (1, 3)
+        assert [one.fragment.position for one in (await again.load("u1", MODEL, 9)).rows] == [0, 1, 2]
+        await again.backup(str(tmp_path / "second"))
+    finally:
+        await again.close()
+    restore(tmp_path / "second", tmp_path / "newer")
+    newer = await opened(tmp_path / "newer")
+    assert await newer.index_generation() == 2
+    await newer.close()
+
+
+async def test_restore_replaces_a_journal_only_by_force_and_never_a_running_one(data_dir: Path, tmp_path: Path) -> None:
+    journal = await filled(data_dir)
+    await journal.backup(str(tmp_path / "backup"))
+    with pytest.raises(Unreadable, match="in use by pid"):
+        restore(tmp_path / "backup", data_dir, force=True)
+    await journal.commit(transition(2, rows=(row(fragment(9)),)))
+    await journal.close()
+    with pytest.raises(AlreadyExists, match=r"not empty \(format, journal.db\)"):
+        restore(tmp_path / "backup", data_dir)
+    restore(tmp_path / "backup", data_dir, force=True)
+    again = await opened(data_dir)
+    assert [one.fragment.position for one in (await again.load("u1", MODEL, 9)).rows] == [0, 1, 2]
+    await again.close()
+
+
+@pytest.mark.parametrize("what", ["garbage", "truncated", "foreign", "absent"])
+async def test_what_is_no_backup_is_refused_and_leaves_the_directory_as_it_was(
+    data_dir: Path, tmp_path: Path, what: str
+) -> None:
+    journal = await filled(data_dir, 100)
+    backup = tmp_path / "backup"
+    if what == "garbage":
+        backup.write_bytes(os.urandom(8192))
+    elif what == "truncated":
+        await journal.backup(str(backup))
+        backup.write_bytes(backup.read_bytes()[:-8192])
+    elif what == "foreign":
+        with sqlite3.connect(backup) as connection:
+            connection.execute("CREATE TABLE notes (text)")
+        connection.close()
+    await journal.close()
+    with pytest.raises(Unreadable):
+        restore(backup, data_dir, force=True)
+    with pytest.raises(Unreadable):
+        restore(backup, tmp_path / "empty")
+    assert not (tmp_path / "empty").exists() or os.listdir(tmp_path / "empty") == ["lock"]
+    again = await opened(data_dir)
+    assert len((await again.load("u1", MODEL, 9)).rows) == 100
+    await again.close()
+
+
+async def test_a_restore_that_did_not_finish_must_be_done_again(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = await filled(data_dir)
+    await journal.backup(str(tmp_path / "backup"))
+    await journal.close()
+
+    def killed(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            restore(tmp_path / "backup", data_dir, force=True)
+    with pytest.raises(Unreadable, match="did not finish"):
+        await opened(data_dir)
+    restore(tmp_path / "backup", data_dir, force=True)
+    await (await opened(data_dir)).close()

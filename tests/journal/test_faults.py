@@ -1,0 +1,300 @@
+"""What is acknowledged stays and what is refused leaves nothing: killed processes, full disks, failing commits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import OperationalError
+
+from memstream_server.adapters.journal import SqlJournal, open_journal, sqlite
+from memstream_server.ports.journal import (
+    Access,
+    Anchor,
+    Commit,
+    Conflict,
+    FragmentQuery,
+    IndexEntry,
+    Job,
+    OutcomeUnknown,
+    Space,
+    StorageFull,
+)
+from tests.journal.conformance import MODEL, Now, fragment, receipt, record, row, transition
+from tests.journal.writer_process import BATCH
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+async def journal(data_dir: Path) -> AsyncIterator[SqlJournal]:
+    opened = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
+    await opened.create_memory(record(), ())
+    await opened.own("u1")
+    await opened.open_producer("u1", 1, "p")
+    yield opened
+    await opened.close()
+
+
+async def revision(journal: SqlJournal) -> int:
+    return (await journal.load("u1", MODEL, 0)).record.revision
+
+
+# ---- killed
+
+
+def _acknowledged_until_killed(data_dir: Path, lines: int) -> dict[str, int]:
+    """Run a writer, read what it acknowledges, kill it after so many lines, and read the rest."""
+    command = [sys.executable, "-m", "tests.journal.writer_process", str(data_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        acknowledged = dict.fromkeys(("received", "revision"), 0)
+        for number, line in enumerate(process.stdout):
+            what, value = line.split()
+            acknowledged[what] = int(value)
+            if number == lines:
+                process.kill()
+    return acknowledged
+
+
+async def test_what_was_acknowledged_survives_kill_9(data_dir: Path) -> None:
+    for lines in (1, 40, 173):
+        said = await asyncio.to_thread(_acknowledged_until_killed, data_dir, lines)
+        journal = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
+        try:
+            image = await journal.load("u1", MODEL, 10_000)
+            (producer,) = image.producers
+            assert producer.received >= said["received"]
+            assert producer.received % BATCH == 0, "a batch is received whole or not at all"
+            sequences = [number for one in image.pending for number in one.sequences]
+            assert sequences == list(range(1, producer.received + 1))
+            hashes = await journal.received_hashes("u1", "p", 1, producer.received)
+            assert [number for number, _, _ in hashes] == sequences
+            assert image.record.revision >= said["revision"]
+            assert [one.fragment.position for one in image.rows] == list(range(1, image.record.revision))
+            assert all(one.vector for one in image.rows)
+            assert len(await journal.events("u1", 0, 100_000)) == image.record.revision
+        finally:
+            await journal.close()
+
+
+async def test_a_deletion_that_was_interrupted_ends_at_the_next_opening(
+    journal: SqlJournal, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await journal.commit(transition(1, rows=tuple(row(fragment(place)) for place in range(1_500))))
+
+    async def killed(self: SqlJournal) -> None:
+        """As if the process ended between the deletion and the first slice."""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlJournal, "purge", killed)
+        await journal.delete_memory("u1")
+    assert await journal.get_memory("comedy", "joy") is None
+    await journal.close()
+    again = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
+    try:
+        assert await again.outbox_size() == 1_500
+    finally:
+        await again.close()
+    with sqlite3.connect(data_dir / "journal.db") as connection:
+        for table in ("fragments", "vectors", "events", "producers", "deletions"):
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
+    connection.close()
+
+
+# ---- commits that fail
+
+
+@pytest.mark.parametrize("lost", [True, False])
+async def test_a_failed_commit_leaves_the_outcome_of_its_whole_group_unknown(
+    journal: SqlJournal, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    def fail(connection: Connection) -> None:
+        monkeypatch.undo()
+        if not lost:
+            connection.commit()
+        raise OperationalError("COMMIT", None, sqlite3.OperationalError("disk I/O error"))
+
+    monkeypatch.setattr(sqlite, "commit", fail)
+    results = await asyncio.gather(
+        journal.commit(transition(1, rows=(row(fragment(0)),))),
+        journal.commit(transition(7)),
+        journal.receive(receipt(1, 2, 1)),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
+    image = await journal.load("u1", MODEL, 0)
+    assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
+    await journal.commit(transition(image.record.revision))  # the writer goes on
+
+
+def _everything() -> Commit:
+    return transition(
+        2,
+        rows=(row(fragment(1)), row(fragment(2, model=""))),
+        removed=(fragment(0).id,),
+        anchors=(Anchor(fragment(1).id, None, ()),),
+        released=(fragment(2).id,),
+        stored_positions=(0,),
+        producers=(("p", 2),),
+        index=(IndexEntry("u1", fragment(1).id),),
+        jobs=(Job("j", "u1", "insight", "{}"),),
+        finish_jobs=("i",),
+    )
+
+
+WRITES: dict[str, Callable[[SqlJournal], Any]] = {
+    "commit": lambda journal: journal.commit(_everything()),
+    "receive": lambda journal: journal.receive(receipt(3, 2, 10)),
+    "create": lambda journal: journal.create_memory(record("u2", "sad"), ()),
+    "delete": lambda journal: journal.delete_memory("u1"),
+    "own": lambda journal: journal.own("u1"),
+    "open_producer": lambda journal: journal.open_producer("u1", 1, "q"),
+    "touch": lambda journal: journal.touch("u1", [Access(fragment(9).id, 1, 1)]),
+}
+
+
+async def _seen(journal: SqlJournal) -> object:
+    """All that the port shows of both memories."""
+    records = await journal.list_memories("comedy", "", 9)
+    images = [await journal.load(one.uid, MODEL, 9) for one in records]
+    events = [await journal.events(one.uid, 0, 9) for one in records]
+    held = [[one.fragment for one in image.short_term] for image in images]
+    plain = [(image.record, image.rows, image.pending, image.producers, image.next_position) for image in images]
+    return plain, held, events, await journal.outbox(9), await journal.jobs(9)
+
+
+@pytest.mark.parametrize("name", WRITES)
+async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(journal: SqlJournal, name: str) -> None:
+    await journal.receive(receipt(1, 2, 0))
+    await journal.commit(transition(1, rows=(row(fragment(9)),)))
+    before = await _seen(journal)
+    statements, failing = 0, 0
+
+    def trip(*_: object) -> None:
+        nonlocal statements
+        statements += 1
+        if statements == failing:
+            raise OperationalError("?", None, sqlite3.OperationalError("disk I/O error"))
+
+    event.listen(journal._write_engine, "before_cursor_execute", trip)
+    while True:
+        statements, failing = 0, failing + 1
+        try:
+            await WRITES[name](journal)
+        except OutcomeUnknown:
+            if await _seen(journal) != before:
+                # Only a deletion has more than one transaction: it stands from the first, the rest is cleaning up.
+                assert name == "delete"
+                assert await journal.list_memories("comedy", "", 9) == []
+                break
+        else:
+            break
+    assert failing > 3, "the statements before it were really made to fail"
+    assert await _seen(journal) != before
+
+
+async def test_a_write_that_breaks_the_transaction_does_not_take_its_group_along(journal: SqlJournal) -> None:
+    def trip(_: object, __: object, ___: str, parameters: Any, ____: object, _____: object) -> None:
+        if "poison" in parameters:
+            raise OperationalError("?", None, sqlite3.OperationalError("disk I/O error"))
+
+    event.listen(journal._write_engine, "before_cursor_execute", trip)
+    results = await asyncio.gather(
+        journal.receive(receipt(1, 1, 0)),
+        journal.commit(transition(1, rows=(row(fragment(1, speaker="poison")),))),
+        journal.commit(transition(1, rows=(row(fragment(2)),))),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results] == [type(None), OutcomeUnknown, type(None)]
+    image = await journal.load("u1", MODEL, 0)
+    assert [one.fragment.position for one in image.rows] == [2]
+    assert len(image.pending) == 1
+
+
+# ---- full disks
+
+
+async def test_before_the_disk_is_full_what_adds_is_refused_and_the_rest_goes_on(data_dir: Path) -> None:
+    free = 1 << 40
+    journal = await open_journal(data_dir, clock_us=Now(), free_bytes=lambda: free, reserve_bytes=1 << 20)
+    try:
+        await journal.create_memory(record(), ())
+        await journal.own("u1")
+        await journal.open_producer("u1", 1, "p")
+        await journal.commit(transition(1, rows=(row(fragment(0)), row(fragment(1)))))
+        free = 1 << 19
+        results = await asyncio.gather(
+            journal.receive(receipt(1, 1, 2)),
+            journal.commit(transition(2, removed=(fragment(0).id,))),
+            journal.commit(transition(3, rows=(row(fragment(2)),))),
+            journal.create_memory(record("u2", "sad"), ()),
+            journal.set_space(Space(MODEL, 4, 1)),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in results] == [StorageFull, type(None), *[StorageFull] * 3]
+        assert [one.position for one in await journal.list_fragments("u1", FragmentQuery())] == [1]
+        assert (await journal.own("u1")).epoch == 2
+        await journal.delete_memory("u1")
+        free = 1 << 40
+        await journal.create_memory(record(), ())
+    finally:
+        await journal.close()
+
+
+async def _fill(journal: SqlJournal) -> int:
+    """Write until the disk is full; how many fragments were acknowledged."""
+    for stored in range(0, 20_000, 20):
+        rows = tuple(row(fragment(stored + place, content="x" * 2_000)) for place in range(20))
+        try:
+            await journal.commit(transition(stored // 20 + 1, rows=rows))
+        except StorageFull:
+            return stored
+    raise AssertionError("the disk was never full")
+
+
+async def test_a_disk_that_is_really_full_refuses_and_keeps_what_was_acknowledged(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_WRITER", (*sqlite._WRITER, "PRAGMA max_page_count = 120"))
+    journal = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
+    try:
+        await journal.create_memory(record(), ())
+        await journal.own("u1")
+        stored = await _fill(journal)
+        assert stored >= 20
+        now = await revision(journal)
+        big = tuple(row(fragment(stored + place, content="x" * 50_000)) for place in range(20))
+        results = await asyncio.gather(
+            journal.commit(transition(now, rows=big)),
+            journal.commit(transition(now, removed=tuple(fragment(place).id for place in range(stored)))),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in results] == [StorageFull, type(None)]
+        assert await revision(journal) == now + 1
+        await journal.commit(transition(now + 1, rows=(row(fragment(stored)),)))
+    finally:
+        await journal.close()
+
+
+async def test_what_was_removed_is_not_left_in_the_file(journal: SqlJournal, data_dir: Path) -> None:
+    secret = "the combination is 4711"
+    await journal.receive(receipt(1, 1, 0))
+    await journal.commit(transition(1, rows=(row(fragment(0, content=secret)), row(fragment(1)))))
+    await journal.commit(transition(2, removed=(fragment(0).id,)))
+    await journal.close()  # the last connection folds the WAL into the file and removes it
+    assert sorted(os.listdir(data_dir)) == ["format", "journal.db", "lock"]
+    kept = (data_dir / "journal.db").read_bytes()
+    assert secret.encode() not in kept
+    assert fragment(1).content.encode() in kept
