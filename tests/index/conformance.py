@@ -231,7 +231,7 @@ class Conformance:
         vectors = unit_vectors(400)
         await index.upsert(points(memory, vectors))
         await index.flush()
-        other = asyncio.create_task(index.upsert(points(f"{memory}-other", unit_vectors(2000, seed=8))))
+        other = asyncio.create_task(index.upsert(points(f"{memory}-other", unit_vectors(2000, seed=8), first=1000)))
         answers = await asyncio.gather(*(index.search(memory, vector, 1) for vector in vectors[:40]))
         await other
         assert [ids for ids, _ in answers] == [[fragment_id(number)] for number in range(40)]

@@ -110,8 +110,8 @@ class FakeSession:
         self._rejected: list[Rejection] = []
         self._outcomes: list[Outcome] = []
         self._submitted = producer.received
-        self._tail: asyncio.Task[None] | None = None
-        self._waiting: list[asyncio.Task[None]] = []
+        self._receiving: asyncio.Future[None] | None = None
+        self._storing: asyncio.Future[None] | None = None
 
     def submit(self, first_sequence: int, items: Sequence[NewObservation | Refusal]) -> asyncio.Future[None]:
         if self._error is not None:
@@ -126,19 +126,11 @@ class FakeSession:
             if known is not None and known[0] != item.digest:
                 raise SequenceConflict(f"number {number} came before with other content", sequence=number)
         self._submitted = max(self._submitted, first_sequence + len(items) - 1)
-        self._tail = asyncio.ensure_future(self._process(self._tail, first_sequence, list(items)))
-        received: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(asyncio.ensure_future(self._receive(received, first_sequence + len(items) - 1)))
-        return received
+        self._receiving = asyncio.ensure_future(self._receive(self._receiving, first_sequence, list(items)))
+        return self._receiving
 
-    async def _receive(self, received: asyncio.Future[None], last: int) -> None:
-        while self._producer.received < last:
-            await asyncio.sleep(0.001)
-        if not received.done():
-            received.set_result(None)
-
-    async def _process(
-        self, before: asyncio.Task[None] | None, first: int, items: list[NewObservation | Refusal]
+    async def _receive(
+        self, before: asyncio.Future[None] | None, first: int, items: list[NewObservation | Refusal]
     ) -> None:
         if before is not None:
             await before
@@ -161,10 +153,17 @@ class FakeSession:
             producer.known[number] = (item.digest, rejection)
             producer.received = max(producer.received, number)
         self._news.set()
-        await script.storing.wait()
+        self._storing = asyncio.ensure_future(self._store(self._storing, fresh, first + len(items) - 1))
+
+    async def _store(
+        self, before: asyncio.Future[None] | None, fresh: list[tuple[int, NewObservation]], last: int
+    ) -> None:
+        if before is not None:
+            await before
+        await self._engine.script.storing.wait()
         for number, item in fresh:
             self._outcomes.append(self._engine.store(self._memory, number, item))
-        producer.stored = max(producer.stored, first + len(items) - 1)
+        self._producer.stored = max(self._producer.stored, last)
         self._news.set()
 
     async def changed(self) -> Progress:

@@ -222,6 +222,7 @@ class ObserveStream:
             self._wake.set()
 
     def _merge(self, progress: Progress) -> None:
+        before = self._received, self._stored, self._indexed
         self._received = max(self._received, progress.received)
         if progress.stored >= self._stored:
             self._stored, self._revision = progress.stored, max(self._revision, progress.revision)
@@ -229,7 +230,8 @@ class ObserveStream:
         self._rejected.extend(progress.rejected)
         if self._opening.outcomes:
             self._outcomes.extend(progress.outcomes)
-        self._news = True
+        moved = before != (self._received, self._stored, self._indexed)
+        self._news = self._news or moved or bool(self._rejected or self._outcomes)
 
     def _drained(self) -> None:
         asyncio.get_running_loop().call_later(self._drain.grace_s, self._grace_ended)

@@ -202,11 +202,12 @@ class MilvusCollection:
                 chosen,
                 output_fields=["fragment"],
                 limit=min(limit, LIMIT_MAX),
-                # What pymilvus' own iterator says: the first by primary key, not whichever come first.
+                # What pymilvus' own iterator says: the first by primary key, not whichever come first. Milvus 2.3
+                # then returns that many from each of its segments.
                 iterator="True",
                 reduce_stop_for_best="True",
             )
-        return [original(fragment) for fragment in sorted(row["fragment"] for row in rows)]
+        return [original(fragment) for fragment in sorted(row["fragment"] for row in rows)[:limit]]
 
     def _query(self, memory: str, chosen: str, **arguments: Any) -> list[dict[str, Any]]:
         answer: list[dict[str, Any]] = self._loaded(

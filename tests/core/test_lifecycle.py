@@ -1,0 +1,68 @@
+"""Lifecycle by request where values given from outside meet what the state holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from memstream_server.core import lifecycle
+from memstream_server.core.enhancement import merged_text
+from memstream_server.core.events import Reason
+from memstream_server.core.policy import DEFAULT
+from memstream_server.core.tiers import Newcomer, observe
+from memstream_server.core.values import Fragment, Held, MemoryKind, State, Tier, Vector
+
+EAST: Vector = np.array([1, 0], dtype=np.float32)
+SMALL = replace(DEFAULT, short_term=replace(DEFAULT.short_term, capacity=1))
+
+
+def held(*ids: str) -> State:
+    """A hybrid memory that observed these, alike to each other."""
+    state = State(MemoryKind.HYBRID, b"seed")
+    for position, id_ in enumerate(ids):
+        newcomer = Newcomer(Fragment(id=id_, content=id_, position=position), EAST)
+        state = observe(state, newcomer, DEFAULT, 0.8).state
+    return state
+
+
+def test_an_enhancer_that_is_changed_is_told_on_as_changed() -> None:
+    state = held("tea", "more tea")
+    changed = replace(state.short_term[1].fragment, content="coffee")
+    anchor = lifecycle.update(state, changed, EAST).state.short_term[0]
+    assert merged_text(anchor.fragment, anchor.enhancements) == "tea;coffee"
+
+
+def test_a_change_without_new_content_keeps_the_vector() -> None:
+    state = held("tea")
+    pinned = lifecycle.pin(state, state.short_term[0].fragment, True).state.short_term[0]
+    assert pinned.fragment.pinned
+    assert pinned.vector is EAST
+
+
+def test_what_is_restored_to_long_term_first_reaches_it_then() -> None:
+    """It left from short-term, so its importance has not been counted; one that was in long-term has been."""
+    gone = lifecycle.forget(held("tea"), [held("tea").short_term[0].fragment], 7, Reason.REQUESTED)
+    full = replace(gone.state, short_term=held("rain").short_term)
+    back = lifecycle.restore(full, [Held(gone.puts[0])], SMALL)
+    assert back.puts[0].tier is Tier.LONG_TERM
+    assert back.state.reflection_aggregate == 0.5
+    old = Fragment(id="old", content="old", tier=Tier.LONG_TERM, forget_time_us=7)
+    assert lifecycle.restore(full, [Held(old)], SMALL).state.reflection_aggregate == 0
+
+
+def test_a_held_fragment_is_forgotten_as_it_is_now() -> None:
+    """A value read before the last enhancement must not bring back the older one."""
+    state = held("tea")
+    stale = state.short_term[0].fragment
+    now = lifecycle.update(state, replace(stale, importance=0.9)).state
+    assert lifecycle.forget(now, [stale], 7, Reason.REQUESTED).puts[0].importance == 0.9
+
+
+def test_naming_a_fragment_twice_does_nothing_twice() -> None:
+    state = held("tea")
+    twice = [state.short_term[0].fragment] * 2
+    gone = lifecycle.forget(state, twice, 7, Reason.REQUESTED)
+    assert len(gone.events) == 1
+    assert len(lifecycle.erase(state, twice).events) == 1
+    assert len(lifecycle.restore(gone.state, [Held(gone.puts[0])] * 2, DEFAULT).events) == 1

@@ -1,0 +1,176 @@
+"""Whatever bytes come, the server answers with a status that is not INTERNAL, and serves on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memstream.v1 import memory_service_pb2, server_service_pb2, stream_service_pb2
+from memstream.v1.memory_service_pb2 import GetMemoryRequest
+from tests.rpc.wire import Wire
+
+METHODS: list[MethodDescriptor] = [
+    method
+    for file in (memory_service_pb2, stream_service_pb2, server_service_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+BAD = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE}
+_TYPE = FieldDescriptor
+_EDGES_64 = st.sampled_from([0, 1, -1, 2**31, 2**63 - 1, -(2**63)])
+_EDGES_32 = st.sampled_from([0, 1, -1, 5, 2**31 - 1, -(2**31)])
+_NAMES = st.sampled_from(["ns", "m", "", "p", "a/b", "\x00", "é" * 200, "0" * 26])
+
+
+def _scalar(field: FieldDescriptor) -> st.SearchStrategy[Any]:
+    if field.type == _TYPE.TYPE_STRING:
+        return _NAMES | st.text(max_size=10)
+    if field.type == _TYPE.TYPE_BYTES:
+        return st.binary(max_size=10)
+    if field.type == _TYPE.TYPE_BOOL:
+        return st.booleans()
+    if field.type in (_TYPE.TYPE_DOUBLE, _TYPE.TYPE_FLOAT):
+        return st.sampled_from([0.0, 0.5, -1.0, 1e300 if field.type == _TYPE.TYPE_DOUBLE else 1e38, float("nan")])
+    if field.type == _TYPE.TYPE_ENUM:
+        return st.integers(-1, 9)
+    return _EDGES_64 if field.type == _TYPE.TYPE_INT64 else _EDGES_32
+
+
+def messages(of: Descriptor, depth: int = 4) -> st.SearchStrategy[Any]:
+    """Messages of a type, with fields set at random to what is likely to be wrong."""
+
+    @st.composite
+    def build(draw: Any) -> Any:
+        made = GetMessageClass(of)()
+        for field in of.fields:
+            if (field.message_type is not None and depth == 0) or not draw(st.booleans()):
+                continue
+            if field.message_type is not None and field.message_type.GetOptions().map_entry:
+                continue
+            one = _scalar(field) if field.message_type is None else messages(field.message_type, depth - 1)
+            if field.is_repeated:
+                getattr(made, field.name).extend(draw(st.lists(one, max_size=2)))
+            elif field.message_type is not None:
+                getattr(made, field.name).CopyFrom(draw(one))
+            else:
+                setattr(made, field.name, draw(one))
+        if {"namespace", "memory"} <= {field.name for field in of.fields} and of.fields_by_name[
+            "memory"
+        ].message_type is None:
+            if draw(st.booleans()):  # so that some get past the name
+                made.namespace, made.memory = "ns", "m"
+        return made
+
+    return build()
+
+
+async def status(wire: Wire, method: MethodDescriptor, requests: list[bytes]) -> grpc.StatusCode:
+    """Sends raw bytes and returns how the call ended; a stream that has more to say is left."""
+    make = {
+        (False, False): wire.channel.unary_unary,
+        (False, True): wire.channel.unary_stream,
+        (True, False): wire.channel.stream_unary,
+        (True, True): wire.channel.stream_stream,
+    }[method.client_streaming, method.server_streaming]
+    call = make(f"/{method.containing_service.full_name}/{method.name}")(
+        _sent(requests) if method.client_streaming else requests[0], timeout=0.5 if method.name == "RecallOnce" else 10
+    )
+    try:
+        if not method.server_streaming:
+            await call
+        else:
+            for _ in range(5):
+                reading = asyncio.ensure_future(call.read())
+                done, _ = await asyncio.wait({reading}, timeout=0.1)
+                if not done:
+                    call.cancel()
+                    await asyncio.wait({reading})
+                    return grpc.StatusCode.OK
+                if reading.result() is grpc.aio.EOF:
+                    break
+            call.cancel()
+            return grpc.StatusCode.OK if not call.done() else await call.code()
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return await call.code()
+
+
+async def _sent(requests: list[bytes]) -> Any:
+    for request in requests:
+        yield request
+
+
+async def serves(wire: Wire) -> None:
+    assert (await wire.memories.GetMemory(GetMemoryRequest(namespace="ns", memory="m"))).memory.name == "m"
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+async def test_random_bytes_get_a_status(wire: Wire, method: MethodDescriptor) -> None:
+    loop = asyncio.get_running_loop()
+    seen: list[list[bytes]] = []
+
+    @settings(max_examples=10, deadline=None, database=None)
+    @given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
+    def collect(requests: list[bytes]) -> None:
+        seen.append(requests)
+
+    await loop.run_in_executor(None, collect)
+    for requests in seen:
+        assert await status(wire, method, requests) not in BAD, requests
+    await _restored(wire)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+async def test_malformed_messages_get_a_status(wire: Wire, method: MethodDescriptor) -> None:
+    loop = asyncio.get_running_loop()
+    seen: list[list[bytes]] = []
+
+    @settings(
+        max_examples=25,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(st.lists(messages(method.input_type), min_size=1, max_size=4))
+    def collect(requests: list[Any]) -> None:
+        seen.append([request.SerializeToString() for request in requests])
+
+    await loop.run_in_executor(None, collect)
+    for requests in seen:
+        if method.client_streaming:
+            opening = {
+                "Observe": stream_service_pb2.ObserveRequest(
+                    open=stream_service_pb2.ObserveOpen(namespace="ns", memory="m", producer="p")
+                ),
+                "Recall": stream_service_pb2.RecallRequest(
+                    open=stream_service_pb2.RecallOpen(namespace="ns", memory="m")
+                ),
+            }.get(method.name)
+            if opening is not None:
+                assert await status(wire, method, [opening.SerializeToString(), *requests]) not in BAD
+        assert await status(wire, method, requests) not in BAD
+    await _restored(wire)
+
+
+async def _restored(wire: Wire) -> None:
+    """A fuzzed DeleteMemory may have done what it says."""
+    request = memory_service_pb2.CreateMemoryRequest(namespace="ns", memory="m", exist_ok=True)
+    await wire.memories.CreateMemory(request)
+    await serves(wire)
+
+
+def test_every_kind_of_call_is_fuzzed() -> None:
+    assert {(method.client_streaming, method.server_streaming) for method in METHODS} == {
+        (False, False),
+        (False, True),
+        (True, False),
+        (True, True),
+    }

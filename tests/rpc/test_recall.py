@@ -1,0 +1,280 @@
+"""Recall over the wire: many queries in flight, each answered, failed or cancelled by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from memstream.v1 import fragment_pb2 as fragments
+from memstream.v1 import stream_service_pb2 as pb
+from tests.rpc.wire import RecallCall, Wire, refused, unpacked
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.fixture
+async def told(wire: Wire) -> Wire:
+    items = [fragments.Observation(content=f"fact {n}", session="s", metadata=_kind(n)) for n in range(3)]
+    await wire.streams.ObserveBatch(pb.ObserveBatchRequest(namespace="ns", memory="m", observations=items))
+    return wire
+
+
+def _kind(number: int) -> dict[str, fragments.MetadataValue]:
+    return {"number": fragments.MetadataValue(int_value=number), "kind": fragments.MetadataValue(string_value="f")}
+
+
+async def answer(call: RecallCall, query_id: str) -> tuple[list[pb.Recollections], Any]:
+    """The parts and the end (done or failed) of one query, other queries' messages apart."""
+    parts = []
+    while True:
+        message = await call.next()
+        assert message is not None
+        kind = message.WhichOneof("message")
+        if getattr(message, kind).query_id != query_id:
+            continue
+        if kind != "recollections":
+            return parts, getattr(message, kind)
+        parts.append(message.recollections)
+
+
+async def test_a_query_gets_recollections_then_done(told: Wire) -> None:
+    call = await told.recall()
+    assert call.opened.memory_uid
+    await call.query("q1", "fact", explain=True)
+    parts, done = await answer(call, "q1")
+    assert len(parts) == 1
+    assert [each.rank for each in parts[0].recollections] == [1, 2, 3]
+    first = parts[0].recollections[0]
+    assert first.fragment.content.startswith("fact")
+    assert sum(part.contribution for part in first.explanation.parts) == pytest.approx(first.score)
+    assert first.explanation.formula
+    assert done.revision >= 2
+    assert done.considered == 3
+
+
+async def test_an_answer_is_not_explained_unless_asked(told: Wire) -> None:
+    call = await told.recall()
+    await call.query("q", "fact")
+    parts, _ = await answer(call, "q")
+    assert not parts[0].recollections[0].HasField("explanation")
+
+
+async def test_an_empty_memory_answers(wire: Wire) -> None:
+    call = await wire.recall()
+    await call.query("q", "fact")
+    parts, done = await answer(call, "q")
+    assert len(parts) == 1
+    assert not parts[0].recollections
+    assert done.best_relevance == 0
+
+
+async def test_a_slow_query_holds_up_no_other(told: Wire, script: Any) -> None:
+    script.recalling.clear()
+    call = await told.recall()
+    await call.query("slow", "wait for it")
+    await call.query("fast", "fact")
+    await answer(call, "fast")
+    script.recalling.set()
+    await answer(call, "slow")
+
+
+async def test_one_query_is_cancelled_and_its_id_is_free_again(told: Wire, script: Any) -> None:
+    script.recalling.clear()
+    call = await told.recall()
+    await call.query("q", "wait for it")
+    await call.query("other", "wait too")
+    await call.send(cancel=pb.RecallCancel(query_id="q"))
+    await call.query("q", "fact")
+    parts, _ = await answer(call, "q")
+    assert parts[0].recollections
+    assert script.cancelled_recalls == 1
+    script.recalling.set()
+    await answer(call, "other")
+
+
+async def test_cancelling_an_unknown_query_does_nothing(told: Wire) -> None:
+    call = await told.recall()
+    await call.send(cancel=pb.RecallCancel(query_id="nobody"))
+    await call.query("q", "fact")
+    await answer(call, "q")
+
+
+async def test_the_end_of_the_call_cancels_its_queries(told: Wire, script: Any) -> None:
+    script.recalling.clear()
+    call = await told.recall()
+    await call.query("q", "wait for it")
+    while not script.queries:
+        await asyncio.sleep(0.01)
+    call.call.cancel()
+    for _ in range(500):
+        if script.cancelled_recalls:
+            break
+        await asyncio.sleep(0.01)
+    assert script.cancelled_recalls == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"text": ""}, "query.text"),
+        ({"text": "x" * 3_000}, "query.text"),
+        ({"limit": 0}, "query.limit"),
+        ({"limit": 1_001}, "query.limit"),
+        ({"embedding": [1.0]}, "query.embedding"),
+        ({"min_relevance": float("nan")}, "query.min_relevance"),
+        ({"min_revision": -1}, "query.min_revision"),
+        ({"near_misses": -1}, "query.near_misses"),
+        ({"token_budget": -1}, "query.token_budget"),
+        ({"weights": pb.RecallWeights(alpha=-1)}, "query.weights.alpha"),
+        ({"weights": pb.RecallWeights(gamma=float("inf"))}, "query.weights.gamma"),
+        ({"now": {"seconds": 10**15}}, "query.now"),
+        ({"filter": fragments.FragmentFilter(kinds=[9])}, "query.filter.kinds"),
+        ({"filter": fragments.FragmentFilter(tiers=[9])}, "query.filter.tiers"),
+        ({"filter": fragments.FragmentFilter(exclude_ids=["x"])}, "query.filter.exclude_ids[0]"),
+        ({"filter": fragments.FragmentFilter(importance_min=2)}, "query.filter.importance_min"),
+        ({"filter": fragments.FragmentFilter(importance_min=0.9, importance_max=0.1)}, "query.filter.importance_max"),
+        (
+            {"filter": fragments.FragmentFilter(metadata=[fragments.MetadataCondition(key="k")])},
+            "query.filter.metadata[0].values",
+        ),
+        (
+            {"filter": fragments.FragmentFilter(observe_time_min={"seconds": 9}, observe_time_max={"seconds": 8})},
+            "query.filter.observe_time_max",
+        ),
+    ],
+)
+async def test_a_malformed_query_fails_alone(told: Wire, given: dict[str, Any], field: str) -> None:
+    call = await told.recall()
+    await call.send(query=pb.RecallQuery(**{"query_id": "bad", "text": "fact"} | given))
+    await call.query("good", "fact")
+    ends = {}
+    while len(ends) < 2:
+        message = await call.next()
+        kind = message.WhichOneof("message")
+        if kind != "recollections":
+            ends[getattr(message, kind).query_id] = message
+    failure = unpacked(ends["bad"].failed.status)
+    assert (failure.code, failure.reason, list(failure.fields)) == (INVALID, "INVALID_FIELD", [field])
+    assert ends["good"].HasField("done")
+
+
+async def test_standing_queries_are_a_capability_this_server_lacks(told: Wire) -> None:
+    call = await told.recall()
+    await call.query("q", "fact", subscribe=True)
+    _, failed = await answer(call, "q")
+    failure = unpacked(failed.status)
+    assert (failure.code, failure.metadata) == (grpc.StatusCode.UNIMPLEMENTED, {"capability": "SUBSCRIBE"})
+
+
+async def test_a_defect_in_one_query_says_no_more_than_its_incident(told: Wire, script: Any) -> None:
+    script.fail_recalls.append(RuntimeError("secret path"))
+    call = await told.recall()
+    await call.query("q", "fact")
+    _, failed = await answer(call, "q")
+    failure = unpacked(failed.status)
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert "secret" not in failure.message
+    assert failure.metadata["incident"] in failure.message
+    await call.query("q", "fact")
+    parts, _ = await answer(call, "q")
+    assert parts
+
+
+async def test_too_many_queries_in_flight_are_refused_one_by_one(told: Wire, script: Any) -> None:
+    script.recalling.clear()
+    call = await told.recall()
+    for number in range(5):
+        await call.query(f"q{number}", "wait for it")
+    _, failed = await answer(call, "q4")
+    assert unpacked(failed.status).reason == "WINDOW_EXCEEDED"
+    script.recalling.set()
+    await answer(call, "q0")
+
+
+async def test_an_id_in_flight_is_refused(told: Wire, script: Any) -> None:
+    script.recalling.clear()
+    call = await told.recall()
+    await call.query("q", "wait for it")
+    await call.query("q", "wait for it")
+    assert list((await call.error()).fields) == ["query.query_id"]
+
+
+async def test_a_query_without_id_is_refused(told: Wire) -> None:
+    call = await told.recall()
+    await call.query("", "fact")
+    assert list((await call.error()).fields) == ["query.query_id"]
+
+
+async def test_close_answers_what_is_in_flight_and_ends_well(told: Wire, script: Any) -> None:
+    script.recalling.clear()
+    call = await told.recall()
+    await call.query("q", "wait for it")
+    await call.send(close=pb.RecallClose())
+    script.recalling.set()
+    await answer(call, "q")
+    assert await call.next() is None
+    assert await call.call.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("second", [{"open": pb.RecallOpen(namespace="ns", memory="m")}, {}])
+async def test_messages_out_of_order_are_refused(wire: Wire, second: dict[str, Any]) -> None:
+    call = await wire.recall()
+    await call.send(**second)
+    assert (await call.error()).reason == "PROTOCOL_VIOLATION"
+    before_open = RecallCall(wire.streams.Recall())
+    await before_open.query("q")
+    assert (await before_open.error()).reason == "PROTOCOL_VIOLATION"
+
+
+async def test_an_unknown_memory_is_named(wire: Wire) -> None:
+    error = await refused(wire.recall(memory="nobody"))
+    assert error.reason == "MEMORY_NOT_FOUND"
+    assert "nobody" in error.message
+
+
+async def test_a_large_answer_comes_in_parts_each_once(told: Wire, script: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("memstream_server.rpc.wire.queries.PART_BYTES", 200)
+    call = await told.recall()
+    await call.query("q", "fact")
+    parts, _ = await answer(call, "q")
+    assert len(parts) == 3
+    assert [each.rank for part in parts for each in part.recollections] == [1, 2, 3]
+    assert all(part.query_id == "q" for part in parts)
+
+
+async def test_draining_tells_the_stream_and_answers_what_is_in_flight(told: Wire, script: Any) -> None:
+    script.recalling.clear()
+    call = await told.recall()
+    await call.query("q", "wait for it")
+    while not script.queries:
+        await asyncio.sleep(0.01)
+    told.drain.begin()
+    assert (await call.next()).HasField("going_away")
+    script.recalling.set()
+    await answer(call, "q")
+    assert (await call.error()).reason == "SHUTTING_DOWN"
+
+
+async def test_one_query_by_itself(told: Wire) -> None:
+    def once(**given: Any) -> pb.RecallOnceRequest:
+        return pb.RecallOnceRequest(namespace="ns", memory="m", query=pb.RecallQuery(**{"text": "fact"} | given))
+
+    answered = await told.streams.RecallOnce(once(limit=2))
+    assert len(answered.recollections.recollections) == 2
+    assert answered.done.revision >= 2
+    equal = fragments.MetadataCondition(key="number", values=[fragments.MetadataValue(int_value=1)])
+    filtered = await told.streams.RecallOnce(once(filter=fragments.FragmentFilter(metadata=[equal])))
+    assert [each.fragment.content for each in filtered.recollections.recollections] == ["fact 1"]
+    assert list((await refused(told.streams.RecallOnce(once(limit=-1)))).fields) == ["query.limit"]
+
+
+async def test_a_revision_that_is_not_reached_says_where_the_memory_is(told: Wire) -> None:
+    request = pb.RecallOnceRequest(
+        namespace="ns", memory="m", query=pb.RecallQuery(text="fact", min_revision=1_000_000)
+    )
+    error = await refused(told.streams.RecallOnce(request, timeout=1))
+    assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "REVISION_NOT_REACHED")
+    assert 0 < int(error.metadata["revision"]) < 1_000_000

@@ -1,0 +1,66 @@
+"""The demo, on a part of its letters: it runs, says what it promises, and its checks would notice a loss."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LETTERS = 500
+
+
+@pytest.fixture(scope="module")
+def shown() -> str:
+    command = [sys.executable, "examples/demo.py", "--letters", str(LETTERS)]
+    environment = {**os.environ, "PYTHONUTF8": "1"}
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False, encoding="utf-8"
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+def test_it_says_what_it_found(shown: str) -> None:
+    assert "Nothing acknowledged was lost, nothing doubled, every answer is the same." in shown
+    assert f"{LETTERS} observations stored" in shown
+    assert f"of {LETTERS} letters: 0 lost, {LETTERS} kept once each" in shown
+
+
+def test_every_letter_is_accounted_for_by_events(shown: str) -> None:
+    counts = {name: int(count.replace(",", "")) for name, count in re.findall(r"│ ([A-Z]+) +│ +([\d,]+) │", shown)}
+    assert counts["OBSERVED"] + counts.get("REPEATED", 0) == LETTERS
+    assert counts["ADMITTED"] == counts["OBSERVED"]
+    assert counts["PROMOTED"] == counts["OBSERVED"] - 10  # those still in short-term
+
+
+def test_one_way_through_the_tiers_is_told(shown: str) -> None:
+    way = shown.split("One letter's whole way")[1].split("3  Questions")[0]
+    steps = re.findall(r"│ (OBSERVED|ADMITTED|ENHANCED|PROMOTED) +│", way)
+    assert steps[:2] == ["OBSERVED", "ADMITTED"]
+    assert steps.count("ENHANCED") >= 2
+    assert steps[-1] == "PROMOTED"
+    assert re.search(r"cosine 0\.\d\d with: \w", way)
+
+
+def test_answers_come_with_their_sums(shown: str) -> None:
+    assert shown.count("known answers at rank 1") >= 3
+    sums = re.findall(r"= (?:\w+ \d\.\d\d x [\d.]+ \+ )+\w+ \d\.\d\d x [\d.]+", shown)
+    assert len(sums) >= 9
+
+
+def test_the_kill_came_in_the_midst_and_the_producer_went_on(shown: str) -> None:
+    sent, acknowledged = re.search(r"(\d+) observations were sent, (\d+) of them acknowledged", shown).groups()  # type: ignore[union-attr]  # fails the test
+    first = int(re.search(r"the agent continues from (\d+)", shown)[1])  # type: ignore[index]  # as above
+    assert 0 < int(acknowledged) < int(sent) < LETTERS
+    assert int(acknowledged) < first <= int(sent) + 1
+
+
+def test_no_server_is_left_behind(shown: str) -> None:
+    for pid in re.findall(r"\(process (\d+),", shown):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)

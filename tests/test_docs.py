@@ -1,0 +1,85 @@
+"""The documents are true: their code runs and prints what they say, their links lead somewhere, their lists are whole."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from memstream import errors, status
+from memstream.v1 import error_pb2
+from memstream_server.observability import Metrics
+from memstream_server.rpc.errors import CODES
+from tests.support.pages import PAGES, ROOT, anchors, blocks, links
+from tests.support.server import ServerProcess
+
+RUNNABLE = [page for page in PAGES if any(block.no_run is None for block in blocks(page.read_text("utf-8")))]
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=_name)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        command = [sys.executable, "-m", "tests.support.pages", str(page), server.address]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}\nserver:\n{server.log()}"
+
+
+def test_the_pages_that_matter_have_code_that_runs() -> None:
+    names = {_name(page) for page in RUNNABLE}
+    assert {"README.md", "docs/getting-started.md", "docs/sdk.md", "docs/seeds.md"} <= names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_code_that_is_not_run_says_why(page: Path) -> None:
+    assert all(block.no_run is None or len(block.no_run) > 5 for block in blocks(page.read_text("utf-8")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_between_documents_lead_somewhere(page: Path) -> None:
+    for link in links(page.read_text("utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{link} leads nowhere"
+        assert not anchor or anchor in anchors(target.read_text("utf-8")), f"there is no heading {link}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT / "docs"], ids=_name)
+def test_every_page_is_reached_from_the_index(page: Path) -> None:
+    assert page.name == "index.md" or page.name in links((ROOT / "docs/index.md").read_text("utf-8"))
+
+
+def test_errors_page_has_every_reason_with_its_code_and_class() -> None:
+    text = (ROOT / "docs/errors.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([A-Z_]+) \| `(\w+)` \|", text, re.M)
+    reasons = [name.removeprefix("ERROR_REASON_") for name in error_pb2.ErrorReason.keys()]
+    assert [reason for reason, _, _ in rows] == reasons[1:]
+    for reason, code, name in rows:
+        assert grpc.StatusCode[code] is CODES[reason], reason
+        assert getattr(errors, name) is status._BY_REASON[reason], reason
+
+
+def test_operations_page_has_every_metric() -> None:
+    text = (ROOT / "docs/operations.md").read_text("utf-8")
+    families = {family.name: family.type for family in Metrics().registry.collect()}
+    assert set(re.findall(r"^\| `(memstream_\w+)` \|", text, re.M)) == {
+        f"{name}_total" if kind == "counter" else name for name, kind in families.items()
+    }
+
+
+def test_the_architecture_names_files_that_are_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    roots = [ROOT, ROOT / "server/memstream_server", ROOT / "client/memstream", ROOT / "protos/memstream/v1"]
+    named = re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|proto|md|toml|txt)|(?:[\w-]+/)+)`", text)
+    assert len(named) > 40
+    missing = [name for name in named if not any((root / name).exists() for root in roots)]
+    assert not missing
