@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from memstream import errors, status
+from memstream import Capability, errors, status, sync
 from memstream.v1 import error_pb2
 from memstream_server.observability import Metrics
 from memstream_server.rpc.errors import CODES
@@ -83,3 +83,11 @@ def test_the_architecture_names_files_that_are_there() -> None:
     assert len(named) > 40
     missing = [name for name in named if not any((root / name).exists() for root in roots)]
     assert not missing
+
+
+def test_the_index_says_which_capabilities_are_there(tmp_path: Path) -> None:
+    rows = re.findall(r"^\| `([A-Z]+)` \| (yes|not yet) \|", (ROOT / "docs/index.md").read_text("utf-8"), re.M)
+    assert {name for name, _ in rows} == {one.name for one in Capability} - {"UNKNOWN"}
+    with ServerProcess(tmp_path / "data") as server, sync.connect(server.address) as client:
+        there = {one.name for one in client.server_info().capabilities}
+    assert {name for name, said in rows if said == "yes"} == there

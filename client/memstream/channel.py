@@ -163,6 +163,14 @@ async def read_message(call: StreamStreamCall[Any, Message] | UnaryStreamCall[An
     return cast("Message", message)
 
 
+async def read_end(call: StreamStreamCall[Any, Any]) -> None:
+    """Lets a stream that is over end by itself, so that the server does not take it for cancelled; a second at most."""
+    last = asyncio.ensure_future(call.read())
+    await asyncio.wait({last}, timeout=1.0)
+    last.cancel()
+    await asyncio.gather(last, return_exceptions=True)  # whatever the end was, everything was said before
+
+
 def deadline(timeout_s: float) -> DeadlineExceeded:
     """What a query raises that took longer than its caller would wait."""
     return DeadlineExceeded(f"no answer within {timeout_s:g} s")

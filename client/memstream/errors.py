@@ -27,7 +27,7 @@
     │   │   ├── CursorCompacted        events that old are gone; list the fragments and watch from there
     │   │   └── CursorVoid             the memory was made anew under this name; start over
     │   ├── CapabilityMissing          this server cannot do that; see `server_info().capabilities`
-    │   ├── WindowExceeded             more in flight than granted; a defect of the client
+    │   ├── WindowExceeded             more in flight than granted; the stream opens again by itself
     │   ├── Unauthenticated            pass a token that is accepted
     │   ├── PermissionDenied           ask for the right, or use another namespace
     │   └── StreamClosed               the stream or client was used after it was closed
@@ -100,11 +100,11 @@ class MemstreamError(Exception):
         return f"{self.reason}: {text}" if self.reason else text
 
 
-class Refused(MemstreamError):  # noqa: N818 - the tree reads as reasons, as in the contract's ErrorReason
+class Refused(MemstreamError):
     """The caller's fault: change the call."""
 
 
-class InvalidRequest(Refused, ValueError):  # noqa: N818 - as above
+class InvalidRequest(Refused, ValueError):
     """A field is missing, malformed or out of bounds; `violations` says which."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
@@ -130,7 +130,7 @@ class PageTokenInvalid(InvalidRequest):
     """A page token was not made by this listing."""
 
 
-class NotFound(Refused, LookupError):  # noqa: N818 - as above
+class NotFound(Refused, LookupError):
     """What was named is not there."""
 
     code = grpc.StatusCode.NOT_FOUND
@@ -219,7 +219,7 @@ class CapabilityMissing(Refused):
 
 
 class WindowExceeded(Refused):
-    """More was sent than the window granted: report it, the SDK should not."""
+    """More was sent than the window granted. Streams reopen by themselves, with an empty window."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -242,7 +242,7 @@ class StreamClosed(Refused):
     code = grpc.StatusCode.CANCELLED
 
 
-class Transient(MemstreamError):  # noqa: N818 - as above
+class Transient(MemstreamError):
     """Nobody's fault, or the operator's: wait `retry_after` (if it says so) and try again."""
 
 
@@ -286,7 +286,7 @@ class QuotaExceeded(Exhausted):
     """A quota of the caller or its namespace is used up."""
 
 
-class DeadlineExceeded(Transient, TimeoutError):  # noqa: N818 - as above
+class DeadlineExceeded(Transient, TimeoutError):
     """It took longer than the caller would wait."""
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
@@ -296,13 +296,13 @@ class RevisionNotReached(DeadlineExceeded):
     """`min_revision` was not visible in time; `details["revision"]` is what was."""
 
 
-class ServerDefect(MemstreamError):  # noqa: N818 - as above
+class ServerDefect(MemstreamError):
     """The server's fault: look `details["incident"]` up in its log."""
 
     code = grpc.StatusCode.INTERNAL
 
 
-class ServerBehind(MemstreamError):  # noqa: N818 - as above
+class ServerBehind(MemstreamError):
     """The server expects a lower number than it had acknowledged, and what lies between is no longer held here.
 
     It was restored from an older backup, or the memory was made anew. The operator decides whether the loss stands;

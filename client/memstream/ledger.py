@@ -4,6 +4,8 @@ Rule 1: an observation gets its number once, in order, and keeps it over every c
 Rule 2: it is held until it is stored, and sent again on a new connection until it is received; the server knows a
 repeat by its number and content, so that it counts once.
 Rule 3: what is held and not received never exceeds the window granted, in observations and in bytes.
+Rule 4: what the server had received before a connection, and had not acknowledged, is settled by the answer to its
+repeat and not by its number: only that answer tells whether it was refused. A flush after the last repeat marks it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from memstream.values import AckLevel, Rejected
 
 BATCH_BYTES_MAX = 1 << 20
 """Bytes of observations in one message; larger ones do not go faster."""
+_MESSAGE_BYTES = 4 << 20  # gRPC's own limit, where the server names none
+_FRAME_BYTES = 64  # around a lone observation in its message
 REJECTED_KEPT = 1000
 """Refusals remembered by a stream."""
 
@@ -50,13 +54,14 @@ class Ledger:
         self.stored = 0
         self.indexed = 0
         self.revision = 0
-        self.flushed = 0
         self.last = 0
         self.rejected: deque[Rejected] = deque(maxlen=REJECTED_KEPT)
         self.rejected_count = 0
         self._started = False
+        self._repeats_upto = 0
         self._batch_max = batch_max
         self._batch_bytes = BATCH_BYTES_MAX
+        self._message_bytes = _MESSAGE_BYTES
         self._window_observations = 0
         self._window_bytes = 0
         self._sent: dict[int, Sent] = {}
@@ -86,14 +91,20 @@ class Ledger:
             )
         self._requeue(self._flight)
         self._flight_bytes = 0
+        self._repeats_upto = opened.received if opened.received > self.received else 0
         if opened.expected_sequence <= self.received:
             self._roll_back(opened.expected_sequence)
 
+    @property
+    def size_max(self) -> int:
+        """Bytes of the largest observation that any window and message admits."""
+        return min(self._window_bytes, self._message_bytes - _FRAME_BYTES)
+
     def has_room(self, size: int) -> bool:
-        """Whether the window admits one more of that many bytes; the first always."""
+        """Whether the window admits one more of that many bytes."""
         count = len(self._queue) + len(self._flight)
         held = self._queue_bytes + self._flight_bytes
-        return count == 0 or (count < self._window_observations and held + size <= self._window_bytes)
+        return count < self._window_observations and held + size <= self._window_bytes
 
     def add(self, observation: fragment_pb2.Observation, size: int) -> Sent:
         """Numbers an observation and queues it."""
@@ -112,6 +123,8 @@ class Ledger:
             item = self._queue[0]
             if not self._may_fly(item) or (taken and size + item.size > self._batch_bytes):
                 break
+            if taken and taken[0].sequence <= self._repeats_upto < item.sequence:
+                break
             self._queue.popleft()
             self._flight.append(item)
             self._queue_bytes -= item.size
@@ -122,6 +135,15 @@ class Ledger:
             return None
         observations = [item.observation for item in taken]
         return stream_service_pb2.ObservationBatch(first_sequence=taken[0].sequence, observations=observations)
+
+    @property
+    def repeats_sent(self) -> bool:
+        """Whether there are repeats on this connection, all of them sent and not settled: time for the flush."""
+        return self._repeats_upto > 0 and (not self._queue or self._queue[0].sequence > self._repeats_upto)
+
+    def repeats_settled(self) -> None:
+        """The flush after the last repeat is answered."""
+        self._repeats_upto = 0
 
     @property
     def all_sent(self) -> bool:
@@ -144,12 +166,13 @@ class Ledger:
             sent = self._sent.get(wire.sequence)
             if sent is not None:
                 sent.note(outcome_from_wire(wire))
-        progress = ack.received > self.received or ack.stored > self.stored
         self.revision = max(self.revision, ack.revision)
-        self.flushed = max(self.flushed, ack.flushed)
-        self._receive(ack.received)
-        self._store(ack.stored)
-        self.indexed = max(self.indexed, ack.indexed)
+        settled = self.received if self._repeats_upto else ack.received
+        stored = min(ack.stored, max(settled, self.received))
+        progress = settled > self.received or stored > self.stored
+        self._receive(settled)
+        self._store(stored)
+        self.indexed = max(self.indexed, min(ack.indexed, self.stored))
         return progress
 
     def fail(self, error: MemstreamError) -> None:
@@ -159,6 +182,7 @@ class Ledger:
 
     def _grant(self, opened: stream_service_pb2.ObserveOpened) -> None:
         limits = opened.limits
+        self._message_bytes = limits.message_bytes_max or _MESSAGE_BYTES
         self._window_observations = max(opened.window_observations, 1)
         self._window_bytes = max(opened.window_bytes, 1)
         if limits.batch_max:
@@ -201,11 +225,6 @@ class Ledger:
         while self._flight and self._flight[0].sequence <= upto:
             item = self._flight.popleft()
             self._flight_bytes -= item.size
-            self._keep(item)
-        # Received on an earlier connection whose acknowledgement was lost, and not yet sent on this one.
-        while self._queue and self._queue[0].sequence <= upto:
-            item = self._queue.popleft()
-            self._queue_bytes -= item.size
             self._keep(item)
         self.received = max(self.received, upto)
 

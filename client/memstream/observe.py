@@ -10,6 +10,7 @@ Rule 3: no read is ever cancelled by a timeout, which would end the call: whoeve
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeAlias, Unpack
@@ -18,7 +19,7 @@ import grpc
 import grpc.aio
 
 from memstream.backoff import Backoff, persist
-from memstream.channel import Link, MemoryPath, read_message
+from memstream.channel import Link, MemoryPath, read_end, read_message
 from memstream.codec import Observable, ack_level_to_wire, observation_to_wire
 from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown, StreamClosed
 from memstream.ledger import Ledger
@@ -26,6 +27,7 @@ from memstream.sent import Sent
 from memstream.status import translate
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.values import AckLevel, ObservationFields, Rejected
+from memstream.wiretypes import invalid
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.ObserveRequest, pb.ObserveResponse]
 BATCH_MAX = 128
@@ -59,11 +61,13 @@ class ObserveStream:
         self._changed = asyncio.Event()
         self._work = asyncio.Event()
         self._error: MemstreamError | None = None
-        self._closing = self._closed = False
-        self._flush_id = 0
+        self._closing = self._finished = self._closed = False
+        self._flush_ids = itertools.count(1)
+        self._flush_upto = 0
         self._pause_until = 0.0
         # Of the connection, set anew by each.
-        self._flush_sent = 0
+        self._flush_sent_upto = 0
+        self._repeats_flush = 0
         self._close_sent = self._draining = False
 
     async def __aenter__(self) -> Self:
@@ -125,6 +129,8 @@ class ObserveStream:
         observation = observation_to_wire(what, **said)
         size = observation.ByteSize()
         self._check_usable()
+        if size > self._ledger.size_max:
+            raise invalid("observation", f"has {size} bytes, the server takes at most {self._ledger.size_max}")
         if self._ledger.last % _YIELD_EVERY == 0:
             await asyncio.sleep(0)  # a producer that never waits for anything lets others run
         if self._turn.locked() or not self._ledger.has_room(size):
@@ -140,10 +146,9 @@ class ObserveStream:
         target = self._ledger.last
         if self._ledger.position(self.ack_level) < target:
             self._check_usable()
-            self._flush_id += 1
-            flush_id = self._flush_id
+            self._flush_upto = target
             self._work.set()
-            await self._until(lambda: self._has_come(target, flush_id))
+            await self._until(lambda: self._ledger.position(self.ack_level) >= target)
 
     async def close(self) -> None:
         """Flushes, and tells the server that the producer has finished. May be called again."""
@@ -153,9 +158,6 @@ class ObserveStream:
         self._closing = True
         self._work.set()
         await self._until(lambda: self._closed)
-
-    def _has_come(self, target: int, flush_id: int) -> bool:
-        return self._ledger.flushed >= flush_id or self._ledger.position(self.ack_level) >= target
 
     def _check_opened(self) -> None:
         if self._error is not None:
@@ -209,9 +211,12 @@ class ObserveStream:
             self._open(await self._answer_to_open(call))
             backoff.opened()
             writer = asyncio.create_task(self._write(call))
-            while not self._closed:
+            while not self._finished:
                 if self._take(await read_message(call), call):
                     backoff.progressed()
+            await read_end(call)
+            self._closed = True
+            self._notify()
         finally:
             call.cancel()  # dropping the reference would leave the server's handler open
             if writer is not None:
@@ -240,7 +245,7 @@ class ObserveStream:
 
     def _open(self, opened: pb.ObserveOpened) -> None:
         self._ledger.opened(opened)
-        self._flush_sent = self._ledger.flushed
+        self._flush_sent_upto = self._repeats_flush = 0
         self._close_sent = self._draining = False
         self._opened = opened
         self.connections += 1
@@ -251,10 +256,11 @@ class ObserveStream:
         progress = False
         kind = response.WhichOneof("message")
         if kind == "ack":
-            progress = self._ledger.acknowledged(response.ack)
+            progress = self._acknowledged(response.ack)
         elif kind == "closed":
+            self._ledger.repeats_settled()  # nothing more will be said
             self._ledger.acknowledged(_last_ack(response.closed))
-            self._closed = progress = True
+            self._finished = progress = True
         elif kind == "throttle":
             delay = response.throttle.retry_delay
             self._pause_until = asyncio.get_running_loop().time() + delay.seconds + delay.nanos / 1e9
@@ -264,6 +270,11 @@ class ObserveStream:
         if self._draining and not self._close_sent and self._ledger.all_received:
             raise ShuttingDown("the server is going away", reason="SHUTTING_DOWN")
         return progress
+
+    def _acknowledged(self, ack: pb.Ack) -> bool:
+        if self._repeats_flush and ack.flushed >= self._repeats_flush:
+            self._ledger.repeats_settled()
+        return self._ledger.acknowledged(ack)
 
     def _drain(self, going_away: pb.GoingAway, call: _Call) -> None:
         # What is in flight may still be acknowledged; what is queued goes over the next connection.
@@ -290,14 +301,17 @@ class ObserveStream:
     def _next_request(self) -> pb.ObserveRequest | None:
         if self._draining or self._close_sent:
             return None
+        if self._ledger.repeats_sent and not self._repeats_flush:
+            self._repeats_flush = next(self._flush_ids)
+            return pb.ObserveRequest(flush=pb.ObserveFlush(flush_id=self._repeats_flush))
         batch = self._ledger.next_batch()
         if batch is not None:
             return pb.ObserveRequest(batch=batch)
         if not self._ledger.all_sent:
             return None
-        if self._flush_sent < self._flush_id:
-            self._flush_sent = self._flush_id
-            return pb.ObserveRequest(flush=pb.ObserveFlush(flush_id=self._flush_id))
+        if self._flush_sent_upto < self._flush_upto:
+            self._flush_sent_upto = self._flush_upto
+            return pb.ObserveRequest(flush=pb.ObserveFlush(flush_id=next(self._flush_ids)))
         if self._closing:
             self._close_sent = True
             return pb.ObserveRequest(close=pb.ObserveClose())

@@ -57,7 +57,7 @@ class RecallStream:
         self._changed = asyncio.Event()
         self._work = asyncio.Event()
         self._error: MemstreamError | None = None
-        self._closing = self._closed = self._draining = False
+        self._closing = self._closed = self._draining = self._connected = False
 
     async def __aenter__(self) -> Self:
         if self._task is not None:
@@ -106,8 +106,10 @@ class RecallStream:
         self._check_open()
         await self._until(lambda: not self._asked)
         self._closing = True
-        self._push(pb.RecallRequest(close=pb.RecallClose()))
-        await self._until(lambda: self._closed)
+        if self._connected:
+            self._push(pb.RecallRequest(close=pb.RecallClose()))
+            await self._until(lambda: not self._connected)
+        self._closed = True  # nothing is in flight, so nothing is worth a new connection
 
     async def _ask(self, question: _Question) -> Answer:
         self._check_usable()
@@ -175,17 +177,21 @@ class RecallStream:
     async def _connection(self, backoff: Backoff) -> None:
         if self._error is not None:
             raise self._error
+        if self._closing:
+            return
         call: _Call = self._link.streams.Recall(metadata=self._link.metadata(self.memory))
         writer: asyncio.Task[None] | None = None
         try:
             self._open(await self._answer_to_open(call))
             backoff.opened()
             writer = asyncio.create_task(self._write(call))
-            while not self._closed:
-                if self._take(await self._read(call), call):
+            while (response := await self._read(call)) is not None:
+                if self._take(response, call):
                     backoff.progressed()
         finally:
             call.cancel()
+            self._connected = False
+            self._notify()
             if writer is not None:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
@@ -214,17 +220,12 @@ class RecallStream:
         for question in self._asked.values():
             question.parts.clear()
             self._push(pb.RecallRequest(query=question.query))
-        if self._closing:
-            self._push(pb.RecallRequest(close=pb.RecallClose()))
         self.connections += 1
+        self._connected = True
         self._notify()
 
-    def _take(self, response: pb.RecallResponse | None, call: _Call) -> bool:
+    def _take(self, response: pb.RecallResponse, call: _Call) -> bool:
         """Takes one message; whether it answered a query. Raises ShuttingDown when it is time to reconnect."""
-        if response is None:
-            self._closed = True
-            self._notify()
-            return True
         kind = response.WhichOneof("message")
         if kind == "recollections":
             question = self._asked.get(response.recollections.query_id)

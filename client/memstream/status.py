@@ -141,8 +141,10 @@ def task_is_cancelled() -> bool:
 
 
 def is_cut(error: e.MemstreamError) -> bool:
-    """Whether a stream that ended so is to be opened again: transport failures, and what the server says will pass."""
-    if isinstance(error, e.SequenceGap):
+    """Whether a stream that ended so is to be opened again: transport failures, what the server says will pass,
+    and disagreements about numbers and credits, which every `opened` settles anew.
+    """
+    if isinstance(error, e.SequenceGap | e.WindowExceeded):
         return True
     if isinstance(error, e.Refused | e.ServerBehind):
         return False

@@ -119,8 +119,9 @@ async def test_the_window_bounds_bytes(memory: memstream.AgentMemory, server: Sc
         assert not blocked.done()
         server.acking.set()
         await blocked
-        await stream.send("z" * 5000)  # larger than the window: goes alone, the server decides
-    assert [len(each) for each in server.contents()] == [600, 600, 5000]
+        with pytest.raises(memstream.InvalidRequest):
+            await stream.send("z" * 5000)  # no window would ever admit it
+    assert [len(each) for each in server.contents()] == [600, 600]
 
 
 async def test_a_lone_item_goes_at_once_and_a_flood_in_batches(
@@ -253,6 +254,13 @@ async def test_lost_numbers_that_were_not_stored_are_sent_again(
         await server.start(server.target)
         assert [(await each).sequence for each in sent] == [1, 2, 3]
     assert server.contents() == ["line 0", "line 1", "line 2"]
+
+
+async def test_a_window_that_is_overrun_is_a_break(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+    server.plans = [Plan(refuse=status(grpc.StatusCode.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED"))]
+    async with memory.observe("p") as stream:
+        await stream.send("one")
+    assert server.contents() == ["one"]
 
 
 async def test_throttled_items_wait(memory: memstream.AgentMemory, server: ScriptedServer) -> None:

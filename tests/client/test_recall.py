@@ -93,6 +93,14 @@ async def test_opening_a_memory_that_is_not_there(memory: memstream.AgentMemory,
             pytest.fail("opened")
 
 
+async def test_closing_needs_no_server(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+    async with memory.recall() as recall:
+        await recall.query("quick")
+        await server.stop()
+    with pytest.raises(memstream.StreamClosed):
+        await recall.query("late")
+
+
 async def test_a_closed_stream_says_so(memory: memstream.AgentMemory) -> None:
     async with memory.recall() as recall:
         pass

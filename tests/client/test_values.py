@@ -193,6 +193,7 @@ def test_retry_after_and_foreign_statuses() -> None:
         (from_status(Status(code=12)), False),
         (translate(asyncio.InvalidStateError()), True),
         (translate(asyncio.CancelledError()), True),
+        (from_status(status(grpc.StatusCode.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED")), True),
         (memstream.StreamClosed("x"), False),
     ],
 )
@@ -218,8 +219,9 @@ def test_backoff_gives_up_and_starts_afresh() -> None:
     assert backoff.delay_s(memstream.ProducerSuperseded("x")) is None
 
 
-def opened(expected: int, window: int = 1000, window_bytes: int = 1 << 20) -> pb.ObserveOpened:
+def opened(expected: int, window: int = 1000, window_bytes: int = 1 << 20, epoch: int = 0) -> pb.ObserveOpened:
     return pb.ObserveOpened(
+        producer_epoch=epoch,
         received=expected - 1,
         stored=expected - 1,
         expected_sequence=expected,
@@ -269,39 +271,74 @@ def test_beyond_the_window_only_numbers_are_held() -> None:
         ledger.opened(opened(1, window_bytes=20))  # ... the first is not
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("asrokx"), st.integers(0, 20)), max_size=60), st.integers(1, 6))
+class ModelServer:
+    """The other side of a ledger: journals by number, refuses every third, answers repeats as it did the first time."""
+
+    def __init__(self) -> None:
+        self.items: list[str] = []
+        self.stored = 0
+        self.refusals: list[int] = []
+        self.wire: list[pb.ObservationBatch | None] = []  # None: the flush after repeats
+
+    def read(self) -> bool:
+        """Takes the next message; whether it was the flush."""
+        batch = self.wire.pop(0)
+        if batch is None:
+            return True
+        assert batch.first_sequence <= len(self.items) + 1
+        for number, each in enumerate(batch.observations, batch.first_sequence):
+            if number > len(self.items):
+                self.items.append(each.content)
+            assert self.items[number - 1] == each.content
+            if number % 3 == 0:
+                self.refusals.append(number)
+        return False
+
+    def ack(self) -> pb.Ack:
+        refused = status(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+        rejected = [pb.RejectedObservation(sequence=number, status=refused) for number in self.refusals]
+        self.refusals.clear()
+        return pb.Ack(received=len(self.items), stored=self.stored, rejected=rejected)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("asrokx"), st.integers(0, 9)), max_size=80), st.integers(1, 6))
 def test_whatever_happens_each_number_arrives_in_order(steps: list[tuple[str, int]], window: int) -> None:
-    """a: add, s: send, r: server receives and acknowledges some, o: break and reopen, k: store, x: acks are lost."""
-    ledger = Ledger(3)
-    server: list[str] = []
-    wire: list[pb.ObservationBatch] = []
-    stored = 0
+    """a: add, s: send, r: the server reads and acknowledges, x: reads only, k: stores and acknowledges, o: break."""
+    ledger, server = Ledger(3), ModelServer()
+    sent: list[memstream.Sent] = []
+    flushing = False
     ledger.opened(opened(1, window))
-    for step, n in steps:
+    for step, n in [*steps, *[("o", 0), *[("s", 0), ("r", 0), ("k", 9)] * 60]]:
         if step == "a" and ledger.has_room(10):
-            add(ledger, 1)
-        elif step == "s" and (batch := ledger.next_batch()) is not None:
-            wire.append(batch)
-        elif step in "rx" and wire:
-            batch = wire.pop(0)
-            assert batch.first_sequence <= len(server) + 1
-            for number, each in enumerate(batch.observations, batch.first_sequence):
-                if number > len(server):
-                    server.append(each.content)
-                assert server[number - 1] == each.content
+            observation = fragment_pb2.Observation(content=f"line {ledger.last + 1}")
+            sent.append(ledger.add(observation, observation.ByteSize()))
+        elif step == "s":
+            if ledger.repeats_sent and not flushing:
+                flushing = True
+                server.wire.append(None)
+            elif (batch := ledger.next_batch()) is not None:
+                server.wire.append(batch)
+        elif step in "rx" and server.wire:
+            if server.read():
+                ledger.repeats_settled()
             if step == "r":
-                ledger.acknowledged(pb.Ack(received=len(server), stored=stored))
+                ledger.acknowledged(server.ack())
         elif step == "k":
-            stored = min(len(server), stored + n)
-            ledger.acknowledged(pb.Ack(received=len(server), stored=stored))
+            server.stored = min(len(server.items), server.stored + n)
+            ledger.acknowledged(server.ack())
         elif step == "o":
-            wire.clear()
-            ledger.opened(opened(len(server) + 1, window))
-        assert ledger.received <= len(server)
+            server.wire.clear()
+            server.refusals.clear()
+            flushing = False
+            ledger.opened(opened(len(server.items) + 1, window))
+        assert ledger.received <= len(server.items)
         assert ledger.stored <= ledger.received <= ledger.last
-        assert sum(len(batch.observations) for batch in wire) <= window
-    assert server == [f"line {n}" for n in range(1, len(server) + 1)]
+        assert sum(len(batch.observations) for batch in server.wire if batch is not None) <= window
+    assert server.items == [f"line {n}" for n in range(1, len(sent) + 1)]
+    assert [each.error is not None for each in sent] == [each.sequence % 3 == 0 for each in sent]
+    assert [each.stored is not None for each in sent] == [each.sequence % 3 != 0 for each in sent]
+    assert [each.sequence for each in ledger.rejected] == [each.sequence for each in sent if each.sequence % 3 == 0]
 
 
 def test_the_sdk_imports_nothing_of_the_server() -> None:

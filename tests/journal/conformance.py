@@ -612,6 +612,23 @@ class JournalConformance:
         ]
         assert all(what is not None for _, what in found)
 
+    async def test_what_a_reconciliation_found_is_entered(self, journal: Journal) -> None:
+        rows = (row(fragment(0)), row(fragment(1)), row(fragment(2, Tier.SHORT_TERM)), Row(fragment(3, model="")))
+        await journal.commit(transition(1, rows=rows))
+        assert await journal.indexable("u1") == [fragment(0).id, fragment(1).id]
+        assert await journal.indexable("nobody") == []
+        await journal.outbox_enter([IndexEntry("u1", fragment(1).id), IndexEntry("u1", "orphan", delete=True)])
+        found = [(entry.fragment, what is None) for entry, what in await journal.outbox(9)]
+        assert found == [(fragment(1).id, False), ("orphan", True)]
+
+    async def test_a_large_image_has_only_the_vectors_that_the_index_lacks(self, journal: Journal) -> None:
+        rows = (row(fragment(0)), row(fragment(1)), row(fragment(2, Tier.SHORT_TERM)))
+        await journal.commit(transition(1, rows=rows, index=(IndexEntry("u1", fragment(1).id),)))
+        image = await journal.load("u1", fragment(0).model, 2)
+        assert [one.vector is not None for one in image.rows] == [False, True, True]
+        image = await journal.load("u1", fragment(0).model, 3)
+        assert [one.vector is not None for one in image.rows] == [True, True, True]
+
     async def test_jobs_wait_oldest_first_until_a_commit_finishes_them(self, journal: Journal) -> None:
         jobs = (Job("j2", "u1", "insight", '{"a":1}', 20, 1), Job("j1", "u1", "reflection", "{}", 10))
         await journal.commit(transition(1, jobs=jobs))

@@ -10,18 +10,11 @@ import pytest
 
 from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.memory_service_pb2 import ListFragmentsRequest
 from memstream_server.engine.errors import BacklogFull, StorageIsFull
-from tests.rpc.wire import Wire, refused, unpacked
+from tests.rpc.wire import Wire, refused, unpacked, until
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def until(condition: Any) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 async def test_opened_says_where_the_producer_stands_and_what_it_may_send(wire: Wire) -> None:
@@ -218,14 +211,8 @@ async def test_a_repeat_is_acknowledged_and_not_applied_again(wire: Wire) -> Non
     await again.batch(1, "a", "b")
     await again.batch(3, "c")
     await again.ack(lambda ack: ack.stored == 3)
-    listed = await wire.memories.ListFragments(_list())
+    listed = await wire.memories.ListFragments(ListFragmentsRequest(namespace="ns", memory="m"))
     assert [each.content for each in listed.fragments] == ["a", "b", "c"]
-
-
-def _list() -> Any:
-    from memstream.v1.memory_service_pb2 import ListFragmentsRequest
-
-    return ListFragmentsRequest(namespace="ns", memory="m")
 
 
 async def test_the_same_number_with_other_content_is_a_conflict(wire: Wire) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -10,7 +9,7 @@ import pytest
 
 from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import stream_service_pb2 as pb
-from tests.rpc.wire import RecallCall, Wire, refused, unpacked
+from tests.rpc.wire import RecallCall, Wire, refused, unpacked, until
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -106,14 +105,9 @@ async def test_the_end_of_the_call_cancels_its_queries(told: Wire, script: Any) 
     script.recalling.clear()
     call = await told.recall()
     await call.query("q", "wait for it")
-    while not script.queries:
-        await asyncio.sleep(0.01)
+    await until(lambda: script.queries)
     call.call.cancel()
-    for _ in range(500):
-        if script.cancelled_recalls:
-            break
-        await asyncio.sleep(0.01)
-    assert script.cancelled_recalls == 1
+    await until(lambda: script.cancelled_recalls == 1)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +243,7 @@ async def test_draining_tells_the_stream_and_answers_what_is_in_flight(told: Wir
     script.recalling.clear()
     call = await told.recall()
     await call.query("q", "wait for it")
-    while not script.queries:
-        await asyncio.sleep(0.01)
+    await until(lambda: script.queries)
     told.drain.begin()
     assert (await call.next()).HasField("going_away")
     script.recalling.set()

@@ -120,6 +120,15 @@ class Refused:
     retry_s: float | None
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Waits, at most five seconds, for something that happens elsewhere."""
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
 async def refused(call: Awaitable[T]) -> Refused:
     """The status a call ends with."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -20,7 +20,6 @@ from memstream_server.engine.errors import (
     MemoryExists,
     MemoryNotFound,
     ProducerSuperseded,
-    RevisionNotReached,
     SequenceConflict,
     SequenceGap,
 )
@@ -175,7 +174,8 @@ class FakeSession:
 
     async def reached(self, level: AckLevel, sequence: int) -> Progress:
         while (self._producer.received if level is AckLevel.RECEIVED else self._producer.stored) < sequence:
-            await asyncio.sleep(0.001)
+            await self._news.wait()
+            self._news.clear()
         return self._progress()
 
     def fail(self, error: EngineError) -> None:
@@ -346,8 +346,6 @@ class FakeEngine:
                 await memory.changed.wait()
         except asyncio.CancelledError:
             self.script.cancelled_recalls += 1
-            if memory.record.revision < query.min_revision:
-                raise RevisionNotReached("not yet", revision=memory.record.revision) from None
             raise
         if self.script.fail_recalls:
             raise self.script.fail_recalls.pop(0)

@@ -9,7 +9,9 @@ is not an observation is reported and left out.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import os
 import re
 import secrets
 import socket
@@ -103,6 +105,11 @@ def is_regular(file: str) -> bool:
 def plan(files: Sequence[str], producer: str | None, resume: bool | None) -> list[Feed]:
     """The feeds of a command line. `resume` None: where the input can be read twice. Raises ValueError, OSError."""
     files = tuple(files) or (STDIN,)
+    for file in files:
+        if file != STDIN and not Path(file).exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
+        if Path(file).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
     if STDIN in files and len(files) > 1:
         raise ValueError("standard input (-) goes alone")
     if resume and producer is None and not all(is_regular(file) for file in files):

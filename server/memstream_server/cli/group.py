@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 
 import click
 
@@ -33,6 +33,13 @@ A memory is named NAMESPACE/NAME. The server asked is --target, else $MEMSTREAM_
 """
 
 
+def _version() -> str:
+    try:
+        return metadata.version("memstream")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
 class LazyGroup(click.Group):
     """The commands of COMMANDS."""
 
@@ -57,7 +64,7 @@ class LazyGroup(click.Group):
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(None, "--version", package_name="memstream", message="memstream %(version)s")
+@click.version_option(_version(), message="memstream %(version)s")
 def root() -> None:
     """The command without a subcommand; its help is `_INTRODUCTION`."""
 

@@ -190,7 +190,7 @@ def _refusal(found: Contents) -> str:
     lines = [str(problem) for problem in found.malformed[:PROBLEMS_SHOWN]]
     more = len(found.malformed) - len(lines)
     tail = [f"and {more:,} more"] if more else []
-    head = f"nothing was sent: {len(found.malformed):,} lines are no observations (is --format right?)"
+    head = f"nothing was sent, as {len(found.malformed):,} of the lines cannot be (is --format right?)"
     return "\n  ".join([head, *lines, *tail])
 
 

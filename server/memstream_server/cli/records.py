@@ -72,7 +72,8 @@ def record(text: str) -> Observation | Malformed:
     if not isinstance(value, dict):
         return Malformed(f"is {_kind(value)}, not a JSON object")
     try:
-        observation = Observation(_body(value), **_said(value))
+        said = _said(value)  # before the body: a misspelt "text" is told as such
+        observation = Observation(_body(value), **said)
         observation_to_wire(observation)  # what it refuses would never get a number
     except (MemstreamError, ValueError) as error:
         return Malformed(str(error))

@@ -64,7 +64,7 @@ def failure(error: errors.MemstreamError, target: str) -> Failure:
     """What went wrong, what to do, and the exit code."""
     if isinstance(error, errors.Unavailable) and not error.reason:
         return Failure(
-            f"no server answers at {target} ({error.message}): start one with `memstream serve`, "
+            f"no server answers at {target} ({error.message.rpartition(': ')[2]}): start one with `memstream serve`, "
             "or name another with --target"
         )
     wait = f" in {error.retry_after:g} s" if error.retry_after else ""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 
 import click
+from rich.console import RenderableType
 
 from memstream.client import Client
 from memstream.resources import Memory, MemoryStats, ServerInfo
@@ -64,7 +65,9 @@ def _leaves(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 def _print_fragment(fragment: Fragment) -> None:
     apart = {"content", "structured", "merged_text"}
     about = ((field.name, getattr(fragment, field.name)) for field in fields(fragment) if field.name not in apart)
-    merged = ["\nmerged with its enhancers", shown(fragment.merged_text)] if fragment.merged_text else []
+    merged: list[RenderableType] = (
+        ["\nmerged with its enhancers", shown(fragment.merged_text)] if fragment.merged_text else []
+    )
     write(console(), facts(about), "", shown(words(fragment)), *merged)
 
 

@@ -234,8 +234,9 @@ class Recorded:
 class Image:
     """All that an active memory needs in RAM, read at one revision.
 
-    `rows` are every fragment in order of position (forgotten ones included) with terms; vectors only up to the
-    `vectors_max` asked for (all or none), and only those of the space asked for.
+    `rows` are every fragment in order of position (forgotten ones included) with terms, and vectors of the space
+    asked for: all of them up to `vectors_max`, beyond it only those the index cannot have yet (fragments before
+    long-term, and fragments in the outbox).
     `sensory` and `short_term` are the held ones in order, with content vectors and enhancements.
     `pending` are receipts not yet stored, in order of position; one whose items were all rejected is never pending.
     A producer's `stored` covers what was rejected behind its last stored item.
@@ -377,6 +378,14 @@ class Journal(Protocol):
 
     async def outbox_done(self, ids: Sequence[int]) -> None:
         """These entries are durable in the index. By id, never by a high-water mark."""
+        ...
+
+    async def outbox_enter(self, entries: Sequence[IndexEntry]) -> None:
+        """Work for the index that no transition caused: what a reconciliation found."""
+        ...
+
+    async def indexable(self, uid: str) -> list[str]:
+        """Ids that belong in the index: the memory's live long-term fragments with a vector. Empty when it is gone."""
         ...
 
     async def outbox_refill(self) -> int:

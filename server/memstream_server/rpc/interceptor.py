@@ -169,14 +169,14 @@ class _Checked:
 
     def __init__(self, call: _Call, requests: Any) -> None:
         self._call = call
-        self._requests = requests.__aiter__()
+        self._requests = requests
         self._first = True
 
     def __aiter__(self) -> _Checked:
         return self
 
     async def __anext__(self) -> Any:
-        request = await self._requests.__anext__()
+        request = await anext(self._requests)
         self._call.check(request, self._first)
         self._first = False
         return request

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memstream.v1 import stream_service_pb2 as pb
-from memstream_server.engine.errors import ProtocolViolation, WindowExceeded
+from memstream_server.engine.errors import ProtocolViolation, RevisionNotReached, WindowExceeded
 from memstream_server.engine.requests import Query
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import status_of_any
@@ -170,12 +170,17 @@ async def recall_once(
     """One query. One that waits for a revision gives up shortly before its deadline, so that the client hears why."""
     if not query.min_revision or time_remaining_s is None:
         return await engine.recall(namespace, memory, query)
-    task = asyncio.create_task(engine.recall(namespace, memory, query))
+    answering = asyncio.create_task(engine.recall(namespace, memory, query))
     try:
-        await asyncio.wait({task}, timeout=max(0.0, time_remaining_s - min(0.1, time_remaining_s / 10)))
+        await asyncio.wait({answering}, timeout=max(0.0, time_remaining_s - min(0.1, time_remaining_s / 10)))
+        revision = query.min_revision if answering.done() else (await engine.get_memory(namespace, memory)).revision
+        if revision < query.min_revision:
+            raise RevisionNotReached(
+                f"{namespace}/{memory} is at revision {revision}, {query.min_revision} was asked for", revision=revision
+            )
+        return await answering
     finally:
-        task.cancel()  # of no effect when it is done; else the engine says which revision it is at
-    return await task
+        answering.cancel()
 
 
 def check_size(response: pb.RecallOnceResponse, limits: Limits) -> None:

@@ -17,6 +17,9 @@ from sqlalchemy import Connection, Table
 ROWS_MAX = 256
 """Rows a statement; SQLite takes 32,766 parameters, the widest table here has 14 columns."""
 
+STEP_ROWS = 32
+"""Above this, statements have a multiple of it: 40 texts a table at most, and each prepared once."""
+
 
 @dataclass(frozen=True)
 class Bulk:
@@ -48,11 +51,12 @@ def _text(bulk: Bulk, rows: int, mark: str) -> str:
 
 
 def execute(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> None:
-    """In runs of powers of two, so that there are few statement texts to prepare and keep."""
+    """In one statement of a multiple of STEP_ROWS and one of the rest: few executions, and few texts to prepare."""
     mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
     start = 0
     while start < len(rows):
-        count = min(ROWS_MAX, 1 << (len(rows) - start).bit_length() - 1)
+        left = min(len(rows) - start, ROWS_MAX)
+        count = left - left % STEP_ROWS or left
         values = tuple(chain.from_iterable(rows[start : start + count]))
         connection.exec_driver_sql(_text(bulk, count, mark), values)
         start += count

@@ -12,6 +12,7 @@ from memstream_server.adapters.journal.schema import (
     anchors,
     fragments,
     observations,
+    outbox,
     producers,
     span,
     vectors,
@@ -43,6 +44,18 @@ _VECTOR_PAGE = (
     .order_by(vectors.c.key)
     .limit(_limit)
 )
+_waiting = select(outbox.c.fragment).where(outbox.c.memory == bindparam("uid"))
+_FRESH_PAGE = (
+    select(vectors.c.key, vectors.c.vector)
+    .join(fragments, fragments.c.key == vectors.c.key)
+    .where(
+        vectors.c.key.between(_low, _high),
+        vectors.c.model == _model,
+        (fragments.c.tier != Tier.LONG_TERM.value) | fragments.c.id.in_(_waiting),
+    )
+    .order_by(vectors.c.key)
+    .limit(_limit)
+)
 _ANCHORS = select(anchors.c.id, anchors.c.vector, anchors.c.enhancements).where(anchors.c.memory == _number)
 _PENDING_PAGE = (
     select(observations.c.key, observations.c.payload)
@@ -55,7 +68,7 @@ _PRODUCERS = select(producers).where(producers.c.memory == _number).order_by(pro
 
 def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Image:
     memory = memory_of(connection, uid)
-    rows = _rows(connection, memory.number, model, vectors_max)
+    rows = _rows(connection, uid, memory.number, model, vectors_max)
     held = _held(connection, memory.number, rows)
     pending = tuple(_pending(connection, memory.number))
     return Image(
@@ -69,18 +82,20 @@ def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Imag
     )
 
 
-def _rows(connection: Connection, number: int, model: str, vectors_max: int) -> tuple[Row, ...]:
-    found = _vectors(connection, number, model, vectors_max)
+def _rows(connection: Connection, uid: str, number: int, model: str, vectors_max: int) -> tuple[Row, ...]:
+    found = _vectors(connection, uid, number, model, vectors_max)
     decode, terms = codec.decode_fragment, codec.decode_terms
     rows = pages(connection, _PAGE, *span(number))
     return tuple([Row(decode(blob, count, at), terms(packed), found.get(row)) for row, blob, count, at, packed in rows])
 
 
-def _vectors(connection: Connection, number: int, model: str, vectors_max: int) -> dict[int, bytes]:
-    """By key; none at all when there are more than `vectors_max`."""
+def _vectors(connection: Connection, uid: str, number: int, model: str, vectors_max: int) -> dict[int, bytes]:
+    """By key; of more than `vectors_max` only those that the index cannot have yet."""
     low, high = span(number)
     count = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
-    return dict(pages(connection, _VECTOR_PAGE, low, high, model=model)) if 0 < count <= vectors_max else {}
+    if count <= vectors_max:
+        return dict(pages(connection, _VECTOR_PAGE, low, high, model=model)) if count else {}
+    return dict(pages(connection, _FRESH_PAGE, low, high, model=model, uid=uid))
 
 
 def _held(connection: Connection, number: int, rows: Sequence[Row]) -> list[Held]:

@@ -123,6 +123,17 @@ _OUTBOX = (
     .order_by(outbox.c.id)
     .limit(_limit)
 )
+_INDEXABLE = (
+    select(fragments.c.key, fragments.c.id)
+    .join(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == fragments.c.model))
+    .where(
+        fragments.c.key.between(_low, _high),
+        fragments.c.tier == Tier.LONG_TERM.value,
+        fragments.c.forget_time_us.is_(None),
+    )
+    .order_by(fragments.c.key)
+    .limit(_limit)
+)
 _JOBS = (
     select(jobs.c.id, memories.c.uid, jobs.c.type, jobs.c.payload, jobs.c.create_time_us, jobs.c.attempts)
     .join(memories, memories.c.number == jobs.c.memory)
@@ -355,6 +366,14 @@ def _outbox_rows(connection: Connection, limit: int) -> Iterator[list[Any]]:
 
 def outbox_size(connection: Connection) -> int:
     return connection.execute(_OUTBOX_SIZE).scalar_one()
+
+
+def indexable(connection: Connection, uid: str) -> list[str]:
+    try:
+        memory = memory_of(connection, uid)
+    except Conflict:
+        return []
+    return [name for _, name in pages(connection, _INDEXABLE, *span(memory.number))]
 
 
 def waiting_jobs(connection: Connection, limit: int) -> list[Job]:

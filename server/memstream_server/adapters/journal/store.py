@@ -189,6 +189,12 @@ class SqlJournal:
     async def outbox_done(self, ids: Sequence[int]) -> None:
         await self._write(transition.outbox_done, len(ids), False, ids)
 
+    async def outbox_enter(self, entries: Sequence[IndexEntry]) -> None:
+        await self._write(transition.outbox_enter, len(entries), True, entries)
+
+    async def indexable(self, uid: str) -> list[str]:
+        return await self._read(reads.indexable, uid)
+
     async def outbox_refill(self) -> int:
         return await self._write(transition.outbox_refill, 1_000, True)
 

@@ -82,6 +82,7 @@ _ADVANCE = (
         labels=func.coalesce(bindparam("new_labels"), memories.c.labels),
         update_time_us=func.coalesce(bindparam("updated"), memories.c.update_time_us),
     )
+    .returning(memories.c.number)
 )
 _REFILL = insert(outbox).from_select(
     ["memory", "fragment", "deleted"],
@@ -124,8 +125,7 @@ def _delete(
 
 def commit(connection: Connection, commit: Commit, now_us: int) -> None:
     """Advance the memory first: a stale owner is refused before anything was written."""
-    number, _ = find(connection, commit.memory)
-    _advance(connection, commit)
+    number = _advance(connection, commit)
     _delete(connection, _REMOVE, commit.removed, number)
     _put_rows(connection, number, commit.rows)
     _delete(connection, (_RELEASE,), commit.released, number)
@@ -140,7 +140,8 @@ def commit(connection: Connection, commit: Commit, now_us: int) -> None:
     log(connection, number, commit.revision + 1, commit.time_us, commit.events)
 
 
-def _advance(connection: Connection, commit: Commit) -> None:
+def _advance(connection: Connection, commit: Commit) -> int:
+    """Compare and set; the memory's number."""
     described = commit.policy is not None or commit.labels is not None
     values = {
         "u": commit.memory,
@@ -152,8 +153,10 @@ def _advance(connection: Connection, commit: Commit) -> None:
         "new_labels": None if commit.labels is None else codec.encode_labels(commit.labels),
         "updated": commit.time_us if described else None,
     }
-    if connection.execute(_ADVANCE, values).rowcount != 1:
+    number: int | None = connection.execute(_ADVANCE, values).scalar_one_or_none()
+    if number is None:
         raise Conflict(f"memory {commit.memory} is not at epoch {commit.epoch}, revision {commit.revision}")
+    return number
 
 
 def _put_rows(connection: Connection, number: int, rows: Sequence[Row]) -> None:
@@ -220,6 +223,10 @@ def touch(connection: Connection, uid: str, accesses: Sequence[Access]) -> None:
 
 def outbox_done(connection: Connection, ids: Sequence[int]) -> None:
     _delete(connection, (_DONE,), ids)
+
+
+def outbox_enter(connection: Connection, entries: Sequence[IndexEntry]) -> None:
+    _put_index(connection, entries)
 
 
 def outbox_refill(connection: Connection) -> int:

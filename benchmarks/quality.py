@@ -1,0 +1,242 @@
+"""Recall quality through the gRPC client: real conversations in by the Observe stream, real questions out.
+
+    python benchmarks/quality.py --data DIR
+
+DIR holds the measure (`locomo_eval.py`) and its conversations (`locomo3.json`); neither is part of this project.
+A server is started for the run. Exits with 1 when a bar is missed, a turn is lost, or a turn cannot be recalled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import memstream
+from memstream import EventType
+
+LIMIT = 50
+OWN_LIMIT = 50
+"""How far down the answer to its own words a turn may stand and still count as recallable."""
+BARS = {"recall@4": 0.67, "recall@10": 0.78, "recall@20": 0.84}
+_IN_FLIGHT = 32
+
+
+class Turn(Protocol):
+    """What the measure gives to be ingested."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def speaker(self) -> str: ...
+    @property
+    def timestamp(self) -> datetime: ...
+    @property
+    def session(self) -> int: ...
+
+
+@dataclass
+class Ingested:
+    """One conversation in its memory, and where every turn of it is."""
+
+    memory: memstream.AgentMemory
+    turns: dict[str, list[str]] = field(default_factory=dict)
+    """Turns by fragment id: several where a turn was counted on the fragment whose words it repeats."""
+    outcomes: Counter[EventType] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def counted_elsewhere(self) -> int:
+        """Turns that made no fragment of their own, each with an event that says so."""
+        return self.outcomes[EventType.REPEATED] + self.outcomes[EventType.ECHOED]
+
+
+class Retriever:
+    """The measure's interface over a server at `target`: `ingest`, `recall`, `close`."""
+
+    def __init__(self, target: str, namespace: str = "quality") -> None:
+        self._runner = asyncio.Runner()
+        self._namespace = namespace
+        self._client = memstream.connect(target)
+        self.ingested: dict[str, Ingested] = {}
+
+    def ingest(self, conversation_id: str, fragments: Sequence[Turn]) -> None:
+        """Through one Observe stream, each with its own time, session and speaker; returns when all are stored."""
+        self.ingested[conversation_id] = self._runner.run(self._ingest(conversation_id, fragments))
+
+    def recall(self, conversation_id: str, query: str, now: datetime, k: int) -> list[str]:
+        """Turn ids, best first: the ranking alone, without working memory, reinforcing nothing."""
+        held = self.ingested[conversation_id]
+        answer = self._runner.run(self._ask(held, query, now, k))
+        # Of several turns with the same words in one session the first stands for the fragment.
+        return [held.turns[found.fragment.id][0] for found in answer]
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    def check(self, conversation_id: str, fragments: Sequence[Turn], now: datetime) -> Found:
+        """Whether every turn is listed or accounted for, and where its own words find it."""
+        return self._runner.run(self._check(self.ingested[conversation_id], fragments, now))
+
+    async def _ingest(self, conversation_id: str, fragments: Sequence[Turn]) -> Ingested:
+        held = Ingested(await self._client.create_memory(f"{self._namespace}/{conversation_id}"))
+        began = time.perf_counter()
+        async with held.memory.observe(producer="quality", outcomes=True) as stream:
+            sent = [
+                await stream.send(
+                    turn.text,
+                    speaker=turn.speaker,
+                    session=str(turn.session),
+                    observe_time=turn.timestamp.replace(tzinfo=UTC),
+                )
+                for turn in fragments
+            ]
+            await stream.flush()
+            held.seconds = time.perf_counter() - began
+        for turn, one in zip(fragments, sent, strict=True):
+            outcome = (await one).outcome
+            assert outcome is not None, "the stream was opened with outcomes"
+            held.outcomes[outcome.type] += 1
+            held.turns.setdefault(outcome.other_id or outcome.fragment_id, []).append(turn.id)
+        return held
+
+    async def _ask(self, held: Ingested, query: str, now: datetime, k: int) -> memstream.Answer:
+        return await held.memory.recall_once(
+            query, now=now.replace(tzinfo=UTC), limit=k, reinforce=False, omit_working_memory=True
+        )
+
+    async def _check(self, held: Ingested, fragments: Sequence[Turn], now: datetime) -> Found:
+        listed = {fragment.id: fragment async for fragment in held.memory.list_fragments()}
+        of_turn = {turn: fragment_id for fragment_id, turns in held.turns.items() for turn in turns}
+        places: list[int | None] = []
+        async with held.memory.recall() as stream:
+            free = asyncio.Semaphore(_IN_FLIGHT)
+
+            async def place(turn: Turn) -> int | None:
+                async with free:
+                    answer = await stream.query(
+                        turn.text,
+                        now=now.replace(tzinfo=UTC),
+                        limit=OWN_LIMIT,
+                        reinforce=False,
+                        omit_working_memory=True,
+                    )
+                # Its words said again in another session are as good an answer to them.
+                good = (n for n, hit in enumerate(answer) if _says(hit.fragment, of_turn[turn.id], turn.text))
+                return next(good, None)
+
+            places = await asyncio.gather(*(place(turn) for turn in fragments))
+        return Found(len(fragments), len(listed), held.counted_elsewhere, set(listed) == set(held.turns), places)
+
+
+def _says(fragment: memstream.Fragment, fragment_id: str, text: str) -> bool:
+    return fragment.id == fragment_id or fragment.content == text
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of a conversation's turns. `places`: rank of each in the answer to its own words, from 0."""
+
+    turns: int
+    listed: int
+    counted_elsewhere: int
+    same: bool
+    """What is listed is what the outcomes named."""
+    places: Sequence[int | None]
+
+    @property
+    def complete(self) -> bool:
+        """Every turn is a fragment or counted on one."""
+        return self.same and self.listed == self.turns - self.counted_elsewhere
+
+    @property
+    def lost(self) -> int:
+        """Turns that their own words do not find."""
+        return sum(place is None for place in self.places)
+
+    @property
+    def first(self) -> int:
+        """Turns that their own words find first."""
+        return sum(place == 0 for place in self.places)
+
+
+def _measure(directory: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("locomo_eval", directory / "locomo_eval.py")
+    if spec is None or spec.loader is None or not (directory / "locomo_eval.py").exists():
+        raise SystemExit(f"{directory} has no locomo_eval.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["locomo_eval"] = module  # its dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _run(directory: Path, target: str) -> tuple[dict[str, Any], list[Found]]:
+    measure = _measure(directory)
+    conversations = measure.load_locomo(str(directory / "locomo3.json"))
+    retriever = Retriever(target)
+    try:
+        result = measure.evaluate(retriever, conversations, LIMIT)
+        result["stored_s"] = sum(held.seconds for held in retriever.ingested.values())
+        return result, [retriever.check(each.id, each.fragments, each.now) for each in conversations]
+    finally:
+        retriever.close()
+
+
+def _report(result: dict[str, Any], found: Sequence[Found]) -> bool:
+    """Prints the figures; whether all is as it must be."""
+    answerable, good = result["answerable"], True
+    print(f"answerable questions: {answerable['n']}, share of gold evidence among the first k")
+    for name, bar in BARS.items():
+        met = answerable[name] >= bar
+        good &= met
+        print(f"  @{name.removeprefix('recall@'):<3} {answerable[name]:.3f}   bar {bar:.2f}   {'ok' if met else 'MISSED'}")
+    turns = sum(one.turns for one in found)
+    elsewhere, lost = sum(one.counted_elsewhere for one in found), sum(one.lost for one in found)
+    complete = all(one.complete for one in found)
+    print(f"turns {turns}: {sum(one.listed for one in found)} fragments + {elsewhere} counted as repeats or echoes", end="")
+    print("   ok" if complete else "   LOST SOME")
+    depths = [place for one in found for place in one.places if place is not None]
+    print(
+        f"own words: first {sum(one.first for one in found) / turns:.1%}, deepest place {max(depths, default=0) + 1}, "
+        f"mean {statistics.fmean(depths) + 1:.2f}; not among the first {OWN_LIMIT}: {lost}{'' if lost else '   ok'}"
+    )
+    print(f"ingest {turns / result['stored_s']:.0f} turns/s to stored through one stream")
+    query = result["query"]
+    print(f"recall of {LIMIT}, one at a time, unary: p50 {query['p50_ms']:.1f} ms, p99 {query['p99_ms']:.1f} ms")
+    for error, count in result["errors"].items():
+        print(f"  {count} x {error}")
+    return good and complete and lost == 0 and not result["errors"]
+
+
+def main() -> int:
+    """The exit code: 0 when every bar is met."""
+    from served import Served  # a sibling: on the path when this file is run, not when a test imports it
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="directory of the measure")
+    parser.add_argument("--json", type=Path, help="write the measure's whole result here")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch, Served(Path(scratch) / "data") as server:
+        result, found = _run(given.data, server.address)
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    return 0 if _report(result, found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""A memstream server as a process of its own, with the CPU it and its Milvus Lite child have used."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+START_MAX_S = 120.0
+STOP_MAX_S = 60.0
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """CPU seconds, user and system."""
+
+    server: float
+    lite: float
+    """Of the Milvus Lite child; 0 where there is none."""
+
+    def since(self, before: Cpu) -> Cpu:
+        """What was used after `before`."""
+        return Cpu(self.server - before.server, self.lite - before.lite)
+
+    @property
+    def both(self) -> float:
+        """Server and child together."""
+        return self.server + self.lite
+
+
+class Served:
+    """`memstream serve` over `data_dir`, on loopback. `settings` are given through the environment."""
+
+    def __init__(self, data_dir: Path, **settings: str | float) -> None:
+        self.address = ""
+        self.data_dir = data_dir
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Returns once it serves. Raises RuntimeError with its log when it does not."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        port_file, log = self.data_dir.parent / "address", self.data_dir.parent / "server.log"
+        port_file.unlink(missing_ok=True)
+        given = {f"MEMSTREAM_{name.upper()}": str(value) for name, value in self._settings.items()}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
+        command = [sys.executable, "-m", "memstream_server", "serve", "--listen", "127.0.0.1:0"]
+        command += ["--port-file", str(port_file), "--data", str(self.data_dir)]
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=kept | given
+            )
+        until = time.monotonic() + START_MAX_S
+        while not port_file.exists():
+            if self._process.poll() is not None or time.monotonic() > until:
+                self.stop()
+                raise RuntimeError(f"the server did not start; it said:\n{log.read_text('utf-8', 'replace')}")
+            time.sleep(0.05)
+        self.address = port_file.read_text("utf-8").strip()
+        return self
+
+    def stop(self) -> None:
+        """SIGTERM; SIGKILL when that takes too long."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_MAX_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_MAX_S)
+
+    @property
+    def pid(self) -> int:
+        """Of the running server."""
+        assert self._process is not None
+        return self._process.pid
+
+    def cpu(self) -> Cpu:
+        """CPU used so far. Zero on systems without /proc."""
+        return Cpu(_cpu_s(self.pid), sum(_cpu_s(child) for child in _children(self.pid)))
+
+    def resident_mb(self) -> tuple[float, float]:
+        """Resident memory in MB of the server and of the child."""
+        return _resident_mb(self.pid), sum(_resident_mb(child) for child in _children(self.pid))
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        # After the last ")": the name before it may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _cpu_s(pid: int) -> float:
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) * _TICK_S if fields else 0.0
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text("ascii").split()]
+    except OSError:
+        return []
+
+
+def _resident_mb(pid: int) -> float:
+    fields = _stat(pid)
+    return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1e6 if fields else 0.0

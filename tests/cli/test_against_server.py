@@ -1,0 +1,252 @@
+"""The command line against a real server in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import COMMAND, environment, run
+from tests.support.server import ServerProcess
+
+
+def held(server: ServerProcess, memory: str) -> list[str]:
+    done = run("list", memory, "--json", target=server.address)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line)["content"] for line in done.stdout.splitlines()]
+
+
+def revision(server: ServerProcess, memory: str) -> int:
+    """0 while there is no such memory, 1 while it has nothing stored."""
+    stats = run("stats", memory, "--json", target=server.address)
+    return int(json.loads(stats.stdout)["revision"]) if stats.returncode == 0 else 0
+
+
+def written(directory: Path, name: str, *lines: str) -> str:
+    (directory / name).write_text("".join(f"{line}\n" for line in lines))
+    return str(directory / name)
+
+
+def test_observe_then_recall_with_reasons(server: ServerProcess, tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        "chat.jsonl",
+        '{"text": "My name is Bob", "speaker": "Bob", "session": "monday", "time": "2026-05-08T12:00:00Z"}',
+        '{"text": "I keep bees on the roof", "speaker": "Bob", "metadata": {"page": 5}, "importance": 0.9}',
+        '{"text": "The train leaves at noon", "speaker": "Ann", "time": "2020-01-01T00:00:00Z"}',
+    )
+    done = run("observe", "--create", "demo/chat", file, target=server.address)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "3 observations stored in demo/chat" in done.stdout
+
+    told = run("recall", "demo/chat", "who keeps bees?", "-n", "1", "--explain", "--working", target=server.address)
+    assert told.returncode == 0
+    assert "I keep bees on the roof" in told.stdout
+    assert "lexical" in told.stdout
+    assert "came close" in told.stdout
+    assert "working memory" in told.stdout
+
+    answer = json.loads(
+        run("recall", "demo/chat", "who keeps bees?", "--explain", "--json", target=server.address).stdout
+    )
+    best = answer["recollections"][0]
+    assert best["fragment"]["content"] == "I keep bees on the roof"
+    assert best["fragment"]["metadata"] == {"page": 5}
+    parts = sum(part["contribution"] for part in best["explanation"]["parts"])
+    assert parts == pytest.approx(best["score"])
+
+
+def test_filters_choose(server: ServerProcess, tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        "a.jsonl",
+        '{"text": "bees in may", "speaker": "Bob", "session": "s1", "time": "2026-05-08", "metadata": {"page": 5}}',
+        '{"text": "bees in june", "speaker": "Ann", "session": "s2", "time": "2026-06-08", "metadata": {"page": "5"}}',
+        '{"text": "bees in july", "speaker": "Bob", "session": "s2", "time": "2026-07-08", "metadata": {"page": 6}}',
+    )
+    assert run("observe", "--create", "demo/filters", file, target=server.address).returncode == 0
+
+    def chosen(command: str, *flags: str) -> list[str]:
+        if command == "list":
+            done = run("list", "demo/filters", "--json", *flags, target=server.address)
+            return sorted(json.loads(line)["content"] for line in done.stdout.splitlines())
+        done = run("recall", "demo/filters", "bees", "--json", *flags, target=server.address)
+        return sorted(hit["fragment"]["content"] for hit in json.loads(done.stdout)["recollections"])
+
+    for command in ("list", "recall"):
+        assert chosen(command, "--speaker", "Bob") == ["bees in july", "bees in may"]
+        assert chosen(command, "--session", "s2", "--speaker", "Ann") == ["bees in june"]
+        assert chosen(command, "--since", "2026-06-08", "--until", "2026-07-08") == ["bees in june"]
+        assert chosen(command, "--metadata", "page=5") == ["bees in june", "bees in may"]
+        assert chosen(command, "--metadata", 'page="5"') == ["bees in june"]
+        assert chosen(command, "--metadata", "page=5", "--metadata", "page=6") == [
+            "bees in july",
+            "bees in june",
+            "bees in may",
+        ]
+    assert chosen("list", "--tier", "sensory") == []
+
+
+def test_a_file_is_continued_where_it_was_left(server: ServerProcess, tmp_path: Path) -> None:
+    lines = [f"line number {number}" for number in range(150)]
+    file = written(tmp_path, "log.txt", *lines[:100])
+    assert run("observe", "--create", "demo/log", file, "--json", target=server.address).returncode == 0
+    written(tmp_path, "log.txt", *lines)
+    again = json.loads(run("observe", "demo/log", file, "--json", target=server.address).stdout)
+    assert (again["feeds"][0]["skipped"], again["feeds"][0]["stored"]) == (100, 50)
+    third = run("observe", "demo/log", file, target=server.address)
+    assert "0 observations stored" in third.stdout
+    assert "150 skipped" in third.stdout
+    assert held(server, "demo/log") == lines
+
+
+def test_a_killed_observe_is_finished_by_the_same_command(server: ServerProcess, tmp_path: Path) -> None:
+    lines = [f"unlike any other: {number * 7919}" for number in range(4_000)]
+    file = written(tmp_path, "long.txt", *lines)
+    words = ("observe", "--create", "demo/killed", file)
+    first = subprocess.Popen([*COMMAND, *words], env=environment(server.address), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while first.poll() is None and revision(server, "demo/killed") < 2 and time.monotonic() < deadline:
+        pass
+    first.kill()
+    first.wait()
+    done = run(*words, "--json", target=server.address)
+    assert done.returncode == 0, done.stderr
+    feed = json.loads(done.stdout)["feeds"][0]
+    assert feed["skipped"] + feed["stored"] == len(lines)
+    assert Counter(held(server, "demo/killed")) == Counter(lines)
+
+
+def test_an_interrupted_pipe_says_how_far_it_came(server: ServerProcess) -> None:
+    words = ("observe", "--create", "demo/interrupted")
+    with subprocess.Popen(
+        [*COMMAND, *words],
+        env=environment(server.address),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write("one\ntwo\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + 60
+        while revision(server, "demo/interrupted") < 2 and time.monotonic() < deadline:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert "broken off, 2 received of 2 sent" in said
+    assert "Traceback" not in said
+    assert held(server, "demo/interrupted") == ["one", "two"]
+
+
+def test_two_pipes_of_the_same_words_are_both_kept(server: ServerProcess) -> None:
+    for _ in range(2):
+        done = run(
+            "observe", "--create", "demo/pipe", "--kind", "long_term", stdin="the same words\n", target=server.address
+        )
+        assert done.returncode == 0, done.stderr
+        assert "standard input: 1 observations stored" in done.stdout
+    assert held(server, "demo/pipe") == ["the same words"] * 2
+
+
+def test_rejected_lines_are_named_and_the_others_kept(server: ServerProcess, tmp_path: Path) -> None:
+    file = written(tmp_path, "mixed.txt", "kept one", "x" * 70_000, "kept two")
+    done = run("observe", "--create", "demo/rejected", file, target=server.address)
+    assert done.returncode == 3
+    assert "2 observations stored" in done.stdout
+    assert "1 rejected" in done.stdout
+    assert f"{file}:2: INVALID_FIELD" in done.stderr
+    assert held(server, "demo/rejected") == ["kept one", "kept two"]
+    assert run("observe", "demo/rejected", file, target=server.address).returncode == 0
+
+
+def test_a_pipe_leaves_malformed_lines_out_and_names_them(server: ServerProcess) -> None:
+    lines = '{"text": "a"}\n{"txt": "b"}\n{"text": "c"}\n'
+    done = run("observe", "--create", "demo/malformed", "--json", stdin=lines, target=server.address)
+    assert done.returncode == 3
+    said = json.loads(done.stdout)
+    assert (said["rejected"], said["feeds"][0]["stored"]) == (1, 2)
+    assert said["feeds"][0]["problems"][0]["line"] == 2
+    assert held(server, "demo/malformed") == ["a", "c"]
+
+
+def test_what_is_not_there_exits_4_and_a_wrong_name_2(server: ServerProcess) -> None:
+    for words in (("stats", "demo/nothing"), ("recall", "demo/nothing", "q"), ("observe", "demo/nothing", "-")):
+        done = run(*words, stdin="words\n", target=server.address)
+        assert done.returncode == 4, words
+        assert done.stderr.startswith("memstream: ")
+        assert "demo/nothing" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert run("stats", "demo/in valid", target=server.address).returncode == 2
+
+
+def test_list_show_stats_info(server: ServerProcess) -> None:
+    run("observe", "--create", "shelf/one", "--profile", "dbgpt", stdin="alpha\nbeta\ngamma\n", target=server.address)
+    assert {"name": "shelf", "memories": 1} in [
+        json.loads(line) for line in run("list", "--json", target=server.address).stdout.splitlines()
+    ]
+    assert "shelf/one" in run("list", "shelf", target=server.address).stdout
+    assert "there are more" in run("list", "shelf/one", "--limit", "2", target=server.address).stderr
+    fragment = json.loads(run("list", "shelf/one", "--json", "--limit", "1", target=server.address).stdout)
+    assert "alpha" in run("show", "shelf/one", fragment["id"], target=server.address).stdout
+    memory = json.loads(run("show", "shelf/one", "--json", target=server.address).stdout)
+    assert memory["policy"]["profile"] == "dbgpt"
+    assert "recall.limit" in run("show", "shelf/one", target=server.address).stdout
+    stats = json.loads(run("stats", "shelf/one", "--json", target=server.address).stdout)
+    assert stats["sensory"] + stats["short_term"] + stats["long_term"] == 3
+    info = json.loads(run("info", "--json", target=server.address).stdout)
+    assert info["embedding"]["dimension"] == 384
+    assert "sqlite" in run("info", target=server.address).stdout
+
+
+def test_backup_of_a_running_server_restores_into_another(server: ServerProcess, tmp_path: Path) -> None:
+    run("observe", "--create", "demo/saved", stdin="the bees are on the roof\n", target=server.address)
+    copy, place = str(tmp_path / "copy"), str(tmp_path / "data")
+    made = run("backup", copy, "--data", str(server.data_dir), "--json")
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["bytes"] == Path(copy).stat().st_size
+    assert run("backup", copy, "--data", str(server.data_dir)).returncode == 2
+
+    running = run("restore", copy, "--data", str(server.data_dir), "--force")
+    assert running.returncode == 1
+    assert "in use" in running.stderr
+
+    assert run("restore", copy, "--data", place).returncode == 0
+    assert run("restore", copy, "--data", place).returncode == 2
+    forced = run("restore", copy, "--data", place, "--force")
+    assert "the journal that was there is gone" in forced.stdout
+    with ServerProcess(Path(place)) as other:
+        told = json.loads(run("recall", "demo/saved", "bees", "--json", target=other.address).stdout)
+        assert told["recollections"][0]["fragment"]["content"] == "the bees are on the roof"
+        assert other.stop() == 0
+
+
+def test_serve_announces_ends_on_sigterm_and_holds_its_directory(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as first:
+        second = run("serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+        assert first.stop() == 0
+    assert f"listens on {first.address}" in first.log()
+    assert "hashing" in first.log()
+    assert second.returncode == 1
+    assert "in use" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_serve_refuses_a_newer_format_and_a_taken_port(server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "format").write_text("memstream data directory, format 99\n")
+    newer = run("serve", "--data", str(tmp_path), "--listen", "127.0.0.1:0")
+    assert newer.returncode == 1
+    assert "start a newer memstream" in newer.stderr
+    taken = run("serve", "--data", str(tmp_path / "other"), "--listen", server.address)
+    assert taken.returncode == 1
+    assert f"memstream: the server cannot run: cannot listen at {server.address}" in taken.stderr
+    assert "Traceback" not in newer.stderr + taken.stderr

@@ -1,0 +1,195 @@
+"""Parsing, help and failures: what needs no server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from memstream import errors
+from memstream_server.cli import server as server_module
+from memstream_server.cli.data import backup_command
+from memstream_server.cli.failures import EXIT_CODES, Exit, Failure, Missing, Misuse
+from memstream_server.cli.group import COMMANDS, root
+from memstream_server.cli.options import moment, readings
+from memstream_server.cli.serve import serve_command
+from memstream_server.settings import Settings
+from tests.cli.commands import environment
+
+HEAVY = ("sqlalchemy", "pymilvus", "milvus_lite", "openai", "grpc", "numpy", "pydantic", "rich")
+
+
+def invoke(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(root, words, env={"MEMSTREAM_TARGET": "127.0.0.1:1", "MEMSTREAM_CONFIG": ""})
+    return result.exit_code, result.stdout, result.stderr
+
+
+def imported(*words: str) -> set[str]:
+    """Which of HEAVY a command imports."""
+    program = (
+        "import sys\nfrom memstream_server.cli import main\n"
+        f"sys.argv = ['memstream', *{list(words)!r}]\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        f"print('\\n' + ' '.join(name for name in {HEAVY!r} if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_help_names_every_command_and_exit_code_and_imports_nothing_heavy() -> None:
+    code, out, _ = invoke("--help")
+    assert code == 0
+    assert all(f"  {name} " in out for name in COMMANDS)
+    assert [f"  {value.value}  " in out for value in Exit] == [True] * len(Exit)
+    assert imported("--help") == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example_and_the_summary_of_the_list(name: str) -> None:
+    command = root.get_command(click.Context(root), name)
+    assert command is not None
+    assert command.get_short_help_str(200) == COMMANDS[name][1]
+    code, out, _ = invoke(name, "--help")
+    assert code == 0
+    assert "--json" in out
+    assert f"memstream {name}" in out or name == "info"
+
+
+@pytest.mark.parametrize("name", ["serve", "recall", "backup"])
+def test_help_of_a_command_imports_no_store(name: str) -> None:
+    assert imported(name, "--help") & {"sqlalchemy", "pymilvus", "milvus_lite", "openai"} == set()
+
+
+def test_serve_has_a_flag_for_every_setting_and_no_other() -> None:
+    flags = {option.name for option in serve_command.params} - {"config", "as_json"}
+    assert flags == set(Settings.model_fields)
+    assert all(option.default is None for option in serve_command.params if option.name in flags)
+
+
+def test_a_flag_says_meaning_default_and_bounds() -> None:
+    _, out, _ = invoke("serve", "--help")
+    text = " ".join(out.split())
+    assert "observations in one batch. [default: 1024] [1<=x<=100000]" in text
+    assert "--data-dir, --data" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "--batch-max", "0"], "--batch-max"),
+        (["serve", "--listen", "nowhere"], "listen: Value error, must be host:port"),
+        (["serve", "--config", "/nonexistent/memstream.toml"], "there is no settings file"),
+        (["serve", "--content-max-bytes", "4000000", "--message-max-bytes", "65536"], "at most half"),
+        (["backup", "x", "--config", "/nonexistent/memstream.toml"], "there is no settings file"),
+        (["observe", "a/b", "--kind", "sensory"], "go with --create"),
+        (["observe", "a/b", "--resume"], "--producer"),
+        (["recall", "a/b", "q", "--since", "yesterday"], "neither a time"),
+        (["recall", "a/b", "q", "--metadata", "page"], "not KEY=VALUE"),
+        (["recall", "a/b", "q", "--limit", "0"], "--limit"),
+        (["recall", "nomemory", "q"], "namespace/name"),
+        (["list", "demo", "--speaker", "Bob"], "name a memory"),
+        (["show", "a/b", "id", "--external-id", "k"], "not both"),
+        (["nosuch"], "No such command"),
+    ],
+)
+def test_wrong_use_exits_2_and_says_what_is_wrong(words: list[str], said: str) -> None:
+    code, _, err = invoke(*words)
+    assert code == Exit.USAGE
+    assert said in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_no_server_exits_1_and_says_how_to_start_one() -> None:
+    code, out, err = invoke("info")
+    assert (code, out) == (Exit.FAILED, "")
+    assert err.startswith("memstream: no server answers at 127.0.0.1:1 (Connection refused)")
+    assert err.count("\n") == 1
+
+
+def test_with_json_a_failure_is_json() -> None:
+    code, _, err = invoke("stats", "demo/joy", "--json")
+    assert code == Exit.FAILED
+    said = json.loads(err)["error"]
+    assert said["exit_code"] == 1
+    assert "no server answers" in said["message"]
+
+
+def test_missing_files_exit_4(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    assert invoke("observe", "a/b", gone)[0] == Exit.NOT_FOUND
+    assert invoke("restore", gone, "--data", str(tmp_path / "data"))[0] == Exit.NOT_FOUND
+    code, _, err = invoke("backup", str(tmp_path / "new"), "--data", str(tmp_path))
+    assert code == Exit.NOT_FOUND
+    assert "there is no journal in" in err
+    assert backup_command.name == "backup"
+
+
+def test_a_file_with_malformed_lines_is_refused_before_a_server_is_asked(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a"}\n{"txt": "b"}\n')
+    code, _, err = invoke("observe", "a/b", str(file))
+    assert code == Exit.USAGE
+    assert "nothing was sent, as 1 of the lines" in err
+    assert f"{file}:2: 'txt' is no field" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (errors.MemoryNotFound("there is no memory a/b", reason="MEMORY_NOT_FOUND"), Missing, "--create"),
+        (errors.FragmentNotFound("no fragment x"), Missing, "no fragment x"),
+        (
+            errors.InvalidRequest("bad", violations=(errors.Violation("limit", "too large"),)),
+            Misuse,
+            "limit: too large",
+        ),
+        (errors.Unauthenticated("who are you"), Failure, "--token"),
+        (errors.BacklogFull("backlog full", reason="BACKLOG_FULL", retry_after=2.5), Failure, "try again in 2.5 s"),
+        (errors.ModelUnavailable("no model", reason="MODEL_UNAVAILABLE"), Failure, "try again"),
+        (errors.ServerBehind(5, 9), Failure, "run the same command again"),
+        (errors.ProducerSuperseded("superseded"), Failure, "--producer"),
+        (errors.ServerDefect("internal error 7f"), Failure, "internal error 7f"),
+    ],
+)
+def test_a_refusal_says_what_to_do_in_one_line(error: errors.MemstreamError, kind: type[Failure], said: str) -> None:
+    failure = server_module.failure(error, "h:1")
+    assert type(failure) is kind
+    assert said in failure.message
+    assert "\n" not in failure.message
+    assert failure.reason == error.reason
+
+
+def test_exit_codes_are_documented() -> None:
+    page = Path(__file__).parents[2] / "docs" / "cli.md"
+    for line in EXIT_CODES.splitlines()[2:]:
+        code, meaning = line.split(maxsplit=1)
+        assert f"| {code} | {meaning} |" in page.read_text()
+
+
+def test_times() -> None:
+    assert moment("2026-05-08") == datetime(2026, 5, 8, tzinfo=UTC)
+    assert moment("2026-05-08T12:00+02:00") == datetime(2026, 5, 8, 10, tzinfo=UTC)
+    before = datetime.now(UTC)
+    assert before <= moment("7d") + timedelta(days=7) <= datetime.now(UTC)
+    with pytest.raises(ValueError, match="yesterday"):
+        moment("yesterday")
+    with pytest.raises(ValueError, match=r"."):
+        moment("9999999999999d")
+
+
+def test_a_metadata_value_is_matched_as_typed_and_as_it_reads() -> None:
+    assert [(type(each), each) for each in readings("5")] == [(int, 5), (float, 5.0), (str, "5")]
+    assert [(type(each), each) for each in readings("0.5")] == [(float, 0.5), (str, "0.5")]
+    assert [(type(each), each) for each in readings("true")] == [(bool, True), (str, "true")]
+    assert readings('"5"') == ("5",)
+    assert readings("apollo") == ("apollo",)
+    assert readings("[1]") == ("[1]",)
+    assert readings("null") == ("null",)

@@ -1,0 +1,122 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from memstream.errors import NotFound
+from memstream.resources import Cursor
+from memstream.values import Answer, Explanation, Fragment, FragmentKind, Recollection, ScorePart, Structured, Tier
+from memstream_server.cli.output import console as new_console
+from memstream_server.cli.output import facts, one_line, plain, print_json, shown, table, words, write
+from memstream_server.cli.recall import print_answer, sum_of_parts
+
+NOON = datetime(2026, 5, 8, 12, tzinfo=UTC)
+
+
+def fragment(content: str, structured: Structured | None = None) -> Fragment:
+    return Fragment(
+        id="01K9",
+        kind=FragmentKind.OBSERVATION,
+        tier=Tier.LONG_TERM,
+        content=content,
+        structured=structured,
+        merged_text="",
+        speaker="Bob",
+        session="monday",
+        importance=0.5,
+        observe_time=NOON,
+        create_time=NOON,
+        access_time=None,
+        access_count=0,
+        enhancement_count=0,
+        duplicate_count=0,
+        sources=(),
+        metadata={},
+        expire_time=None,
+        pinned=False,
+        external_id="",
+        model="hashing",
+        etag="1",
+        forget_time=None,
+        token_count=0,
+    )
+
+
+def answer(*hits: Recollection, degraded: str = "") -> Answer:
+    return Answer(hits, (fragment("held"),), 7, 12, 5, 0.9, degraded, (), {"search": 0.001, "score": 0.002}, 0)
+
+
+EXPLAINED = Explanation(
+    (ScorePart("lexical", 0.9, 0.45, 0.405, {}), ScorePart("importance", 0.5, 0.1, 0.05, {})), "absolute-1"
+)
+HIT = Recollection(fragment("My name is [bold]Bob[/bold]"), 0.455, 0.405, 1, False, EXPLAINED)
+
+
+def test_plain_values() -> None:
+    assert plain(datetime(2026, 5, 8, 14, tzinfo=timezone(timedelta(hours=2)))) == "2026-05-08T12:00:00Z"
+    assert plain(timedelta(minutes=1)) == 60.0
+    assert plain({"tier": Tier.SENSORY, "set": frozenset({Tier.SENSORY})}) == {"tier": "sensory", "set": ["sensory"]}
+    assert plain(Cursor("u", 3)) == {"memory_uid": "u", "revision": 3, "ordinal": 0}
+    assert plain(NotFound("gone", reason="MEMORY_NOT_FOUND")) == {"reason": "MEMORY_NOT_FOUND", "message": "gone"}
+
+
+def test_an_answer_as_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json(answer(HIT))
+    said = json.loads(capsys.readouterr().out)
+    assert said["recollections"][0]["fragment"]["tier"] == "long_term"
+    assert said["recollections"][0]["fragment"]["observe_time"] == "2026-05-08T12:00:00Z"
+    assert said["recollections"][0]["explanation"]["parts"][0]["contribution"] == 0.405
+    assert said["revision"] == 7
+    assert list(said) == [
+        "recollections",
+        "working_memory",
+        "revision",
+        "eligible",
+        "considered",
+        "best_relevance",
+        "degraded",
+        "near_misses",
+        "timings",
+        "tokens",
+    ]
+
+
+def test_a_score_is_shown_as_its_sum() -> None:
+    assert sum_of_parts(EXPLAINED) == "0.455 = lexical 0.900 x 0.45 + importance 0.500 x 0.1 (absolute-1)"
+
+
+def test_an_answer_as_a_table_shows_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_answer(answer(HIT, degraded="dense: index down"), explain=True, working=True)
+    out = capsys.readouterr().out
+    assert "1   0.455       0.405   2026-05-08 12:00 · Bob · monday" in out
+    assert "My name is [bold]Bob[/bold]" in out
+    assert "0.455 = lexical" in out
+    assert "held" in out
+    assert "1 of 12, 5 considered · best relevance 0.900 · revision 7 · 3.0 ms" in out
+    assert "degraded: dense: index down" in out
+
+
+def test_an_empty_answer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    print_answer(answer(), explain=False, working=False)
+    assert capsys.readouterr().out.startswith("nothing recalled\n0 of 12")
+
+
+def test_a_memory_cannot_drive_the_terminal() -> None:
+    assert shown("a\x1b[2Jb\x9bc\u202ed\te\nf").plain == "a\ufffd[2Jb\ufffdc\ufffdd\te\nf"
+    assert one_line("a\n\n b\tc", 10).plain == "a b c"
+    assert shown("abcdef", 4).plain == "abc…"
+
+
+def test_tables_have_no_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = table("name", "count", numbers=["count"])
+    grid.add_row("a", "1")
+    write(new_console(), grid, facts([("x", 1_000), ("empty", ""), ("none", None), ("on", True)]))
+    assert capsys.readouterr().out == "name   count\n────────────\na          1\nx   1,000\non  yes\n"
+
+
+def test_words_of_a_structured_fragment() -> None:
+    assert words(fragment("", Structured(thought="go", action="walk"))) == "thought: go\naction: walk"

@@ -1,0 +1,93 @@
+"""What a line of input means."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from memstream.values import Observation, Structured
+from memstream_server.cli.records import Format, Malformed, RecordReader, record
+
+
+def test_plain_lines_are_words_without_their_line_ends() -> None:
+    reader = RecordReader(Format.AUTO)
+    read = [reader.read(line) for line in (b"\xef\xbb\xbfMy name is Bob\r\n", b"  \n", b'{"text": "x"}\n')]
+    assert read == [Observation("My name is Bob"), None, Observation('{"text": "x"}')]
+
+
+def test_a_first_line_that_is_an_object_makes_it_jsonl() -> None:
+    reader = RecordReader(Format.AUTO)
+    assert reader.read(b'{"text": "Hi", "speaker": "Bob"}\n') == Observation("Hi", speaker="Bob")
+    assert isinstance(reader.read(b"plain words\n"), Malformed)
+
+
+@pytest.mark.parametrize("line", [b"{not json", b"[1]", b'"text"', b"[" * 100_000])
+def test_what_is_no_object_is_words(line: bytes) -> None:
+    assert RecordReader(Format.AUTO).read(line) == Observation(line.decode())
+
+
+def test_lines_takes_an_object_as_words() -> None:
+    assert RecordReader(Format.LINES).read(b'{"text": "x"}') == Observation('{"text": "x"}')
+
+
+def test_every_field_of_a_record() -> None:
+    read = record(
+        '{"text": "Hi", "speaker": "Bob", "session": "monday", "time": "2026-05-08T12:00:00", "importance": 1,'
+        ' "metadata": {"page": 5, "draft": false}, "external_id": "m1", "embedding": [1, 0.5], "ttl": 60,'
+        ' "token_count": 3, "expire_time": null}'
+    )
+    assert read == Observation(
+        "Hi",
+        speaker="Bob",
+        session="monday",
+        observe_time=datetime(2026, 5, 8, 12, tzinfo=UTC),
+        importance=1.0,
+        metadata={"page": 5, "draft": False},
+        external_id="m1",
+        ttl=timedelta(minutes=1),
+        token_count=3,
+    )
+    assert isinstance(read, Observation)
+    assert list(read.embedding if read.embedding is not None else []) == [1.0, 0.5]
+
+
+def test_a_structured_record_and_unix_seconds() -> None:
+    read = record('{"structured": {"thought": "go", "action": "walk"}, "observe_time": 0}')
+    assert read == Observation(Structured(thought="go", action="walk"), observe_time=datetime(1970, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("7", "a number, not a JSON object"),
+        ("{}", "exactly one of text, content, structured; has none"),
+        ('{"text": "a", "content": "b"}', "has text and content"),
+        ('{"text": 5}', "text must be text, is a number"),
+        ('{"text": "a", "speakr": "Bob"}', "'speakr' is no field"),
+        ('{"text": "a", "time": "noon"}', "time must be ISO 8601"),
+        ('{"text": "a", "time": 1e300}', "time must be ISO 8601"),
+        ('{"text": "a", "time": 1, "observe_time": 2}', "observe_time is given twice"),
+        ('{"text": "a", "importance": true}', "importance must be a number, is true or false"),
+        ('{"text": "a", "importance": 1' + "0" * 400 + "}", "importance"),
+        ('{"text": "a", "metadata": {"k": [1]}}', "metadata.k must be text, a number, true or false, is a list"),
+        ('{"text": "a", "metadata": {"k": 1' + "0" * 30 + "}}", "metadata.k"),
+        ('{"text": "a", "embedding": "x"}', "embedding must be a list of numbers, is text"),
+        ('{"text": "a", "embedding": [1, NaN]}', "finite"),
+        ('{"text": "a", "ttl": 1e300}', "ttl"),
+        ('{"text": "a", "ttl": 5, "expire_time": 5}', "not both"),
+        ('{"text": "a", "token_count": 1.5}', "token_count must be a whole number"),
+        ('{"text": "\\ud800"}', "content"),
+        ('{"structured": {"mood": "good"}}', "structured must be an object of action"),
+    ],
+)
+def test_a_malformed_record_says_what_is_wrong(text: str, said: str) -> None:
+    read = record(text)
+    assert isinstance(read, Malformed)
+    assert said in read.problem
+
+
+def test_bytes_that_are_not_utf8_are_malformed() -> None:
+    assert RecordReader(Format.AUTO).read(b"caf\xe9") == Malformed("is not UTF-8 at byte 4")

@@ -1,0 +1,152 @@
+"""Scorer, insights and embedder as the engine uses them, with scripted models and everything else real."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from memstream_server import app
+from memstream_server.core.events import EventType
+from memstream_server.core.filters import Filter
+from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
+from memstream_server.core.values import Fragment, FragmentKind, MemoryKind, Tier
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.requests import AckLevel, NewMemory, Query
+from memstream_server.ports.models import ModelRefused
+from tests.engine.conftest import open_engine
+from tests.engine.memory import observation
+from tests.support.scripted_models import ScriptedEmbedder, ScriptedInsights, ScriptedScorer
+from tests.support.waiting import until
+
+TEA = "Bob likes tea more than anything"
+
+
+async def memory(engine: Engine, kind: MemoryKind = MemoryKind.HYBRID, policy: Policy = DEFAULT) -> None:
+    await engine.create_memory(NewMemory("test", "joy", kind, policy))
+
+
+async def observe(engine: Engine, *texts: str, level: AckLevel = AckLevel.STORED) -> None:
+    for text in texts:
+        await engine.observe_batch("test", "joy", "", 1, [observation(text)], level)
+
+
+async def fragments(engine: Engine) -> list[Fragment]:
+    return (await engine.list_fragments("test", "joy", Filter(), False, -1, 1_000))[0]
+
+
+async def insights(engine: Engine) -> list[Fragment]:
+    return [one for one in await fragments(engine) if one.kind is FragmentKind.INSIGHT]
+
+
+async def test_the_scorer_gives_importance_where_the_client_gave_none(tmp_path: Path) -> None:
+    scorer = ScriptedScorer({TEA: 0.9})
+    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), scorer, scorer_name="scripted")) as engine:
+        await memory(engine)
+        given = observation("The client knows", importance=0.2)
+        await engine.observe_batch("test", "joy", "", 1, [observation(TEA), given], AckLevel.STORED)
+        assert {one.content: one.importance for one in await fragments(engine)} == {TEA: 0.9, "The client knows": 0.2}
+        assert scorer.calls == 1
+
+
+async def test_a_scorer_that_is_down_leaves_the_default(tmp_path: Path) -> None:
+    scorer = ScriptedScorer({TEA: 0.9})
+    scorer.fail()
+    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), scorer)) as engine:
+        await memory(engine)
+        await observe(engine, TEA)
+        assert [one.importance for one in await fragments(engine)] == [0.5]
+
+
+async def test_dbgpt_waits_for_a_scorer_that_is_down(tmp_path: Path) -> None:
+    scorer = ScriptedScorer({TEA: 0.9})
+    scorer.fail()
+    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), scorer)) as engine:
+        await memory(engine, policy=DBGPT)
+        await observe(engine, TEA)
+        assert [one.importance for one in await fragments(engine)] == [0.9]
+        assert scorer.calls == 2
+
+
+async def test_enhancement_that_promotes_brings_an_insight_with_its_sources(tmp_path: Path) -> None:
+    scripted = ScriptedInsights(["Bob is a tea drinker"])
+    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), insights=scripted)) as engine:
+        await memory(engine)
+        await observe(engine, TEA, *(f"{TEA} {ending}" for ending in ("today", "tomorrow", "always")))
+        (insight,) = await until(lambda: insights(engine))
+        assert insight.content == "Bob is a tea drinker"
+        assert insight.tier is Tier.LONG_TERM
+        anchor = next(one for one in await fragments(engine) if one.content == TEA)
+        assert anchor.tier is Tier.LONG_TERM
+        assert insight.sources == (anchor.id, *anchor.sources)
+        assert scripted.shown == [(TEA, f"{TEA} today", f"{TEA} tomorrow", f"{TEA} always")]
+        answer = await engine.recall("test", "joy", Query(text="Who is a tea drinker?", limit=1))
+        assert [found.fragment.id for found in answer.recollections] == [insight.id]
+
+
+async def test_reflection_cites_its_evidence_and_starts_the_aggregate_anew(tmp_path: Path) -> None:
+    scripted = ScriptedInsights(questions=["What does Bob like?"], reflections=[("Bob likes hot drinks", (0, 1))])
+    policy = with_value(DEFAULT, "reflection.threshold", 1.5)
+    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), insights=scripted)) as engine:
+        await memory(engine, MemoryKind.LONG_TERM, policy)
+        await observe(engine, "Bob likes tea", "Bob likes coffee", "It rained on Monday")
+        (insight,) = await until(lambda: insights(engine))
+        evidence = {one.id: one.content for one in await fragments(engine)}
+        assert {evidence[source] for source in insight.sources} == {"Bob likes tea", "Bob likes coffee"}
+        assert (await engine.get_memory("test", "joy")).reflection_aggregate == 0.0
+
+
+async def test_an_insight_is_asked_for_again_after_an_outage_and_kept_once(tmp_path: Path) -> None:
+    scripted = ScriptedInsights(["Bob is a tea drinker"])
+    scripted.fail()
+    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), insights=scripted)) as engine:
+        await memory(engine)
+        await observe(engine, TEA, *(f"{TEA} {ending}" for ending in ("today", "tomorrow", "always")))
+        await until(lambda: insights(engine))
+        assert scripted.calls == 2
+        assert len(await insights(engine)) == 1
+
+
+async def test_without_a_vector_the_words_still_answer_and_the_vector_comes_later(tmp_path: Path) -> None:
+    embedder = ScriptedEmbedder()
+    async with open_engine(tmp_path, models=app.Models(embedder)) as engine:
+        await memory(engine)
+        embedder.fail(times=2)
+        await observe(engine, TEA)
+        answer = await engine.recall("test", "joy", Query(text="Who likes tea?"))
+        assert [found.fragment.content for found in answer.recollections] == [TEA]
+        assert "lexical legs only" in answer.degraded
+
+        async def filled() -> bool:
+            return all(one.model for one in await fragments(engine))
+
+        await until(filled)
+        answer = await engine.recall("test", "joy", Query(text="Who likes tea?", explain=True))
+        assert answer.degraded == ""
+        assert answer.recollections[0].scored.cosine is not None
+
+
+async def test_a_text_the_model_refuses_is_stored_without_a_vector_and_wedges_nothing(tmp_path: Path) -> None:
+    embedder = ScriptedEmbedder()
+    async with open_engine(tmp_path, models=app.Models(embedder)) as engine:
+        await memory(engine)
+        embedder.fail(ModelRefused("not this", (0, 2)))
+        both = [observation("what the model refuses"), observation(TEA)]
+        await engine.observe_batch("test", "joy", "", 1, both, AckLevel.STORED)
+        assert [bool(one.model) for one in await fragments(engine)] == [False, True]
+        events = [event async for event in _events(engine)]
+        assert [event for event in events if event[0] is EventType.UNVECTORED] == [
+            (EventType.UNVECTORED, (await fragments(engine))[0].id)
+        ]
+
+
+async def _events(engine: Engine) -> AsyncIterator[tuple[EventType, str]]:
+    watch = engine.watch("test", "joy", "", 0, 0)
+    try:
+        current = (await engine.get_memory("test", "joy")).revision
+        revision = 0
+        while revision < current:
+            _, revision, _, events = await anext(watch)
+            for event in events:
+                yield event.type, event.fragment
+    finally:
+        await watch.aclose()

@@ -1,0 +1,166 @@
+"""The pure mapping: tables that must agree with the contract, and values that survive the way."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memstream.v1 import error_pb2, event_pb2, fragment_pb2, memory_pb2
+from memstream_server.core import policy as core
+from memstream_server.core.events import Event, EventType, Reason
+from memstream_server.core.policy import Policy, leaves, with_value
+from memstream_server.core.values import Fragment, Tier
+from memstream_server.engine.errors import EngineError, FieldViolation
+from memstream_server.rpc.errors import (
+    CODES,
+    RETRY_S,
+    PageTokenInvalid,
+    QuotaExceeded,
+    RoutingMismatch,
+    status_of,
+    status_of_rejection,
+    violation_text,
+    violations_in,
+)
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.validation import Violations
+from memstream_server.rpc.wire import fragments, observations, policies, scalars
+from tests.rpc.wire import unpacked
+
+CONTRACT = (Path(__file__).parents[2] / "protos/memstream/v1/error.proto").read_text(encoding="utf-8")
+DOCUMENTED = {
+    name: (code, "with RetryInfo" in rest)
+    for code, rest, name in re.findall(
+        r"// ([A-Z_]+)([.,](?:[^/]|/[^/]|\n\s*//)*?)\n\s*ERROR_REASON_(\w+) = [1-9]", CONTRACT
+    )
+}
+
+
+def test_every_reason_has_the_code_and_retry_the_contract_says() -> None:
+    reasons = {name.removeprefix("ERROR_REASON_") for name, _ in error_pb2.ErrorReason.items()}
+    reasons.discard("UNSPECIFIED")
+    assert set(DOCUMENTED) == reasons
+    assert {name: code.name for name, code in CODES.items()} == {name: code for name, (code, _) in DOCUMENTED.items()}
+    assert set(RETRY_S) == {name for name, (_, retry) in DOCUMENTED.items() if retry}
+
+
+def test_every_error_of_the_engine_is_a_reason_of_the_contract() -> None:
+    errors = {EngineError, *EngineError.__subclasses__()}
+    assert {RoutingMismatch, PageTokenInvalid, QuotaExceeded} <= errors
+    assert {error.reason for error in errors} <= set(CODES)
+
+
+def test_a_status_stays_small_whatever_it_tells_of() -> None:
+    violations = tuple(FieldViolation("f" * 500, "€" * 500) for _ in range(50))
+    error = EngineError("€" * 5_000, violations=violations, key="v" * 9_000)
+    assert status_of(error).ByteSize() < 6_000
+
+
+@given(st.lists(st.tuples(st.sampled_from(["content", "metadata['a']"]), st.text(min_size=1)), min_size=1, max_size=3))
+def test_a_rejections_violations_survive_their_text(given: list[tuple[str, str]]) -> None:
+    violations = [FieldViolation(field, f"is wrong, {text.replace(';', '')}") for field, text in given]
+    assert list(violations_in(violation_text(violations))) == violations
+    status = unpacked(status_of_rejection(3, "INVALID_FIELD", violation_text(violations)))
+    assert set(status.fields) == {each.field for each in violations}
+
+
+def test_every_tunable_has_its_field() -> None:
+    message = policies.policy_message(
+        with_value(with_value(core.DEFAULT, "short_term.similarity_min", 0.5), "recall.dense_weight", 0.1)
+    )
+    for name, _, meta in leaves(core.DEFAULT):
+        *parts, last = name.removesuffix("_s").split(".")
+        holder: Any = message
+        for part in parts:
+            holder = getattr(holder, part)
+        assert last in holder.DESCRIPTOR.fields_by_name, name
+        assert meta["meaning"]
+
+
+def _policies() -> st.SearchStrategy[Policy]:
+    @st.composite
+    def build(draw: Any) -> Policy:
+        policy = draw(st.sampled_from([core.DEFAULT, core.DBGPT]))
+        for name, value, meta in leaves(policy):
+            if draw(st.booleans()) or name == "profile":
+                continue
+            if isinstance(value, bool):
+                policy = with_value(policy, name, draw(st.booleans()))
+            elif isinstance(value, int):
+                policy = with_value(
+                    policy, name, draw(st.integers(int(meta["low"]), min(int(meta["high"]), 2**31 - 1)))
+                )
+            elif meta.get("low") is not None:
+                policy = with_value(policy, name, draw(st.floats(meta["low"], meta["high"])))
+            elif isinstance(value, core.ShortTermKind | core.Overflow | core.RankingRule | core.SimilarityRule):
+                policy = with_value(policy, name, draw(st.sampled_from(type(value))))
+        return policy
+
+    return build()
+
+
+@given(_policies())
+def test_a_policy_survives_the_way_there_and_back(policy: Policy) -> None:
+    found = Violations()
+    assert policies.read_policy(found, policies.policy_message(policy)) == policy
+    assert not found.found
+
+
+def test_an_empty_policy_is_the_default_one() -> None:
+    assert policies.read_policy(Violations(), memory_pb2.Policy()) == core.DEFAULT
+
+
+def test_the_languages_are_the_stemmers() -> None:
+    stemmer = pytest.importorskip("Stemmer")
+    assert set(stemmer.algorithms()) == policies.LANGUAGES
+
+
+@given(st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999))
+def test_a_time_survives(value_us: int) -> None:
+    found = Violations()
+    assert scalars.time_us(found, "t", scalars.timestamp(value_us)) == value_us
+    assert not found.found
+
+
+def test_the_digest_does_not_depend_on_the_order_of_maps() -> None:
+    one, two = fragment_pb2.Observation(content="x"), fragment_pb2.Observation(content="x")
+    for key in "abcdef":
+        one.metadata[key].int_value = 1
+    for key in "fedcba":
+        two.metadata[key].int_value = 1
+    limits = Limits()
+    items = [observations.read_batch([each], "", limits, 4)[0][0] for each in (one, two)]
+    assert items[0].digest == items[1].digest
+    assert len(items[0].digest) == 16
+    two.metadata["a"].int_value = 2
+    assert observations.read_batch([two], "", limits, 4)[0][0].digest != items[0].digest
+
+
+def test_every_event_type_but_the_reserved_one_has_its_number() -> None:
+    lacking = [each for each in EventType if each not in fragments.EVENT_TYPES]
+    assert lacking == [EventType.ACCESSED]
+    known = {fragments.EVENT_TYPES.number(each) for each in EventType if each not in lacking}
+    assert known == set(event_pb2.EventType.values()) - {0}
+
+
+def test_an_event_carries_what_applies_and_nothing_else() -> None:
+    event = Event(EventType.DROPPED, "f", from_tier=Tier.SENSORY, reason=Reason.CAPACITY, cosine=0.0)
+    message = fragments.event_message(event, "u", 7, 0, 1_500_000)
+    assert message.reason == event_pb2.EVENT_REASON_CAPACITY
+    assert (message.from_tier, message.to_tier) == (fragment_pb2.TIER_SENSORY, fragment_pb2.TIER_UNSPECIFIED)
+    assert message.HasField("cosine")
+    assert not message.HasField("draw")
+    assert (message.time.seconds, message.time.nanos) == (1, 500_000_000)
+
+
+def test_a_fragments_kinds_of_metadata_stay_apart() -> None:
+    fragment = Fragment("id", "text", metadata=(("b", True), ("f", 1.0), ("i", 1), ("s", "1")))
+    kinds = {key: value.WhichOneof("kind") for key, value in fragments.fragment_message(fragment).metadata.items()}
+    assert kinds == {"b": "bool_value", "f": "double_value", "i": "int_value", "s": "string_value"}
+    assert not fragments.fragment_message(fragment).HasField("access_time")
+    assert not fragments.fragment_message(fragment).HasField("expire_time")
