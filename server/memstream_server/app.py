@@ -215,12 +215,17 @@ def _dependencies(
         limits=limits,
         metrics=EngineMetrics(metrics),
         committed=_nobody_committed,
+        index_lost=_nobody_searched,
         lost=_nobody_lost,
     )
 
 
 def _nobody_committed(_uid: str, _recorded: Recorded, _commit: Commit) -> None:
     raise RuntimeError("a commit before the engine was made")
+
+
+def _nobody_searched() -> None:
+    raise RuntimeError("a search before the engine was made")
 
 
 def _nobody_lost(_actor: Actor) -> None:

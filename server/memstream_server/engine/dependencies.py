@@ -37,7 +37,7 @@ class Metrics(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Dependencies:
-    """Shared by actors, recalls, the indexer and jobs. `committed` and `lost` are set by the engine."""
+    """Shared by actors, recalls, the indexer and jobs. `committed`, `index_lost` and `lost` are set by the engine."""
 
     journal: Journal
     index: VectorIndex
@@ -52,6 +52,8 @@ class Dependencies:
     metrics: Metrics
     committed: Callable[[str, Recorded, Commit], None]
     """Told after every commit, once RAM shows it: (memory uid, what was recorded, the commit)."""
+    index_lost: Callable[[], None]
+    """Told when a search found the index lost."""
     lost: Callable[[Actor], None]
     """Told when an actor is finished before its time."""
 

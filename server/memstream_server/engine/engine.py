@@ -109,6 +109,7 @@ class Engine:
         self._reinforcement = Reinforcement(dependencies)
         self._watchers = Watchers(dependencies.journal)
         dependencies.committed = self._committed
+        dependencies.index_lost = self._indexer.lost
         dependencies.lost = self._registry.lost
 
     async def start(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import structlog
 
 from memstream_server.engine.producers import ProducerState
+from memstream_server.engine.reconciling import reconcile
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
 from memstream_server.ports.journal import IndexEntry, JournalError, Row, Space
 
@@ -44,12 +45,20 @@ class Indexer:
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
         self._open = False
+        self._missing = False
+        self._reconciled = False
         self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin; the index is opened in the background."""
         self._task = asyncio.create_task(self._run())
+
+    def lost(self) -> None:
+        """Told when a search found the index lost: it says so only once, to whoever asks first."""
+        self._missing = True
+        self._wake.set()
+        self._full.set()
 
     async def stop(self, grace_s: float) -> None:
         """Bring what waits into the index if that is quick; the outbox keeps what is left."""
@@ -94,6 +103,7 @@ class Indexer:
         if await self._dependencies.index.open(self._space):
             await self._refill()
         self._open = True
+        self._reconciled = False
         self.degraded = ""
         self.entered(await self._dependencies.journal.outbox_size())
 
@@ -114,14 +124,27 @@ class Indexer:
     async def _cycle(self) -> None:
         self._settle()
         await self._pause()
+        if self._missing:
+            self._missing = False
+            raise IndexLost("a search found it empty")
         await self._drain()
         self.degraded = ""
+        if not self._reconciled:
+            await self._reconcile()
+
+    async def _reconcile(self) -> None:
+        """Once after every opening, when the outbox is empty: then what differs is not just on its way."""
+        entries = await reconcile(self._dependencies)
+        self._reconciled = True
+        if entries:
+            log.warning("index_reconciled", entries=entries)
+            self.entered(entries)
 
     async def _pause(self) -> None:
         """Until rows have waited for the interval, enough of them are there, or an overlay is due to settle."""
         limits = self._dependencies.limits
         due = max(0.0, self._settling[0][0] - self._now()) if self._settling else None
-        if not self._wake.is_set():
+        if not self._wake.is_set() and self._reconciled:
             await _wait(self._wake, due)
         if self._wake.is_set():
             await _wait(self._full, limits.flush_interval_s)

@@ -25,7 +25,7 @@ from memstream_server.core.ranking import NearMiss, Question, Scored, Stage, Wei
 from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.requests import Query, RecallAnswer, Recollection
-from memstream_server.ports.index import IndexUnavailable
+from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import EmbeddingModel, ModelError
 
 if TYPE_CHECKING:
@@ -193,9 +193,7 @@ def _rank(
     )
 
 
-def _whole(
-    working: WorkingSet, query: Query, question: Question, dependencies: Dependencies, allowed: Mask
-) -> _Found:
+def _whole(working: WorkingSet, query: Query, question: Question, dependencies: Dependencies, allowed: Mask) -> _Found:
     """A sensory or FIFO memory is read whole, in order; a query's own limit takes the latest of it."""
     slots = allowed.nonzero()[0]
     words = working.lexical.bm25(question.terms).absolute()
@@ -266,6 +264,8 @@ async def _search_index(
         # More than a leg's share: some of them may be filtered, forgotten or gone by now.
         ids, _ = await dependencies.index.search(working.record.uid, question.vector, question.per_leg * 4)
     except IndexUnavailable as error:
+        if isinstance(error, IndexLost):
+            dependencies.index_lost()
         degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
     allowed = _allowed(working, query.filter, dependencies.clock.now_us())
     words = working.lexical.bm25(question.terms).absolute()

@@ -1,0 +1,123 @@
+"""The vector index behind the engine: lost, late, orphaned or out of reach, recall answers all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from memstream_server.core.policy import DEFAULT
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.requests import AckLevel, NewMemory, Query
+from memstream_server.ports.index import Point
+from tests.engine.conftest import open_engine
+from tests.engine.memory import observation
+from tests.support.waiting import until
+
+TEXTS = [f"{animal} number {number} eats {food}" for number, (animal, food) in enumerate(
+    (animal, food) for animal in ("otter", "heron", "badger", "lynx") for food in ("fish", "frogs", "roots", "hares")
+)]  # fmt: skip
+
+
+async def filled(engine: Engine, level: AckLevel = AckLevel.STORED) -> str:
+    record, _ = await engine.create_memory(NewMemory("test", "zoo", MemoryKind.LONG_TERM, DEFAULT, exist_ok=True))
+    await engine.observe_batch("test", "zoo", "", 1, [observation(text) for text in TEXTS], level)
+    return record.uid
+
+
+async def unindexed(engine: Engine) -> int:
+    return (await engine.statistics("test", "zoo")).counts.unindexed
+
+
+async def indexed(engine: Engine) -> bool:
+    return await unindexed(engine) == 0
+
+
+async def first(engine: Engine, text: str) -> str:
+    answer = await engine.recall("test", "zoo", Query(text=text, limit=1, reinforce=False))
+    return answer.recollections[0].fragment.content
+
+
+async def test_indexed_is_reached_when_the_outbox_is_empty(engine: Engine) -> None:
+    await filled(engine, AckLevel.INDEXED)
+    assert await indexed(engine)
+
+
+async def test_a_memory_too_large_for_ram_answers_the_same_from_the_index(tmp_path: Path) -> None:
+    async with open_engine(tmp_path) as engine:
+        await filled(engine, AckLevel.INDEXED)
+        in_ram = [await engine.recall("test", "zoo", Query(text=text, reinforce=False)) for text in TEXTS]
+    async with open_engine(tmp_path, dense_in_memory_max=4) as engine:
+        await until(lambda: healthy(engine))
+        for text, expected in zip(TEXTS, in_ram, strict=True):
+            answer = await engine.recall("test", "zoo", Query(text=text, reinforce=False))
+            assert answer.degraded == ""
+            assert [one.fragment.id for one in answer.recollections] == [
+                one.fragment.id for one in expected.recollections
+            ]
+            assert np.allclose(
+                [one.scored.relevance for one in answer.recollections],
+                [one.scored.relevance for one in expected.recollections],
+                atol=1e-5,
+            )
+
+
+async def healthy(engine: Engine) -> bool:
+    return engine.info().degraded == ""
+
+
+async def test_fresh_fragments_of_a_large_memory_are_found_before_the_index_has_them(tmp_path: Path) -> None:
+    async with open_engine(tmp_path, dense_in_memory_max=1, index_flush_rows=100_000) as engine:
+        await filled(engine)
+        assert [await first(engine, text) for text in TEXTS] == TEXTS
+    async with open_engine(tmp_path, dense_in_memory_max=1) as engine:
+        assert [await first(engine, text) for text in TEXTS] == TEXTS
+
+
+async def test_while_the_index_is_gone_a_large_memory_answers_from_the_words_and_says_so(tmp_path: Path) -> None:
+    async with open_engine(tmp_path, dense_in_memory_max=0) as engine:
+        await filled(engine, AckLevel.INDEXED)
+        await engine._dependencies.index.close()
+        answer = await engine.recall("test", "zoo", Query(text=TEXTS[0], limit=1, reinforce=False))
+        assert answer.recollections[0].fragment.content == TEXTS[0]
+        assert "vector index unavailable" in answer.degraded
+
+
+async def test_what_the_index_lost_and_what_it_should_not_have_is_put_right_at_the_next_start(tmp_path: Path) -> None:
+    async with open_engine(tmp_path) as engine:
+        uid = await filled(engine, AckLevel.INDEXED)
+        ids = set(await engine._journal.indexable(uid))
+        index = engine._dependencies.index
+        await index.delete(uid, sorted(ids)[:3])
+        orphan = np.zeros(engine.dimension, np.float32)
+        orphan[0] = 1.0
+        await index.upsert([Point(uid, "orphan", orphan)])
+        await index.flush()
+    async with open_engine(tmp_path) as engine:
+
+        async def right() -> bool:
+            return await healthy(engine) and set(await engine._dependencies.index.ids(uid, "", 100)) == ids
+
+        await until(right)
+
+
+async def test_a_deleted_memory_leaves_the_index(engine: Engine) -> None:
+    uid = await filled(engine, AckLevel.INDEXED)
+    await engine.delete_memory("test", "zoo")
+
+    async def empty() -> bool:
+        return await engine._dependencies.index.count(uid) == 0
+
+    await until(empty)
+
+
+async def test_an_engine_stopped_at_once_leaves_its_outbox_to_the_next(tmp_path: Path) -> None:
+    async with open_engine(tmp_path, index_flush_rows=100_000) as engine:
+        await filled(engine)
+        await asyncio.sleep(0)
+    async with open_engine(tmp_path) as engine:
+        await until(lambda: indexed(engine))
+        uid = (await engine.get_memory("test", "zoo")).uid
+        assert await engine._dependencies.index.count(uid) == len(TEXTS)
