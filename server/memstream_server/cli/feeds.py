@@ -15,14 +15,13 @@ import os
 import re
 import secrets
 import socket
-import sys
 import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 from memstream.values import Observation
 from memstream_server.cli.records import Format, Malformed, RecordReader
@@ -203,18 +202,15 @@ async def _chunks(file: str) -> AsyncIterator[list[bytes]]:
 
 
 def _whole_lines(file: str) -> Iterator[list[bytes]]:
-    if file == STDIN:
-        yield from _split(sys.stdin.buffer)
-        return
-    with Path(file).open("rb") as handle:
+    # Unbuffered: a read returns what is there, so that a line typed, or written by `tail -f`, goes at once. And not
+    # sys.stdin, whose lock, held by a waiting thread, makes an interrupted interpreter abort.
+    with open(0 if file == STDIN else file, "rb", buffering=0, closefd=file != STDIN) as handle:
         yield from _split(handle)
 
 
-def _split(handle: IO[bytes]) -> Iterator[list[bytes]]:
-    # read1 returns what is there: a line typed, or written by `tail -f`, goes at once.
-    read = getattr(handle, "read1", handle.read)
+def _split(handle: FileIO) -> Iterator[list[bytes]]:
     rest: list[bytes] = []
-    while data := read(_CHUNK):
+    while data := handle.read(_CHUNK):
         first, *others = data.split(b"\n")
         rest.append(first)
         if others:
