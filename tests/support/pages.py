@@ -24,9 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    page
-    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"))
-    if page.is_file()
+    page for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")) if page.is_file()
 )
 DEFAULT_ADDRESS = "127.0.0.1:7700"
 """What the documents connect to; the address of the test's server takes its place."""

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+
+def free_address() -> str:
+    """A loopback address that was free a moment ago: for a server that is to be found again after a restart."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 class ServerProcess:
@@ -75,6 +83,20 @@ class ServerProcess:
         if self._process is not None and self.is_running():
             self._process.kill()
             self._process.wait(30)
+
+    def restart(self) -> Self:
+        """SIGKILL, and a new start over the same data."""
+        self.kill()
+        return self.start()
+
+    def configure(self, **settings: str | float) -> Self:
+        """Other settings from the next start on."""
+        self._settings = self._settings | settings
+        return self
+
+    def children(self) -> list[int]:
+        """Process ids of its children: Milvus Lite's. Linux only."""
+        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text("utf-8").split()]
 
     def log(self) -> str:
         """All it has printed, over all its starts."""

@@ -6,72 +6,26 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from memstream.client import Client
 from memstream.memory import AgentMemory
-from memstream.observe import ObserveStream
 from memstream.policy import Profile
 from memstream.values import MemoryKind
 from memstream_server.cli.failures import Exit, Failure, Missing, Misuse
-from memstream_server.cli.feeds import STDIN, Contents, Feed, Places, Problem, contents, plan, records
+from memstream_server.cli.feeds import STDIN, Contents, Feed, Problem, contents, plan, records
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import console, print_json
 from memstream_server.cli.records import Format, Malformed
 from memstream_server.cli.server import Server, server_options
+from memstream_server.cli.tally import Tally
 
 PROBLEMS_SHOWN = 20
 """Lines listed of those that were rejected."""
-PROBLEMS_KEPT = 1_000
 INTERRUPTED = 130
 _REFRESH_S = 0.1
-
-
-@dataclass(slots=True)
-class Tally:
-    """How far one feed has come."""
-
-    feed: Feed
-    expected: int | None
-    """Observations in it; None for a pipe, which cannot be counted before it is read."""
-    base: int = 0
-    """Numbers the producer had used before the first observation of this run."""
-    skipped: int = 0
-    stream: ObserveStream | None = None
-    places: Places = field(default_factory=Places)
-    malformed: list[Problem] = field(default_factory=list)
-    malformed_count: int = 0
-
-    @property
-    def received(self) -> int:
-        """Observations of this run that are durable, or were refused."""
-        return 0 if self.stream is None else max(0, self.stream.received - self.base)
-
-    @property
-    def stored(self) -> int:
-        """Observations of this run that every recall sees, or that were refused."""
-        return 0 if self.stream is None else max(0, self.stream.stored - self.base)
-
-    @property
-    def rejected_count(self) -> int:
-        """Lines that are not in the memory."""
-        return self.malformed_count + (0 if self.stream is None else self.stream.rejected_count)
-
-    def note_malformed(self, problem: Problem) -> None:
-        """A line of a pipe was left out."""
-        self.malformed_count += 1
-        if len(self.malformed) < PROBLEMS_KEPT:
-            self.malformed.append(problem)
-
-    def problems(self) -> list[Problem]:
-        """Malformed and refused lines, in order; the earliest or latest thousand of each."""
-        refused = () if self.stream is None else self.stream.rejected
-        found = [(self.places.find(each.sequence - self.base - 1), each.error) for each in refused]
-        said = [Problem(file, line, " ".join(str(error).split())) for (file, line), error in found]
-        return sorted([*self.malformed, *said], key=lambda problem: problem.line)
 
 
 @click.command("observe", short_help="Send observations from files or standard input into a memory.")

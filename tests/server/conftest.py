@@ -1,0 +1,81 @@
+"""Servers as processes of their own, and clients connected to them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import memstream
+from tests.support.server import ServerProcess
+
+MakeServer = Callable[..., ServerProcess]
+QUICK: dict[str, str | float] = {
+    "index_flush_interval_s": 0.1,
+    "index_overlay_s": 0.0,
+    "access_flush_interval_s": 0.1,
+    "maintenance_interval_s": 0.2,
+    "drain_grace_s": 2.0,
+    "disk_free_min_bytes": 0,
+}
+"""What the server does now and then, often."""
+
+
+def check_log(server: ServerProcess) -> None:
+    """No defect shows in what a server has printed: unexpected exceptions are logged with their traceback."""
+    assert "Traceback" not in server.log(), server.log()
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests that do no more than talk to it; each in memories of its own."""
+    with ServerProcess(tmp_path_factory.mktemp("shared") / "data", **QUICK) as server:
+        yield server
+        assert server.stop() == 0
+    check_log(server)
+
+
+@pytest.fixture
+async def client(shared: ServerProcess) -> AsyncIterator[memstream.Client]:
+    async with memstream.connect(shared.address) as connected:
+        yield connected
+
+
+@pytest.fixture
+def path() -> str:
+    """A memory nobody else uses."""
+    return f"t-{uuid.uuid4().hex[:12]}/joy"
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Iterator[MakeServer]:
+    """Makes servers that are not yet started, over `data` in the test's directory unless told otherwise."""
+    made: list[ServerProcess] = []
+
+    def make(name: str = "data", *, listen: str = "127.0.0.1:0", **settings: str | float) -> ServerProcess:
+        made.append(ServerProcess(tmp_path / name, listen, **(QUICK | settings)))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.kill()
+    for server in made:
+        check_log(server)
+
+
+async def started(server: ServerProcess) -> ServerProcess:
+    """Start beside the event loop, which may be serving what the server asks for."""
+    return await asyncio.to_thread(server.start)
+
+
+async def stopped(server: ServerProcess) -> int:
+    """SIGTERM and the exit code, beside the event loop."""
+    return await asyncio.to_thread(server.stop)
+
+
+async def restarted(server: ServerProcess) -> ServerProcess:
+    """kill -9 and start, beside the event loop."""
+    return await asyncio.to_thread(server.restart)

@@ -1,0 +1,55 @@
+"""What a memory holds and what has happened in it, read whole through the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import memstream
+from memstream import AgentMemory, Cursor, Event, EventType, Fragment
+
+GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
+"""Events after which a fragment is no longer there."""
+
+
+async def fragments(memory: AgentMemory, forgotten: bool = False) -> list[Fragment]:
+    """All live fragments (or all forgotten ones), in order of receipt."""
+    return [one async for one in memory.list_fragments(forgotten=forgotten)]
+
+
+async def contents(memory: AgentMemory) -> list[str]:
+    """The words of all live fragments, in order of receipt."""
+    return [one.content for one in await fragments(memory)]
+
+
+async def history(memory: AgentMemory, since: Cursor | None = None) -> list[Event]:
+    """Every event up to now; a change of the labels marks where now is."""
+    found: list[Event] = []
+    revision = (await memory.update(labels={"mark": "now"})).revision
+    async with memory.watch(since or "beginning") as watch:
+        while not found or found[-1].cursor.revision < revision:
+            found.append(await asyncio.wait_for(anext(watch), 60))
+    return found
+
+
+async def observed_once(memory: AgentMemory) -> int:
+    """How many observations the events tell of: each entered once, and is listed or left with an event."""
+    events = await history(memory)
+    entered = Counter(one.fragment_id for one in events if one.type is EventType.OBSERVED)
+    assert set(entered.values()) <= {1}
+    gone = {one.fragment_id for one in events if one.type in GONE}
+    listed = {one.id for one in await fragments(memory)} | {one.id for one in await fragments(memory, forgotten=True)}
+    assert listed == set(entered) - gone
+    return len(entered) + sum(one.type in (EventType.REPEATED, EventType.ECHOED) for one in events)
+
+
+async def listed_twice(memory: AgentMemory) -> list[str]:
+    """Contents that are there more than once."""
+    return [words for words, count in Counter(await contents(memory)).items() if count > 1]
+
+
+async def indexed(client: memstream.Client, *memories: AgentMemory) -> bool:
+    """Whether the vector index has everything of these memories."""
+    if (await client.server_info()).degraded:
+        return False
+    return all([(await memory.stats()).unindexed == 0 for memory in memories])
