@@ -210,16 +210,16 @@ async def killed_in_flight(server: DemoServer, told: Sequence[Observation], scre
     """Kills the server in the midst of a stream; how many of its observations it had acknowledged as received."""
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory(SECOND)
-        with contextlib.suppress(Abandoned):
+        with contextlib.suppress(AgentGoneError):
             async with memory.observe("reader") as stream:
                 await talk(stream, told, enough=len(told) // 3)
                 server.kill()
-                raise Abandoned  # the agent goes down with it: nothing is flushed, nothing closed
+                raise AgentGoneError  # the agent goes down with it: nothing is flushed, nothing closed
         screen.killed(server.pid, stream.expected_sequence - 1, stream.received)
         return stream.received
 
 
-class Abandoned(Exception):  # noqa: N818 - nothing is wrong: the agent just goes away
+class AgentGoneError(Exception):
     """Leaves a stream as a crash does."""
 
 

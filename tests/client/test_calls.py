@@ -12,7 +12,8 @@ import memstream
 import memstream.sync
 from memstream.channel import _service_config
 from memstream.sync.loop import LOOP
-from tests.support.scripted_server import ScriptedServer, until
+from tests.support.scripted_server import ScriptedServer
+from tests.support.scripts import until
 
 
 async def test_create_and_describe(client: memstream.Client, server: ScriptedServer) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 import memstream
 from tests.client.conftest import RETRY
-from tests.support.scripted_server import Plan, ScriptedServer, status, until
+from tests.support.scripted_server import ScriptedServer
+from tests.support.scripts import Plan, status, until
 
 
 async def test_items_are_numbered_stored_and_closed(memory: memstream.AgentMemory, server: ScriptedServer) -> None:

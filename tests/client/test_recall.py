@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import memstream
-from tests.support.scripted_server import Plan, ScriptedServer, status, until
+from tests.support.scripted_server import ScriptedServer
+from tests.support.scripts import Plan, status, until
 
 
 async def test_an_answer(memory: memstream.AgentMemory, server: ScriptedServer) -> None:

@@ -25,7 +25,7 @@ from memstream.status import from_status, is_cut, translate
 from memstream.v1 import error_pb2, fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.wiretypes import delta, duration, moment, timestamp
-from tests.support.scripted_server import status
+from tests.support.scripts import status
 
 aware = st.datetimes(datetime(1950, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
 

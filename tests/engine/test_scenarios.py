@@ -15,12 +15,16 @@ from tests.support.replay import expectation, paths, replay
 FOLDER = Path(__file__).parent.parent / "core" / "scenarios"
 
 
+def text(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
 @pytest.mark.parametrize("path", paths(FOLDER, "engine"), ids=lambda path: path.stem)
 async def test_scenario(path: Path, tmp_path: Path) -> None:
     clock = SettableClock()
     async with open_engine(tmp_path, clock=Clock(clock.now_us)) as engine:
         memory = EngineMemory(engine, clock)
-        actual = await replay(path.read_text("utf-8"), memory)
+        actual = await replay(text(path), memory)
         listed = {one.id: place_of(one) for one in await memory.fragments()}
     assert actual == expectation(path, actual)
     folded = {id_: (place.tier, place.sources, place.forgotten) for id_, place in fold_all(memory.history).items()}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from memstream.v1 import event_pb2, fragment_pb2, memory_pb2, server_service_pb2
@@ -18,49 +16,9 @@ from memstream.v1 import memory_service_pb2 as memory_pb
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceServicer, add_MemoryServiceServicer_to_server
 from memstream.v1.stream_service_pb2_grpc import StreamServiceServicer, add_StreamServiceServicer_to_server
+from tests.support.scripts import Plan, duration, status
 
 UID = "01HUID"
-
-
-@dataclass
-class Plan:
-    """What happens to one connection; the default is nothing out of the way."""
-
-    refuse: Status | None = None
-    drop_after: int | None = None  # break when so many items were journaled here, before acknowledging
-    drop_status: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
-    end_after: int | None = None  # the same, ending with OK and no `closed`
-    going_away_after: int | None = None
-    throttle_s: float = 0.0
-    double_acks: bool = False
-    drop_at_close: bool = False
-
-
-def status(code: grpc.StatusCode, reason: str, retry_s: float | None = None, field: str = "", **details: str) -> Status:
-    """A google.rpc.Status as a memstream server makes it."""
-    made = Status(code=code.value[0], message=f"scripted {reason}")
-    made.details.add().Pack(ErrorInfo(reason=reason, domain="memstream.dev", metadata=details))
-    if retry_s is not None:
-        made.details.add().Pack(RetryInfo(retry_delay=_duration(retry_s)))
-    if field:
-        violation = BadRequest.FieldViolation(field=field, description="scripted")
-        made.details.add().Pack(BadRequest(field_violations=[violation]))
-    return made
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits, at most five seconds, for something that happens elsewhere."""
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
-
-
-def _duration(seconds: float) -> Duration:
-    made = Duration()
-    made.FromNanoseconds(int(seconds * 1e9))
-    return made
 
 
 @dataclass
@@ -287,7 +245,7 @@ class _Observing:
         await self.context.write(pb.ObserveResponse(opened=opened))
         if self.plan.throttle_s:
             await self.context.write(
-                pb.ObserveResponse(throttle=pb.Throttle(retry_delay=_duration(self.plan.throttle_s)))
+                pb.ObserveResponse(throttle=pb.Throttle(retry_delay=duration(self.plan.throttle_s)))
             )
         read = asyncio.create_task(self.context.read())
         superseded = asyncio.create_task(self.superseded.wait())
@@ -342,7 +300,7 @@ class _Observing:
                 return True
         if self.plan.going_away_after is not None and self.journaled >= self.plan.going_away_after:
             self.plan.going_away_after = None
-            going = pb.GoingAway(grace=_duration(0.5), description="scripted")
+            going = pb.GoingAway(grace=duration(0.5), description="scripted")
             await self.context.write(pb.ObserveResponse(going_away=going))
         if self.server.acking.is_set():
             await self.acknowledge()

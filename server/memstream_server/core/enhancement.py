@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -79,9 +79,9 @@ def take_back(draft: Draft, gone: Iterable[str]) -> None:
 def strengthened(draft: Draft, anchor: Held, enhancements: tuple[Enhancement, ...]) -> Held:
     """The anchor with these enhancements and the count that follows from them, entered among the puts."""
     count = len(enhancements) + anchor.fragment.duplicate_count
-    fragment = replace(anchor.fragment, enhancement_count=count)
+    fragment = anchor.fragment.but(enhancement_count=count)
     draft.put(fragment)
-    return replace(anchor, fragment=fragment, enhancements=enhancements)
+    return Held(fragment, anchor.vector, enhancements)
 
 
 def merged_text(anchor: Fragment, enhancements: Iterable[Enhancement], *, recollections: bool = False) -> str:

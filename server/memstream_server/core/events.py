@@ -12,7 +12,7 @@ from memstream_server.core.values import Tier
 
 
 class EventType(StrEnum):
-    """The steps. Terminal ones (a fragment is gone after them) are FILTERED, DROPPED, REPEATED, ECHOED, MERGED, ERASED."""
+    """The steps. After FILTERED, DROPPED, MERGED and ERASED the fragment is gone; REPEATED and ECHOED made none."""
 
     OBSERVED = "observed"  # entered its memory at tier `to_tier`
     FILTERED = "filtered"  # left sensory below the importance threshold; gone

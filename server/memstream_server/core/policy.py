@@ -54,7 +54,9 @@ def _tunable(default: Any, meaning: str, unit: str = "", low: float | None = Non
 class SensoryPolicy:
     """The buffer every observation enters first."""
 
-    capacity: int = _tunable(0, "fragments held; one more and all leave at once; 0 passes each straight through", "fragments", 0, 10_000)
+    capacity: int = _tunable(
+        0, "fragments held; one more and all leave at once; 0 passes each straight through", "fragments", 0, 10_000
+    )
     threshold: float = _tunable(0.0, "importance below which a leaving fragment is filtered", "importance", 0, 1)
 
 
@@ -65,14 +67,24 @@ class ShortTermPolicy:
     kind: ShortTermKind = _tunable(ShortTermKind.ENHANCED, "how a hybrid memory's short-term tier works")
     capacity: int = _tunable(10, "fragments held (5 for the FIFO kind)", "fragments", 1, 1_000)
     similarity_rule: SimilarityRule = _tunable(SimilarityRule.COSINE, "what counts as a hit")
-    similarity_min: float | None = _tunable(None, "cosine that counts as a hit; unset takes the embedding model's own", "cosine", -1, 1)
-    similarity_threshold: float = _tunable(0.7, "sigmoid of the cosine that counts as a hit, under sigmoid_draw", "probability", 0, 1)
+    similarity_min: float | None = _tunable(
+        None, "cosine that counts as a hit; unset takes the embedding model's own", "cosine", -1, 1
+    )
+    similarity_threshold: float = _tunable(
+        0.7, "sigmoid of the cosine that counts as a hit, under sigmoid_draw", "probability", 0, 1
+    )
     enhance_threshold: int = _tunable(3, "hits that promote a fragment", "hits", 1, 1_000)
     overflow: Overflow = _tunable(Overflow.PROMOTE, "where the weakest fragment of a full enhanced tier goes")
-    compare_content: bool = _tunable(True, "compare vectors of the content alone; off uses the indexed vector for both, at half the cost")
+    compare_content: bool = _tunable(
+        True, "compare vectors of the content alone; off uses the indexed vector for both, at half the cost"
+    )
     merge_content: bool = _tunable(False, "on promotion the merged text of anchor and enhancers becomes the content")
-    repeats: bool = _tunable(True, "same words, speaker and session as a held fragment count there instead of being kept")
-    echo_window_s: int = _tunable(600, "words recalled in this session so recently are an echo, not kept; 0 is off", "seconds", 0, 86_400)
+    repeats: bool = _tunable(
+        True, "same words, speaker and session as a held fragment count there instead of being kept"
+    )
+    echo_window_s: int = _tunable(
+        600, "words recalled in this session so recently are an echo, not kept; 0 is off", "seconds", 0, 86_400
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +92,9 @@ class ReflectionPolicy:
     """When and how insights are derived; nothing happens without an LLM."""
 
     insight_on_promotion: bool = _tunable(True, "ask for an insight when enhancement promotes a fragment")
-    threshold: float = _tunable(15.0, "sum of importances reaching long-term that starts a reflection; 0 is off", "importance", 0, 1_000_000)
+    threshold: float = _tunable(
+        15.0, "sum of importances reaching long-term that starts a reflection; 0 is off", "importance", 0, 1_000_000
+    )
     fragments: int = _tunable(100, "latest long-term fragments shown to the LLM", "fragments", 1, 1_000)
     questions: int = _tunable(3, "questions asked of them", "questions", 1, 20)
     insights: int = _tunable(5, "insights asked of each question's evidence", "insights", 1, 20)
@@ -98,10 +112,16 @@ class RecallPolicy:
     beta: float = _tunable(1.0, "weight of relevance", "", 0, 100)
     gamma: float = _tunable(0.1, "weight of importance", "", 0, 100)
     decay_per_hour: float = _tunable(0.01, "recency lost per hour", "1/hour", 0, 1)
-    dense_weight: float | None = _tunable(None, "part of the dense leg in relevance; unset takes the embedding model's own", "", 0, 1)
+    dense_weight: float | None = _tunable(
+        None, "part of the dense leg in relevance; unset takes the embedding model's own", "", 0, 1
+    )
     lexical_weight: float | None = _tunable(None, "part of the BM25 leg; unset takes the model's own", "", 0, 1)
-    context_weight: float | None = _tunable(None, "part of the BM25 leg with neighbours; unset takes the model's own", "", 0, 1)
-    speaker_bonus: float = _tunable(0.1, "added to relevance when the query names exactly the fragment's speaker", "", 0, 1)
+    context_weight: float | None = _tunable(
+        None, "part of the BM25 leg with neighbours; unset takes the model's own", "", 0, 1
+    )
+    speaker_bonus: float = _tunable(
+        0.1, "added to relevance when the query names exactly the fragment's speaker", "", 0, 1
+    )
     min_relevance: float = _tunable(0.0, "relevance below which nothing is returned", "", 0, 1)
     sensory: bool = _tunable(True, "whether the sensory tier is recalled")
     reinforce: bool = _tunable(True, "offer what was found to short-term as recollections")
@@ -111,12 +131,20 @@ class RecallPolicy:
 class RetentionPolicy:
     """When fragments are forgotten; all off by default."""
 
-    ttl_s: int = _tunable(0, "age from creation after which a fragment is forgotten; 0 is off", "seconds", 0, 3_153_600_000)
+    ttl_s: int = _tunable(
+        0, "age from creation after which a fragment is forgotten; 0 is off", "seconds", 0, 3_153_600_000
+    )
     retention_min: float = _tunable(0.0, "strength below which a fragment is forgotten; 0 is off", "strength", 0, 1)
-    strength_half_life_s: int = _tunable(2_592_000, "time since access that halves the strength of an average fragment", "seconds", 1, 3_153_600_000)
-    long_term_capacity: int = _tunable(0, "long-term fragments kept, the weakest forgotten first; 0 is off", "fragments", 0, 100_000_000)
+    strength_half_life_s: int = _tunable(
+        2_592_000, "time since access that halves the strength of an average fragment", "seconds", 1, 3_153_600_000
+    )
+    long_term_capacity: int = _tunable(
+        0, "long-term fragments kept, the weakest forgotten first; 0 is off", "fragments", 0, 100_000_000
+    )
     forget_grace_s: int = _tunable(604_800, "how long a forgotten fragment can be restored", "seconds", 0, 315_360_000)
-    event_retention_s: int = _tunable(0, "how long events are kept for watchers; 0 keeps all", "seconds", 0, 315_360_000)
+    event_retention_s: int = _tunable(
+        0, "how long events are kept for watchers; 0 keeps all", "seconds", 0, 315_360_000
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +153,15 @@ class Policy:
 
     profile: Profile = _tunable(Profile.DEFAULT, "where the defaults came from")
     language: str = _tunable("english", "Snowball stemmer of its texts")
-    importance_default: float = _tunable(0.5, "importance where neither client nor scorer gives one", "importance", 0, 1)
-    wait_for_models: bool = _tunable(False, "hold observations while a model is down, instead of storing them without a vector")
-    backlog_max: int = _tunable(10_000, "observations between received and stored before new ones are refused", "observations", 1, 1_000_000)
+    importance_default: float = _tunable(
+        0.5, "importance where neither client nor scorer gives one", "importance", 0, 1
+    )
+    wait_for_models: bool = _tunable(
+        False, "hold observations while a model is down, instead of storing them without a vector"
+    )
+    backlog_max: int = _tunable(
+        10_000, "observations between received and stored before new ones are refused", "observations", 1, 1_000_000
+    )
     sensory: SensoryPolicy = SensoryPolicy()
     short_term: ShortTermPolicy = ShortTermPolicy()
     reflection: ReflectionPolicy = ReflectionPolicy()

@@ -119,7 +119,7 @@ def settle(state: State, policy: Policy, similarity_min: float) -> Transition:
 
 
 def _enter(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
-    fragment = replace(newcomer.fragment, tier=rules.first)
+    fragment = newcomer.fragment.at(rules.first)
     held = Held(fragment, newcomer.vector)
     draft.record(EventType.OBSERVED, fragment.id, to_tier=rules.first, importance=fragment.importance)
     if newcomer.refused:
@@ -182,7 +182,7 @@ def _leave(draft: Draft, fragment: Fragment, how: EventType, reason: Reason) -> 
 
 def _admit(draft: Draft, rules: _Rules, held: Held) -> None:
     came_from = held.fragment.tier
-    fragment = replace(held.fragment, tier=Tier.SHORT_TERM)
+    fragment = held.fragment.at(Tier.SHORT_TERM)
     if rules.enhanced:
         other = Enhancement(fragment.id, fragment.content)
         enhance(draft, other, held.vector, rules.policy.short_term, rules.similarity_min)
@@ -190,7 +190,7 @@ def _admit(draft: Draft, rules: _Rules, held: Held) -> None:
     if came_from is not Tier.SHORT_TERM:
         draft.record(EventType.ADMITTED, fragment.id, from_tier=came_from, to_tier=Tier.SHORT_TERM)
     draft.put(fragment)
-    draft.short_term.append(replace(held, fragment=fragment))
+    draft.short_term.append(Held(fragment, held.vector, held.enhancements))
     if rules.enhanced:
         _promote_ripe(draft, rules)  # repeats counted while it was in sensory may have made it ripe
     _overflow(draft, rules)
@@ -260,7 +260,7 @@ def _promoted(held: Held, *, merge: bool) -> Fragment:
     """The fragment in long-term: same id, times and session, the enhancers among its sources."""
     enhancers = (done.id for done in held.enhancements)
     sources = tuple(dict.fromkeys((*held.fragment.sources, *enhancers)))
-    fragment = replace(held.fragment, tier=Tier.LONG_TERM, sources=sources)
+    fragment = held.fragment.but(tier=Tier.LONG_TERM, sources=sources)
     if not merge:
         return fragment
     content = merged_text(fragment, held.enhancements, recollections=True)
@@ -274,7 +274,7 @@ def _promoted(held: Held, *, merge: bool) -> Fragment:
 
 def consolidate(draft: Draft, policy: Policy, fragment: Fragment) -> None:
     """Long-term takes the fragment; an observation's importance brings the next reflection nearer."""
-    draft.put(replace(fragment, tier=Tier.LONG_TERM))
+    draft.put(fragment.at(Tier.LONG_TERM))
     if fragment.kind is FragmentKind.OBSERVATION:
         draft.aggregate += fragment.importance
     threshold = policy.reflection.threshold

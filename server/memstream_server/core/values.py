@@ -6,8 +6,10 @@ arrays of unit length. Importance is unweighted, in [0, 1].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +116,24 @@ class Fragment:
     """When it was forgotten; out of recall, restorable until the grace has passed."""
     own_vector: bool = False
     """The client gave the vector: it serves the comparison of contents too, and is not the model's to make anew."""
+
+    def but(self, **changes: Any) -> Fragment:
+        """The same with these fields changed: dataclasses.replace in a third of its time (3 µs instead of 8).
+
+        For the steps that every observation takes. Raises KeyError for an unknown field.
+        """
+        values = list(_values_of(self))
+        for name, value in changes.items():
+            values[_PLACES[name]] = value
+        return Fragment(*values)
+
+    def at(self, tier: Tier) -> Fragment:
+        """The same in that tier; itself when it is there."""
+        return self if self.tier is tier else self.but(tier=tier)
+
+
+_PLACES = {each.name: place for place, each in enumerate(fields(Fragment))}
+_values_of = attrgetter(*_PLACES)
 
 
 @dataclass(frozen=True, slots=True)

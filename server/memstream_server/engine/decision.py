@@ -214,7 +214,7 @@ def _rows(decision: Decision, version: int) -> Iterator[Row]:
         return
     for put in decision.transition.puts:
         part = decision.gathered.get(put.id)
-        fragment = replace(put, version=version)
+        fragment = put.but(version=version)
         if part is None:
             yield Row(fragment)
         else:

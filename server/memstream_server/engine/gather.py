@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,7 @@ class Gatherer:
         ):
             out.append(
                 Gathered(
-                    fragment=replace(fragment, importance=importance, model="" if vector is None else self._model),
+                    fragment=fragment.but(importance=importance, model="" if vector is None else self._model),
                     terms=self._analyzer.terms(lexical_text(fragment), policy.language),
                     vector=vector,
                     content_vector=content_vector,

@@ -29,7 +29,7 @@ class IndexUnavailable(Exception):
 
 
 class IndexLost(IndexUnavailable):
-    """The index came back empty (corrupt directory dropped, collection missing): it must be refilled from the journal."""
+    """The index came back empty (corrupt directory dropped, collection missing): refill it from the journal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

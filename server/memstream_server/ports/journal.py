@@ -306,7 +306,9 @@ class Journal(Protocol):
         ...
 
     # ---- memories
-    async def create_memory(self, record: MemoryRecord, events: tuple[Event, ...], answer: Answer | None = None) -> None:
+    async def create_memory(
+        self, record: MemoryRecord, events: tuple[Event, ...], answer: Answer | None = None
+    ) -> None:
         """At revision 1, with `events` as that revision. Raises AlreadyExists when the name is taken."""
         ...
 
@@ -342,7 +344,9 @@ class Journal(Protocol):
         or first_sequence is not the producer's received + 1."""
         ...
 
-    async def received_hashes(self, uid: str, producer: str, first: int, last: int) -> list[tuple[int, bytes, Rejection | None]]:
+    async def received_hashes(
+        self, uid: str, producer: str, first: int, last: int
+    ) -> list[tuple[int, bytes, Rejection | None]]:
         """(sequence, content hash, rejection) of what was received in that range, ascending; what was compacted is absent."""
         ...
 

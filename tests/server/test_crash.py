@@ -1,0 +1,115 @@
+"""kill -9 of the server while several producers talk: nothing acknowledged is lost, nothing is there twice.
+
+Rounds are few here; MEMSTREAM_CRASH_ROUNDS asks for more (`make crash`). MEMSTREAM_CRASH_SEED repeats the draws.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Sequence
+
+import memstream
+from memstream import AgentMemory
+from tests.server.conftest import MakeServer, restarted, started, stopped
+from tests.server.listing import contents, indexed, observed_once
+from tests.server.producing import PATIENT, Producer, words
+from tests.support.server import ServerProcess, free_address
+from tests.support.waiting import until
+
+ROUNDS = int(os.environ.get("MEMSTREAM_CRASH_ROUNDS", "5"))
+SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
+
+
+async def test_producers_survive_kills_of_the_server(make_server: MakeServer) -> None:
+    draw = random.Random(SEED)
+    server = await started(make_server(listen=free_address(), dense_in_memory_max=200))
+    async with memstream.connect(server.address, retry=PATIENT) as client:
+        keeping = [
+            await client.create_memory("crash/hybrid"),
+            await client.create_memory("crash/long", kind=memstream.MemoryKind.LONG_TERM),
+        ]
+        losing = await client.create_memory("crash/dbgpt", profile=memstream.Profile.DBGPT)
+        producers = [
+            Producer(memory, f"{memory.name}-{number}", random.Random(draw.random()))
+            for memory in (*keeping, losing)
+            for number in range(2)
+        ]
+        await _killed_again_and_again(server, producers, draw)
+        for producer in producers:
+            await producer.finish()
+        for memory in keeping:
+            said = sorted(words(one.name, n) for one in producers if one.memory is memory for n in _numbers(one))
+            assert sorted(await contents(memory)) == said, f"seed {SEED}"
+        for memory in (*keeping, losing):
+            assert await observed_once(memory) == sum(len(_numbers(one)) for one in producers if one.memory is memory)
+        await until(lambda: indexed(client, *keeping, losing))
+
+
+async def _killed_again_and_again(server: ServerProcess, producers: Sequence[Producer], draw: random.Random) -> None:
+    """The server dies in every round; a producer's process does in some, and begins again where it stood."""
+    talking = [asyncio.create_task(producer.run()) for producer in producers]
+    try:
+        for _ in range(ROUNDS):
+            await asyncio.sleep(draw.uniform(0.05, 0.7))
+            dead = draw.randrange(len(producers))
+            talking[dead].cancel()
+            await asyncio.gather(talking[dead], return_exceptions=True)
+            await restarted(server)
+            talking[dead] = asyncio.create_task(producers[dead].run())
+            for task in talking:
+                assert not task.done(), f"a producer gave up, seed {SEED}: {task.exception()!r}"
+    finally:
+        for task in talking:
+            task.cancel()
+        await asyncio.gather(*talking, return_exceptions=True)
+
+
+def _numbers(producer: Producer) -> range:
+    return range(1, producer.ledger.received + 1)
+
+
+async def test_what_was_received_is_stored_after_a_kill_without_any_client(make_server: MakeServer) -> None:
+    """Received, and nothing more: the acknowledgement was for the journal alone."""
+    server = await started(make_server())
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("crash/received")
+        async with memory.observe("joy", ack_level=memstream.AckLevel.RECEIVED) as stream:
+            for _ in range(500):
+                await stream.send(words("joy", stream.expected_sequence))
+            await stream.flush()
+            assert stream.received == 500
+            server.kill()
+    await started(server)
+    async with memstream.connect(server.address) as client:
+        memory = client.memory("crash/received")
+        await until(lambda: _all_stored(memory))  # statistics wake nobody up
+        assert sorted(await contents(memory)) == sorted(words("joy", n) for n in range(1, 501))
+        assert await observed_once(memory) == 500
+
+
+async def _all_stored(memory: AgentMemory) -> bool:
+    return (await memory.stats()).backlog == 0
+
+
+async def test_a_stop_in_order_loses_nothing_either(make_server: MakeServer) -> None:
+    server = await started(make_server(listen=free_address()))
+    async with memstream.connect(server.address, retry=PATIENT) as client:
+        memory = await client.create_memory("crash/stopped")
+        producer = Producer(memory, "joy", random.Random(SEED))
+        talking = asyncio.create_task(producer.run())
+        for _ in range(2):
+            await asyncio.sleep(0.3)
+            assert await stopped(server) == 0
+            await started(server)
+        await until(lambda: _reconnected(producer, 3))
+        talking.cancel()
+        await asyncio.gather(talking, return_exceptions=True)
+        await producer.finish()
+        assert sorted(await contents(memory)) == sorted(words("joy", n) for n in _numbers(producer))
+        assert await observed_once(memory) == producer.ledger.received
+
+
+async def _reconnected(producer: Producer, times: int) -> bool:
+    return producer.connections >= times
