@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from memstream import sync
+from tests.support.server import ServerProcess
+
 ROOT = Path(__file__).resolve().parent.parent
 LETTERS = 500
 
@@ -64,3 +67,14 @@ def test_no_server_is_left_behind(shown: str) -> None:
     for pid in re.findall(r"\(process (\d+),", shown):
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
+
+
+def test_the_quickstart_runs_and_a_second_run_sends_only_what_is_new(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        command = [sys.executable, "examples/quickstart.py", server.address]
+        for _ in range(2):
+            ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+            assert ended.returncode == 0, ended.stderr
+            assert "On Sundays I bake bread" in ended.stdout.split("What does Bob do on Sundays?")[1].splitlines()[1]
+        with sync.connect(server.address) as client:
+            assert client.memory("comedy/joy").stats().short_term == 4

@@ -102,7 +102,7 @@ class Receipt:
     vectors: dict[str, bytes] = field(default_factory=dict)
     rejections: tuple[Rejection, ...] = ()
     position: int = 0
-    """Position of the first fragment (or the next one when all were rejected): the batch's place in the order of receipt."""
+    """Position of the first fragment (the next one when all were rejected): the batch's place in the order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +347,7 @@ class Journal(Protocol):
     async def received_hashes(
         self, uid: str, producer: str, first: int, last: int
     ) -> list[tuple[int, bytes, Rejection | None]]:
-        """(sequence, content hash, rejection) of what was received in that range, ascending; what was compacted is absent."""
+        """(sequence, content hash, rejection) received in that range, ascending; what was compacted is absent."""
         ...
 
     async def commit(self, commit: Commit) -> None: ...

@@ -279,6 +279,9 @@ class ObserveStream:
             AckLevel.STORED: self._stored,
             AckLevel.INDEXED: self._indexed,
         }[self._opening.level]
+        if self._in_flight:  # a batch that repeats numbers is first compared with what was received under them
+            first = self._in_flight[0]
+            reached = min(reached, first.last - first.count)
         while self._flushes and self._flushes[0][1] <= reached:
             self._flushed = max(self._flushed, self._flushes.popleft()[0])
             self._news = True

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from memstream_server.adapters.models.analyzer import term_hash
 from memstream_server.adapters.models.words import Stems, words
+from memstream_server.core.arrays import Growing
 from memstream_server.ports.models import EmbeddingModel
 
 Floats = npt.NDArray[np.float32]
@@ -32,12 +33,14 @@ MODEL = EmbeddingModel(
 _PAIR_WEIGHT = 0.5
 _GRAMS_WEIGHT = 0.5
 """Length of a word's n-gram features together, beside 1 for its stem."""
-_CACHED_WORDS = 32_768
+_KNOWN_WORDS_MAX = 32_768
+_KNOWN_FEATURES_MAX = 1 << 20
+"""Past either all words are forgotten and learned anew: a few hundred microseconds a text, once in a long while."""
 _BATCH = 64
 """Texts hashed between two turns of the event loop."""
-
-_Word = tuple[int, npt.NDArray[np.int32], Floats]
-"""(hash of the stem, places of the features, signed weights)"""
+_STOP = -1
+_VERBATIM = "\0"
+"""Before a word that is taken as it is, stop list and stemmer aside; no word starts with it."""
 
 
 def _place(hashed: int) -> tuple[int, float]:
@@ -49,13 +52,49 @@ def _grams(word: str) -> list[str]:
     return [framed[start : start + size] for size in (3, 4) for start in range(len(framed) - size + 1)]
 
 
-class HashingEmbedder:
-    """ports.models.Embedder. Deterministic, needs nothing, never unavailable; refuses no text."""
+class _Lexicon(dict[str, int]):
+    """Words as numbers, learned when first asked for; the features of word n are rows starts[n] to starts[n + 1].
+
+    Flat arrays, so that a batch of texts becomes vectors in a few numpy calls and not in a few for every word.
+    """
 
     def __init__(self) -> None:
         # One language for all memories: a vector's space is the server's, not the memory's.
         self._stems = Stems("english")
-        self._word = lru_cache(_CACHED_WORDS)(self._features)
+        self.hashes = Growing(np.uint64)
+        self.starts = Growing(np.int64)
+        self.places = Growing(np.int32)
+        self.weights = Growing(np.float32)
+        self.starts.append(0)
+
+    def __missing__(self, word: str) -> int:
+        stem = word[1:] if word.startswith(_VERBATIM) else self._stems.stem(word)
+        self[word] = self._learn(word.removeprefix(_VERBATIM), stem) if stem else _STOP
+        return self[word]
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to start anew."""
+        return len(self) > _KNOWN_WORDS_MAX or len(self.places) > _KNOWN_FEATURES_MAX
+
+    def _learn(self, word: str, stem: str) -> int:
+        hashed = term_hash(stem)
+        grams = _grams(word[:INPUT_CHARACTERS_MAX])
+        features = [(*_place(hashed), 1.0)]
+        each = _GRAMS_WEIGHT / max(len(grams), 1) ** 0.5
+        features += [(*_place(term_hash(f"#{gram}")), each) for gram in grams]
+        self.places.extend([place for place, _, _ in features])
+        self.weights.extend([sign * weight for _, sign, weight in features])
+        self.hashes.append(hashed)
+        self.starts.append(len(self.places))
+        return len(self.hashes) - 1
+
+
+class HashingEmbedder:
+    """ports.models.Embedder. Deterministic, needs nothing, never unavailable; refuses no text."""
+
+    def __init__(self) -> None:
+        self._lexicon = _Lexicon()
 
     async def model(self) -> EmbeddingModel:
         """The space, known without asking anyone."""
@@ -76,39 +115,30 @@ class HashingEmbedder:
 
     def vectors(self, texts: Sequence[str]) -> Floats:
         """The same, synchronously."""
+        if self._lexicon.full:
+            self._lexicon = _Lexicon()
+        known = self._lexicon
         per_text = [self._words(text) for text in texts]
-        sums: npt.NDArray[np.float64] = np.zeros(len(texts) * DIMENSION)
-        found = [word for each in per_text for word in each]
-        if found:
-            rows = np.repeat(np.arange(len(texts)), [len(each) for each in per_text])
-            sizes = [len(word[1]) for word in found]
-            places = np.concatenate([word[1] for word in found]) + np.repeat(rows * DIMENSION, sizes)
-            weights = np.concatenate([word[2] for word in found])
-            pair_places, pair_weights = _pairs(np.array([word[0] for word in found], np.uint64), rows)
-            places, weights = np.concatenate([places, pair_places]), np.concatenate([weights, pair_weights])
-            sums = np.bincount(places, weights, len(sums)).astype(np.float64, copy=False)
+        found = np.fromiter(chain.from_iterable(per_text), np.int64)
+        rows = np.repeat(np.arange(len(texts)), [len(each) for each in per_text])
+        first, sizes = known.starts.view[found], known.starts.view[found + 1] - known.starts.view[found]
+        within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        features = np.repeat(first, sizes) + within
+        places = known.places.view[features] + np.repeat(rows * DIMENSION, sizes)
+        pair_places, pair_weights = _pairs(known.hashes.view[found], rows)
+        places = np.concatenate([places, pair_places])
+        weights = np.concatenate([known.weights.view[features], pair_weights])
+        sums = np.bincount(places, weights, len(texts) * DIMENSION)
         return _unit(sums.reshape(len(texts), DIMENSION))
 
-    def _words(self, text: str) -> list[_Word]:
+    def _words(self, text: str) -> list[int]:
         """Stop words count only where there is nothing else, and bare signs only where there are no words."""
+        number = self._lexicon.__getitem__
         found = words(text[:INPUT_CHARACTERS_MAX])
-        features = [word for word in map(self._word, found) if word[0]]
-        if not features:
-            features = [self._made(word, word) for word in found or text[:INPUT_CHARACTERS_MAX].split()]
-        return features
-
-    def _features(self, word: str) -> _Word:
-        stem = self._stems.stem(word)
-        return self._made(word, stem) if stem else (0, np.empty(0, np.int32), np.empty(0, np.float32))
-
-    def _made(self, word: str, stem: str) -> _Word:
-        hashed = term_hash(stem)
-        grams = _grams(word[:INPUT_CHARACTERS_MAX])
-        features = [(*_place(hashed), 1.0)]
-        each = _GRAMS_WEIGHT / max(len(grams), 1) ** 0.5
-        features += [(*_place(term_hash(f"#{gram}")), each) for gram in grams]
-        places = np.array([place for place, _, _ in features], np.int32)
-        return hashed, places, np.array([sign * weight for _, sign, weight in features], np.float32)
+        features = [each for each in map(number, found) if each != _STOP]
+        if features:
+            return features
+        return [number(_VERBATIM + word) for word in found or text[:INPUT_CHARACTERS_MAX].split()]
 
 
 def _pairs(hashes: npt.NDArray[np.uint64], rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Floats]:
