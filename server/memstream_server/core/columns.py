@@ -12,7 +12,7 @@ from memstream_server.core.arrays import Growing
 from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Tier
 
 Mask = npt.NDArray[np.bool_]
-NEVER_US = np.iinfo(np.int64).max
+NEVER_US = int(np.iinfo(np.int64).max)
 """Expiry of a fragment that has none."""
 GONE = ""
 """Id of a slot whose fragment left the memory for good."""
@@ -42,6 +42,10 @@ class Codes:
 def _tag(key: str, value: MetadataValue) -> tuple[str, bool, MetadataValue]:
     # True == 1 in Python, yet {"paid": true} is not {"paid": 1}.
     return key, isinstance(value, bool), value
+
+
+def _expiry_us(fragment: Fragment) -> int:
+    return NEVER_US if fragment.expire_time_us is None else fragment.expire_time_us
 
 
 class Columns:
@@ -124,16 +128,32 @@ class Columns:
 
     def append(self, fragment: Fragment) -> int:
         """Add the next slot. Returns it. Raises ValueError when the id is here already."""
-        if fragment.id in self._slots:
-            raise ValueError(f"fragment {fragment.id} has a slot already")
-        slot = len(self.ids)
-        self.ids.append(fragment.id)
-        self._slots[fragment.id] = slot
-        self._metadata.append(())
-        for column in self._growing():
-            column.append(0)
-        self._write(slot, fragment)
-        return slot
+        return self.extend((fragment,))
+
+    def extend(self, fragments: Sequence[Fragment]) -> int:
+        """Add many, as `append` would one by one. Returns the slot of the first. Raises ValueError, adding none."""
+        first, ids = len(self.ids), [each.id for each in fragments]
+        slots = {each: slot for slot, each in enumerate(ids, first)}
+        taken = self._slots.keys() & slots.keys()
+        if taken or len(slots) < len(ids):
+            raise ValueError(f"fragment {min(taken, default=ids[0])} has a slot already")
+        self.ids += ids
+        self._slots |= slots
+        self._session.extend([self.sessions.give(each.session) for each in fragments])
+        self._speaker.extend([self.speakers.give(each.speaker) for each in fragments])
+        self._tier.extend([_TIERS.index(each.tier) for each in fragments])
+        self._kind.extend([_KINDS.index(each.kind) for each in fragments])
+        self._alive.extend([each.forget_time_us is None for each in fragments])
+        self._importance.extend([each.importance for each in fragments])
+        self._observe_us.extend([each.observe_time_us for each in fragments])
+        self._create_us.extend([each.create_time_us for each in fragments])
+        self._expire_us.extend([_expiry_us(each) for each in fragments])
+        self._access_us.extend([max(each.access_time_us, each.create_time_us) for each in fragments])
+        for slot, each in enumerate(fragments, first):
+            self._metadata.append(each.metadata)
+            if each.metadata:
+                self._enter(slot, each.metadata)
+        return first
 
     def update(self, fragment: Fragment) -> int:
         """Take over a fragment's new state (tier, importance, metadata, forgotten ...). Returns its slot.
@@ -205,7 +225,7 @@ class Columns:
         self._importance.view[slot] = fragment.importance
         self._observe_us.view[slot] = fragment.observe_time_us
         self._create_us.view[slot] = fragment.create_time_us
-        self._expire_us.view[slot] = NEVER_US if fragment.expire_time_us is None else fragment.expire_time_us
+        self._expire_us.view[slot] = _expiry_us(fragment)
         self._access_us.view[slot] = max(fragment.access_time_us, fragment.create_time_us)
         if fragment.metadata != self._metadata[slot]:
             self._metadata[slot] = fragment.metadata

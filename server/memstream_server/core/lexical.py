@@ -90,11 +90,10 @@ class LexicalIndex:
         """Add many at once, as `append` would one by one. Returns the slot of the first."""
         first = len(self)
         all_counts = np.frombuffer(b"".join(row[1] for row in rows), "<u2")
-        sizes = [len(row[1]) // 2 for row in rows]
-        start = 0
-        for size, (_, _, session, characters) in zip(sizes, rows, strict=True):
-            self._neighbours.append(session, may_neighbour(characters), int(all_counts[start : start + size].sum()))
-            start += size
+        sizes = np.array([len(row[1]) // 2 for row in rows], np.int64)
+        upto, ends = np.append(0, np.cumsum(all_counts, dtype=np.int64)), np.cumsum(sizes)
+        lengths: list[int] = (upto[ends] - upto[ends - sizes]).tolist()
+        self._neighbours.extend([row[2] for row in rows], [may_neighbour(row[3]) for row in rows], lengths)
         all_hashes = np.frombuffer(b"".join(row[0] for row in rows), "<u8")
         self._postings.add(all_hashes, np.repeat(np.arange(first, first + len(rows)), sizes), all_counts)
         return first

@@ -7,6 +7,7 @@ Rule 2. Appends link in constant time. Removal only marks the session; it is lin
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,17 +79,24 @@ class Neighbours:
 
     def append(self, session: int, eligible: bool, length: int) -> None:
         """Add the next slot at the end of `session`."""
-        slot = len(self._alive)
-        self._windows.append(NOBODY)
-        self._lengths.append(length)
-        self._window_lengths.append(length)
-        self._eligible.append(eligible)
-        self._alive.append(True)
-        self._session_of.append(session)
-        held = self._sessions.setdefault(session, _Session())
-        held.slots.append(slot)
-        if session not in self._dirty:
-            self._link(held, slot, eligible, length)
+        self.extend([session], [eligible], [length])
+
+    def extend(self, sessions: Sequence[int], eligible: Sequence[bool], lengths: Sequence[int]) -> None:
+        """Add many, each at the end of its session."""
+        first = len(self._alive)
+        self._windows.extend(np.full((len(sessions), 2 * _REACH), NOBODY))
+        self._lengths.extend(lengths)
+        self._window_lengths.extend(lengths)
+        self._eligible.extend(eligible)
+        self._alive.extend(np.ones(len(sessions), np.bool_))
+        self._session_of.extend(sessions)
+        for slot, (session, may, length) in enumerate(zip(sessions, eligible, lengths, strict=True), first):
+            held = self._sessions.get(session)
+            if held is None:
+                held = self._sessions[session] = _Session()
+            held.slots.append(slot)
+            if session not in self._dirty:
+                self._link(held, slot, may, length)
 
     def set_alive(self, slot: int, alive: bool) -> None:
         """Take a fragment out of all windows, or bring it back."""
