@@ -8,11 +8,13 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from memstream_server.engine.clock import Clock, Ids
@@ -118,12 +120,20 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         server = create_server(engine, settings, metrics)
         address = await server.start(settings.listen)
         stack.push_async_callback(server.stop, settings.drain_grace_s)
-        lag = asyncio.create_task(watch_loop(metrics))
-        stack.callback(lag.cancel)
+        for watching in (watch_loop(metrics), _watch_engine(engine, metrics)):
+            stack.callback(asyncio.create_task(watching).cancel)
         if settings.port_file is not None:
             await asyncio.to_thread(_write_port, settings.port_file, address)
             stack.callback(settings.port_file.unlink, missing_ok=True)
         yield Running(address, engine, metrics)
+
+
+async def _watch_engine(engine: Engine, metrics: Metrics) -> None:
+    """What the engine holds, sampled once a second."""
+    while True:
+        metrics.backlog.set(engine.backlog)
+        metrics.index_up.set(not engine.info().degraded)
+        await asyncio.sleep(1.0)
 
 
 def _write_port(file: Path, address: str) -> None:
@@ -139,6 +149,7 @@ def _models(settings: Settings) -> Models:
     if settings.embedding is EmbeddingKind.HASHING:
         return Models(HashingEmbedder())
     from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding
+    from memstream_server.adapters.models.resilience import Resilience
 
     return Models(
         OpenAIEmbedder(
@@ -150,6 +161,10 @@ def _models(settings: Settings) -> Models:
                 input_characters=settings.embedding_input_max_chars,
                 concurrency=settings.embedding_concurrency,
                 timeout_s=settings.embedding_timeout_s,
+                resilience=Resilience(
+                    attempts=settings.embedding_retries + 1,
+                    deadline_s=settings.embedding_timeout_s * (settings.embedding_retries + 1),
+                ),
             )
         )
     )
@@ -174,11 +189,13 @@ async def _space(journal: SqlJournal, embedder: Embedder, settings: Settings) ->
 
 
 async def _index(settings: Settings) -> VectorIndex:
+    from memstream_server.adapters.milvus.collection import Timeouts
     from memstream_server.adapters.milvus.index import connect_milvus, open_lite
 
+    timeouts = Timeouts(connect_s=settings.milvus_timeout_s, search_s=settings.milvus_timeout_s)
     if settings.milvus_uri:
-        return connect_milvus(settings.milvus_uri, settings.milvus_token.get_secret_value())
-    return await open_lite(settings.data_dir)
+        return connect_milvus(settings.milvus_uri, settings.milvus_token.get_secret_value(), timeouts=timeouts)
+    return await open_lite(settings.data_dir, timeouts=timeouts)
 
 
 def _dependencies(
@@ -201,19 +218,20 @@ def _dependencies(
         fresh_s=settings.index_overlay_s,
         access_interval_s=settings.access_flush_interval_s,
     )
-    analyzer = SnowballAnalyzer()
+    analyzer, counted = SnowballAnalyzer(), EngineMetrics(metrics)
+    embedder = MeasuredEmbedder(models.embedder, metrics)
     return Dependencies(
         journal=journal,
         index=index,
         analyzer=analyzer,
-        embedder=models.embedder,
+        embedder=embedder,
         embedding=embedding,
-        gatherer=Gatherer(analyzer, models.embedder, embedding.name, models.scorer, limits.model_retry_s),
+        gatherer=Gatherer(analyzer, embedder, embedding.name, models.scorer, limits.model_retry_s),
         insights=models.insights,
         clock=clock,
         ids=Ids(clock),
         limits=limits,
-        metrics=EngineMetrics(metrics),
+        metrics=counted,
         committed=_nobody_committed,
         index_lost=_nobody_searched,
         lost=_nobody_lost,
@@ -232,19 +250,43 @@ def _nobody_lost(_actor: Actor) -> None:
     raise RuntimeError("an actor before the engine was made")
 
 
+class MeasuredEmbedder:
+    """An embedder whose calls are timed."""
+
+    def __init__(self, embedder: Embedder, metrics: Metrics) -> None:
+        self._embedder = embedder
+        self._metrics = metrics
+
+    async def model(self) -> EmbeddingModel:
+        return await self._embedder.model()
+
+    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        with self._metrics.model_seconds.time():
+            return await self._embedder.embed(texts)
+
+    async def close(self) -> None:
+        await self._embedder.close()
+
+
 class EngineMetrics:
     """The engine's counts as Prometheus metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def received(self, observations: int, rejected: int) -> None:
+    def received(self, observations: int, rejected: int, seconds: float) -> None:
         self._metrics.observations_received.inc(observations)
+        self._metrics.received_seconds.observe(seconds)
         if rejected:
             self._metrics.observations_rejected.labels("INVALID_FIELD").inc(rejected)
 
-    def stored(self, observations: int) -> None:
+    def stored(self, observations: int, seconds: float | None) -> None:
         self._metrics.observations_stored.inc(observations)
+        if seconds is not None:
+            self._metrics.stored_seconds.observe(seconds)
+
+    def committed(self, seconds: float) -> None:
+        self._metrics.commit_seconds.observe(seconds)
 
     def events(self, recorded: Recorded) -> None:
         for event in recorded.events:

@@ -106,7 +106,7 @@ class Settings(BaseSettings):
     # ---- the vector index
     milvus_uri: str = _setting("", "Milvus or Zilliz to use; empty runs Milvus Lite in the data directory")
     milvus_token: SecretStr = _setting(SecretStr(""), "token of that Milvus, as user:password or an API key")
-    milvus_timeout_s: float = _setting(10.0, "deadline of one call to Milvus", "seconds", 0.1, 600)
+    milvus_timeout_s: float = _setting(10.0, "deadline of connecting to Milvus and of one search", "seconds", 0.1, 600)
     index_partitions: int = _setting(
         64, "hash partitions of a new embedded collection; fixed when it is made", "partitions", 1, 4_096
     )
@@ -123,7 +123,7 @@ class Settings(BaseSettings):
     embedding_model: str = _setting("text-embedding-3-small", "model asked of the endpoint")
     embedding_base_url: str = _setting("", "base URL of the endpoint; empty is OpenAI's own")
     embedding_api_key: SecretStr = _setting(SecretStr(""), "key of the endpoint; empty where it needs none")
-    embedding_timeout_s: float = _setting(30.0, "deadline of one request to the endpoint", "seconds", 0.1, 600)
+    embedding_timeout_s: float = _setting(15.0, "deadline of one request to the endpoint", "seconds", 0.1, 600)
     embedding_concurrency: int = _setting(4, "requests under way at once", "requests", 1, 256)
     embedding_batch_max: int = _setting(128, "texts in one request", "texts", 1, 2_048)
     embedding_input_max_chars: int = _setting(8_000, "text sent to the model is cut here", "characters", 100, 1_000_000)

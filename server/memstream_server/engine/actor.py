@@ -226,7 +226,7 @@ class Actor:
         state.remember(receipt.first_sequence, receipt.hashes, receipt.rejections)
         if receipt.rejections and state.session is not None:
             state.session.reject(receipt.rejections)
-        self._dependencies.metrics.received(batch.count, len(receipt.rejections))
+        self._dependencies.metrics.received(batch.count, len(receipt.rejections), self._age_s(batch) or 0.0)
         self._backlog -= batch.count  # counted again by _enqueue
         self._enqueue(batch)
         state.advance(received=last)
@@ -315,7 +315,7 @@ class Actor:
 
     async def _store(self, prepared: _Prepared) -> None:
         keyed = await self._keyed(prepared.gathered)
-        decision, outcomes = decide_observations(
+        decision, outcomes = await decide_observations(
             self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
         )
         while True:
@@ -340,7 +340,7 @@ class Actor:
     def _stored(self, batches: tuple[Batch, ...], outcomes: dict[int, Outcome]) -> None:
         for batch in batches:
             self._backlog -= batch.count
-            self._dependencies.metrics.stored(batch.count)
+            self._dependencies.metrics.stored(batch.count, self._age_s(batch))
             state, receipt = batch.producer, batch.receipt
             if state is None:
                 continue
@@ -350,10 +350,15 @@ class Actor:
             last = receipt.first_sequence + len(receipt.hashes) - 1
             state.advance(received=last, stored=last, revision=self.revision)
 
+    def _age_s(self, batch: Batch) -> float | None:
+        return None if batch.arrived_s is None else self._dependencies.clock.monotonic_s() - batch.arrived_s
+
     async def _commit(self, decision: Decision) -> None:
         decision = await self._revector(decision)
         commit = commit_of(self.working, decision, self._dependencies)
+        started_s = self._dependencies.clock.monotonic_s()
         await self._dependencies.journal.commit(commit)
+        self._dependencies.metrics.committed(self._dependencies.clock.monotonic_s() - started_s)
         self.working.apply(commit, decision)
         self._dependencies.committed(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit)
         revised, self._revised = self._revised, asyncio.Event()

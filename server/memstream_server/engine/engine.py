@@ -132,6 +132,11 @@ class Engine:
         """Numbers in a vector."""
         return self._dependencies.embedding.dimension
 
+    @property
+    def backlog(self) -> int:
+        """Observations received and not yet stored, of all memories."""
+        return sum(actor.backlog for actor in self._registry.actors())
+
     def info(self) -> Info:
         """What the engine works with, and what is degraded now."""
         journal, scorer, insight = self._names

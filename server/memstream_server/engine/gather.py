@@ -19,6 +19,10 @@ from memstream_server.ports.models import Analyzer, Embedder, ModelRefused, Mode
 log = structlog.get_logger(__name__)
 
 
+TURN = 64
+"""Texts analysed between two turns of the event loop: some 3 ms."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Gathered:
     """A fragment with all that was fetched for it."""
@@ -59,10 +63,12 @@ class Gatherer:
         """One Gathered per fragment, in order. Waits for models only where the policy does."""
         importances = await self._importances(fragments, own_importances, policy)
         vectors = await self._vectors(fragments, own_vectors, compares_content(kind, policy), policy)
-        out = []
+        out: list[Gathered] = []
         for fragment, importance, (vector, content_vector, refused, missing) in zip(
             fragments, importances, vectors, strict=True
         ):
+            if len(out) % TURN == TURN - 1:
+                await asyncio.sleep(0)
             out.append(
                 Gathered(
                     fragment=fragment.but(importance=importance, model="" if vector is None else self._model),

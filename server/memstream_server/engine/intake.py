@@ -24,6 +24,8 @@ class Batch:
 
     receipt: Receipt
     producer: ProducerState | None
+    arrived_s: float | None = None
+    """Monotonic time of its arrival; None for one that an earlier process received."""
 
     @property
     def count(self) -> int:
@@ -69,7 +71,7 @@ def batch_of(
         rejections=tuple(rejections),
         position=position,
     )
-    return Batch(receipt, state)
+    return Batch(receipt, state, dependencies.clock.monotonic_s())
 
 
 def _fragment(item: NewObservation, id_: str, now_us: int, position: int, record: MemoryRecord) -> Fragment:

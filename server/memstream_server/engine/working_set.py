@@ -129,7 +129,9 @@ class WorkingSet:
 
     def _update(self, row: Row) -> None:
         fragment = row.fragment
-        was_alive = bool(self.columns.alive[slot := self.columns.update(fragment)])
+        slot = int(self.columns.slots([fragment.id])[0])
+        was_alive = bool(self.columns.alive[slot])
+        self.columns.update(fragment)
         if row.terms is not None:
             self.lexical.replace(slot, row.terms.hashes, row.terms.counts, len(fragment.content))
             self._vector(slot, fragment.id, row.vector)

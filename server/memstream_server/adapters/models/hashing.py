@@ -128,7 +128,7 @@ class HashingEmbedder:
         pair_places, pair_weights = _pairs(known.hashes.view[found], rows)
         places = np.concatenate([places, pair_places])
         weights = np.concatenate([known.weights.view[features], pair_weights])
-        sums = np.bincount(places, weights, len(texts) * DIMENSION)
+        sums = np.bincount(places, weights, len(texts) * DIMENSION).astype(np.float64, copy=False)
         return _unit(sums.reshape(len(texts), DIMENSION))
 
     def _words(self, text: str) -> list[int]:
