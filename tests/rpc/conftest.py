@@ -1,8 +1,10 @@
-"""A server over real loopback gRPC: before a scripted engine, or with MEMSTREAM_RPC_ENGINE=real before the real one."""
+"""A server over real loopback gRPC, before a scripted engine and before the real one: every test runs with both.
+
+Tests that script the engine (the `script` fixture) run with the scripted one alone.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ from memstream.v1.memory_service_pb2 import CreateMemoryRequest
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.server import build_server
+from tests.engine.conftest import open_engine
 from tests.rpc.wire import Wire
 from tests.support.fake_engine import FakeEngine
 
-REAL = os.environ.get("MEMSTREAM_RPC_ENGINE") == "real"
+ENGINES = ("scripted", "real")
 LIMITS = Limits(
     content_bytes_max=2_048,
     batch_max=16,
@@ -30,19 +33,17 @@ LIMITS = Limits(
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if REAL and "script" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.skip(reason="needs the scripted engine"))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine" in metafunc.fixturenames:
+        kinds = ENGINES[:1] if "script" in metafunc.fixturenames else ENGINES
+        metafunc.parametrize("engine", kinds, indirect=True)
 
 
 @pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[Any]:
-    if not REAL:
+async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    if request.param == "scripted":
         yield FakeEngine()
         return
-    from tests.engine.conftest import open_engine
-
     async with open_engine(tmp_path / "data") as real:
         yield real
 

@@ -106,7 +106,6 @@ async def test_a_stop_in_order_loses_nothing_either(make_server: MakeServer) -> 
             await asyncio.sleep(0.3)
             assert await stopped(server) == 0
             await started(server)
-            print(talking, producer, await memory.stats())
         await until(lambda: _reconnected(producer, 3))
         talking.cancel()
         await asyncio.gather(talking, return_exceptions=True)

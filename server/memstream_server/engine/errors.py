@@ -81,6 +81,12 @@ class RequestIdConflict(EngineError):
     reason = "REQUEST_ID_CONFLICT"
 
 
+class AlreadyAnswered(EngineError):
+    """A repeat overtook the call it repeats, which was answered meanwhile: its answer is there to be served."""
+
+    reason = "JOURNAL_UNAVAILABLE"
+
+
 class EtagMismatch(EngineError):
     """The etag given is not the current one."""
 

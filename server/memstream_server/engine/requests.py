@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
@@ -13,8 +14,18 @@ from memstream_server.core.ranking import NearMiss, Scored
 from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, Tier, Vector
 from memstream_server.ports.journal import Answer, Counts, MemoryRecord, Rejection
 
+T = TypeVar("T")
+
 AnswerOf = Callable[[MemoryRecord], Answer]
 """Makes the stored answer to a request_id from what the call is about to return."""
+
+
+@dataclass(frozen=True, slots=True)
+class Once(Generic[T]):
+    """A call whose repeats get the first answer: its request's key, and what makes the answer of its result."""
+
+    key: str
+    answer: Callable[[T], Answer]
 
 
 class AckLevel(StrEnum):
@@ -110,6 +121,23 @@ class MemoryChange:
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
     etag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """How many fragments a call changed, and the memory's revision after it."""
+
+    count: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A fragment as put; None when the memory's policy did not keep it."""
+
+    fragment: Fragment | None
+    created: bool
+    revision: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

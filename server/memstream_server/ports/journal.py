@@ -322,6 +322,10 @@ class Journal(Protocol):
         """Ascending by name, names greater than `after`."""
         ...
 
+    async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
+        """Of every namespace, ascending by uid, uids greater than `after`."""
+        ...
+
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         """(namespace, number of memories), ascending."""
         ...
@@ -364,6 +368,25 @@ class Journal(Protocol):
     async def vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]: ...
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]: ...
+
+    async def expiring(self, now_us: int, limit: int) -> list[tuple[str, str]]:
+        """(memory uid, fragment id) of live, unpinned fragments whose own expiry has come, the most overdue first."""
+        ...
+
+    async def oldest_forgotten(self) -> list[tuple[str, int]]:
+        """(memory uid, least forget time) of every memory that has forgotten fragments."""
+        ...
+
+    async def purgeable(self, uid: str, before_us: int, limit: int) -> list[str]:
+        """Ids of fragments forgotten at or before that time, the oldest first."""
+        ...
+
+    async def prune_events(self, uid: str, before_us: int, limit: int) -> int:
+        """Drop the oldest transitions older than that time, `limit` at most; returns how many went.
+
+        What is left has no gap. Raises Conflict when the memory is gone.
+        """
+        ...
 
     async def counts(self, uid: str) -> Counts: ...
 

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Table
 
 ROWS_MAX = 256
-"""Rows a statement; SQLite takes 32,766 parameters, the widest table here has 14 columns."""
+"""Rows a statement; SQLite takes 32,766 parameters, the widest table here has 15 columns."""
 
 STEP_ROWS = 32
 """Above this, statements have a multiple of it: 40 texts a table at most, and each prepared once."""

@@ -66,6 +66,7 @@ _NAMESPACES = (
     .order_by(memories.c.namespace)
     .limit(_limit)
 )
+_ALL = select(memories).where(memories.c.uid > bindparam("after")).order_by(memories.c.uid).limit(_limit)
 _PENDING_MEMORIES = select(memories.c.uid).where(memories.c.number.in_(select(observations.c.memory)))
 
 FRAGMENT = (fragments.c.payload, fragments.c.access_count, fragments.c.access_time_us)
@@ -91,7 +92,26 @@ _SOME_VECTORS = (
     .join(vectors, vectors.c.key == fragments.c.key)
     .where(fragments.c.memory == _number, fragments.c.id.in_(_ids), vectors.c.model == _model)
 )
+_EXPIRING = (
+    select(memories.c.uid, fragments.c.id)
+    .join(memories, memories.c.number == fragments.c.memory)
+    .where(fragments.c.due_time_us.is_not(None), fragments.c.due_time_us <= bindparam("now"))
+    .order_by(fragments.c.due_time_us)
+    .limit(_limit)
+)
 _forgotten = fragments.c.forget_time_us.is_not(None)
+_OLDEST_FORGOTTEN = (
+    select(memories.c.uid, func.min(fragments.c.forget_time_us))
+    .join(memories, memories.c.number == fragments.c.memory)
+    .where(_forgotten)
+    .group_by(memories.c.uid)
+)
+_PURGEABLE = (
+    select(fragments.c.id)
+    .where(fragments.c.memory == _number, _forgotten, fragments.c.forget_time_us <= bindparam("before"))
+    .order_by(fragments.c.forget_time_us)
+    .limit(_limit)
+)
 _TIERS = (
     select(fragments.c.tier, fragments.c.kind, _forgotten, func.count())
     .where(fragments.c.key.between(_low, _high))
@@ -196,6 +216,10 @@ def list_memories(connection: Connection, namespace: str, after: str, limit: int
     return [record(row) for row in connection.execute(_LISTED, values)]
 
 
+def all_memories(connection: Connection, after: str, limit: int) -> list[MemoryRecord]:
+    return [record(row) for row in connection.execute(_ALL, {"after": after, "limit": limit})]
+
+
 def list_namespaces(connection: Connection, after: str, limit: int) -> list[tuple[str, int]]:
     rows = connection.execute(_NAMESPACES, {"after": after, "limit": limit}).all()
     return [(namespace, count) for namespace, count in rows]
@@ -294,6 +318,23 @@ def list_fragments(connection: Connection, uid: str, query: FragmentQuery) -> li
 def _selection(forgotten: bool, columns: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
     wanted = [fragments.c[name].in_(bindparam(name, expanding=True)) for name in columns]
     return _LIST.where(_forgotten if forgotten else fragments.c.forget_time_us.is_(None), *wanted)
+
+
+def expiring(connection: Connection, now_us: int, limit: int) -> list[tuple[str, str]]:
+    rows = connection.execute(_EXPIRING, {"now": now_us, "limit": limit})
+    return [(uid, name) for uid, name in rows]
+
+
+def oldest_forgotten(connection: Connection) -> list[tuple[str, int]]:
+    return [(uid, time_us) for uid, time_us in connection.execute(_OLDEST_FORGOTTEN)]
+
+
+def purgeable(connection: Connection, uid: str, before_us: int, limit: int) -> list[str]:
+    number = _number_of(connection, uid)
+    if number is None:
+        return []
+    values = {"number": number, "before": before_us, "limit": limit}
+    return list(connection.execute(_PURGEABLE, values).scalars())
 
 
 def counts(connection: Connection, uid: str) -> Counts:

@@ -101,6 +101,7 @@ fragments = Table(
     Column("id", Text, nullable=False),
     Column("tier", Text, nullable=False),
     Column("kind", Text, nullable=False),
+    Column("due_time_us", BigInteger),  # its own expiry, while that is to be acted on: null when forgotten or pinned
     Column("forget_time_us", BigInteger),
     Column("access_count", BigInteger, nullable=False),
     Column("access_time_us", BigInteger, nullable=False),
@@ -119,6 +120,19 @@ Index(
     unique=True,
     sqlite_where=text("external_id IS NOT NULL"),
     postgresql_where=text("external_id IS NOT NULL"),
+)
+Index(
+    "fragments_due",
+    fragments.c.due_time_us,
+    sqlite_where=text("due_time_us IS NOT NULL"),
+    postgresql_where=text("due_time_us IS NOT NULL"),
+)
+Index(
+    "fragments_forgotten",
+    fragments.c.memory,
+    fragments.c.forget_time_us,
+    sqlite_where=text("forget_time_us IS NOT NULL"),
+    postgresql_where=text("forget_time_us IS NOT NULL"),
 )
 
 vectors = Table(

@@ -127,6 +127,9 @@ class SqlJournal:
     async def list_memories(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
         return await self._read(reads.list_memories, namespace, after, limit)
 
+    async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
+        return await self._read(reads.all_memories, after, limit)
+
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         return await self._read(reads.list_namespaces, after, limit)
 
@@ -168,6 +171,18 @@ class SqlJournal:
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
         return await self._read(reads.list_fragments, uid, query)
+
+    async def expiring(self, now_us: int, limit: int) -> list[tuple[str, str]]:
+        return await self._read(reads.expiring, now_us, limit)
+
+    async def oldest_forgotten(self) -> list[tuple[str, int]]:
+        return await self._read(reads.oldest_forgotten)
+
+    async def purgeable(self, uid: str, before_us: int, limit: int) -> list[str]:
+        return await self._read(reads.purgeable, uid, before_us, limit)
+
+    async def prune_events(self, uid: str, before_us: int, limit: int) -> int:
+        return await self._write(writes.prune_events, limit, False, uid, before_us, limit)
 
     async def counts(self, uid: str) -> Counts:
         return await self._read(reads.counts, uid)

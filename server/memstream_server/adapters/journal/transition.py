@@ -32,7 +32,7 @@ from memstream_server.adapters.journal.schema import (
     vectors,
 )
 from memstream_server.adapters.journal.writes import A_PRODUCER, find, log, put_answer
-from memstream_server.core.values import Tier
+from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal import (
     Access,
     Anchor,
@@ -51,7 +51,8 @@ _FRAGMENTS = bulk.insertion(
     ("key",),
     # Access statistics belong to `touch` alone: what the RAM of the engine had when it wrote the row may be older
     # or newer than what was touched since, and either way would lose or double a count.
-    "tier = excluded.tier, kind = excluded.kind, forget_time_us = excluded.forget_time_us, "
+    "tier = excluded.tier, kind = excluded.kind, due_time_us = excluded.due_time_us, "
+    "forget_time_us = excluded.forget_time_us, "
     "session = excluded.session, speaker = excluded.speaker, external_id = excluded.external_id, "
     "model = excluded.model, payload = excluded.payload, terms = coalesce(excluded.terms, fragments.terms)",
 )
@@ -183,6 +184,7 @@ def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
         fragment.id,
         fragment.tier.value,
         fragment.kind.value,
+        _due(fragment),
         fragment.forget_time_us,
         fragment.access_count,
         fragment.access_time_us,
@@ -193,6 +195,11 @@ def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
         codec.encode_fragment(fragment),
         codec.encode_terms(row.terms),
     )
+
+
+def _due(fragment: Fragment) -> int | None:
+    """When its own expiry is to be acted on."""
+    return None if fragment.pinned or fragment.forget_time_us is not None else fragment.expire_time_us
 
 
 def _put_anchors(connection: Connection, number: int, held: Sequence[Anchor]) -> None:

@@ -5,6 +5,8 @@ They raise the port's errors; what they did before raising is rolled back. State
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from sqlalchemy import (
     BindParameter,
     Connection,
@@ -105,6 +107,10 @@ _RECEIVED = (
 _FIRST_PENDING = select(func.min(observations.c.first_sequence)).where(
     observations.c.key.between(_low, _high), observations.c.producer == bindparam("producer")
 )
+_OLDEST_EVENTS = (
+    select(events.c.key, events.c.time_us).where(events.c.key.between(_low, _high)).order_by(events.c.key)
+)
+_PRUNE = delete(events).where(events.c.key.between(_low, _high))
 _FORGET_ANSWERS = delete(requests).where(requests.c.time_us < bindparam("before"))
 _ANSWERED = select(requests.c.request).where(requests.c.request == bindparam("r"))
 _META = update(meta).where(meta.c.name == bindparam("n")).values(value=bindparam("v"))
@@ -288,3 +294,14 @@ def put_answer(connection: Connection, answer: Answer | None, now_us: int) -> No
 def log(connection: Connection, number: int, revision: int, time_us: int, happened: tuple[Event, ...]) -> None:
     row = {"key": key(number, revision), "time_us": time_us, "payload": codec.encode_events(happened)}
     connection.execute(insert(events), row)
+
+
+def prune_events(connection: Connection, uid: str, before_us: int, limit: int) -> int:
+    """From the oldest on, so that what is kept has no gap, whatever the clock did."""
+    number, _ = find(connection, uid)
+    low, high = span(number)
+    oldest = connection.execute(_OLDEST_EVENTS.limit(limit), {"low": low, "high": high}).all()
+    old = list(takewhile(lambda row: row[1] < before_us, oldest))
+    if old:
+        connection.execute(_PRUNE, {"low": low, "high": old[-1][0]})
+    return len(old)

@@ -11,6 +11,7 @@ from memstream.v1 import event_pb2, fragment_pb2
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.filters import Filter
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
+from memstream_server.engine.requests import fragment_etag
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
@@ -45,7 +46,7 @@ def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.
         pinned=fragment.pinned,
         external_id=fragment.external_id,
         model=fragment.model,
-        etag=str(fragment.version),
+        etag=fragment_etag(fragment),
         token_count=fragment.token_count,
     )
     if fragment.structured is None:

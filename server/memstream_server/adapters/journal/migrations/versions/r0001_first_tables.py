@@ -10,6 +10,8 @@ depends_on = None
 
 BIG_KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 NAMED = sa.text("external_id IS NOT NULL")
+DUE = sa.text("due_time_us IS NOT NULL")
+FORGOTTEN = sa.text("forget_time_us IS NOT NULL")
 
 
 def upgrade() -> None:
@@ -38,6 +40,7 @@ def upgrade() -> None:
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("tier", sa.Text(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("due_time_us", sa.BigInteger()),
         sa.Column("forget_time_us", sa.BigInteger()),
         sa.Column("access_count", sa.BigInteger(), nullable=False),
         sa.Column("access_time_us", sa.BigInteger(), nullable=False),
@@ -136,6 +139,14 @@ def upgrade() -> None:
         unique=True,
         sqlite_where=NAMED,
         postgresql_where=NAMED,
+    )
+    op.create_index("fragments_due", "fragments", ["due_time_us"], sqlite_where=DUE, postgresql_where=DUE)
+    op.create_index(
+        "fragments_forgotten",
+        "fragments",
+        ["memory", "forget_time_us"],
+        sqlite_where=FORGOTTEN,
+        postgresql_where=FORGOTTEN,
     )
     op.create_index("outbox_memory", "outbox", ["memory"])
     op.create_index("requests_time", "requests", ["time_us"])

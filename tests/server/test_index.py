@@ -1,0 +1,190 @@
+"""Whatever becomes of Milvus Lite, recall answers, and the index comes to hold what the journal holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+import memstream
+from memstream import AgentMemory, Observation
+from memstream_server.adapters.journal import open_journal
+from memstream_server.adapters.milvus.index import open_lite
+from tests.server.conftest import MakeServer, started, stopped
+from tests.server.listing import contents, indexed
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the child process in /proc")
+SEARCHES_MILVUS = {"dense_in_memory_max": 0}
+"""No vectors in RAM: the dense leg is Milvus and what was not yet flushed."""
+
+
+def about(number: int) -> str:
+    return f"On day {number} the ship passed island number {number * 7}."
+
+
+async def in_index(data_dir: Path, uid: str) -> list[str]:
+    """The ids the index has of a memory, read by nobody's server."""
+    journal = await open_journal(data_dir, clock_us=lambda: 0, reserve_bytes=0)
+    index = await open_lite(data_dir)
+    try:
+        space = await journal.space()
+        assert space is not None
+        assert not await index.open(space), "the index is empty"
+        ids = await index.ids(uid, "", 10_000)
+        assert await index.count(uid) == len(ids)
+        return ids
+    finally:
+        await index.close()
+        await journal.close()
+
+
+async def check_index(server: ServerProcess, memory: AgentMemory) -> None:
+    """Stops the server; the index then holds exactly the long-term fragments of the memory."""
+    listed = [one.id async for one in memory.list_fragments(memstream.Filter(tiers=[memstream.Tier.LONG_TERM]))]
+    uid = (await memory.describe()).uid
+    assert await stopped(server) == 0
+    assert await in_index(server.data_dir, uid) == sorted(listed)
+
+
+@linux
+async def test_kills_of_milvus_lite_while_it_is_written_to(make_server: MakeServer) -> None:
+    server = await started(make_server(**SEARCHES_MILVUS))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("index/killed", kind=memstream.MemoryKind.LONG_TERM)
+        async with memory.observe("joy") as stream:
+            for number in range(900):
+                await stream.send(about(number))
+                if number % 300 == 150:
+                    await stream.flush()
+                    await until(lambda: _has_child(server))
+                    os.kill(server.children()[0], signal.SIGKILL)
+                    answer = await memory.recall_once("island number 1050", limit=3, reinforce=False)
+                    assert answer[0].fragment.content == about(150)
+        await until(lambda: indexed(client, memory))
+        answer = await memory.recall_once("island number 5600", limit=1, reinforce=False)
+        assert (answer[0].fragment.content, answer.degraded) == (about(800), "")
+        assert len(await contents(memory)) == 900
+        await check_index(server, memory)
+
+
+async def _has_child(server: ServerProcess) -> bool:
+    return bool(server.children())
+
+
+@linux
+async def test_a_recall_without_the_index_says_that_it_is_degraded(make_server: MakeServer) -> None:
+    server = await started(make_server(**SEARCHES_MILVUS))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("index/gone", kind=memstream.MemoryKind.LONG_TERM)
+        await memory.observe_batch([about(number) for number in range(50)])
+        await until(lambda: indexed(client, memory))
+        os.kill(server.children()[0], signal.SIGKILL)
+        degraded = await until(lambda: _degraded(memory))
+        assert "index" in degraded or "Milvus" in degraded
+        await until(lambda: _sound(memory))
+
+
+async def _degraded(memory: AgentMemory) -> str:
+    answer = await memory.recall_once("island number 70", limit=1, reinforce=False)
+    assert answer[0].fragment.content == about(10)  # by its words, whatever the dense leg has
+    return answer.degraded
+
+
+async def _sound(memory: AgentMemory) -> bool:
+    return not await _degraded(memory)
+
+
+def _removed(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "milvus")
+
+
+def _garbled(data_dir: Path) -> None:
+    files = [file for file in (data_dir / "milvus").rglob("*") if file.is_file()]
+    assert files
+    for file in files:
+        file.write_bytes(b"\0garbage" * 9)
+
+
+def _truncated(data_dir: Path) -> None:
+    files = [*(data_dir / "milvus").rglob("*.parquet")]
+    assert files
+    for file in files:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [_removed, _garbled, _truncated])
+async def test_a_damaged_index_is_filled_again(make_server: MakeServer, damage: Callable[[Path], None]) -> None:
+    server = await started(make_server(**SEARCHES_MILVUS))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("index/damaged", kind=memstream.MemoryKind.LONG_TERM)
+        await memory.observe_batch([about(number) for number in range(300)])
+        await until(lambda: indexed(client, memory))
+        before = await _answers(memory)
+    assert await stopped(server) == 0
+    await asyncio.to_thread(damage, server.data_dir)
+    await started(server)
+    async with memstream.connect(server.address) as client:
+        memory = client.memory("index/damaged")
+        at_once = await memory.recall_once("island number 70", limit=1, reinforce=False)
+        assert at_once[0].fragment.content == about(10)
+        await until(lambda: indexed(client, memory))
+        assert await _answers(memory) == before
+        await check_index(server, memory)
+
+
+async def _answers(memory: AgentMemory) -> list[list[str]]:
+    questions = ["Which island on day 40?", "island number 700", "the ship"]
+    answers = [await memory.recall_once(question, limit=5, reinforce=False) for question in questions]
+    assert [answer.degraded for answer in answers] == [""] * 3
+    return [[one.fragment.content for one in answer] for answer in answers]
+
+
+async def test_what_leaves_long_term_leaves_the_index(make_server: MakeServer) -> None:
+    server = await started(make_server(**SEARCHES_MILVUS))
+    async with memstream.connect(server.address) as client:
+        kept = await client.create_memory("index/kept", kind=memstream.MemoryKind.LONG_TERM)
+        deleted = await client.create_memory("index/deleted", kind=memstream.MemoryKind.LONG_TERM)
+        for memory in (kept, deleted):
+            await memory.observe_batch([about(number) for number in range(20)])
+        await until(lambda: indexed(client, kept, deleted))
+        uid = (await deleted.describe()).uid
+        await deleted.delete()
+        await kept.observe_batch(["One more thing."])
+        await until(lambda: indexed(client, kept))
+        await check_index(server, kept)
+    assert await in_index(server.data_dir, uid) == []
+
+
+async def test_the_index_finds_what_ram_finds(make_server: MakeServer) -> None:
+    """The same questions answered by vectors in RAM and by Milvus: the same best hit, and nearly the same ten."""
+    found: list[list[list[str]]] = []
+    for place, dense_max in enumerate([20_000, 0]):
+        server = await started(make_server(f"data{place}", dense_in_memory_max=dense_max))
+        async with memstream.connect(server.address) as client:
+            memory = await client.create_memory("index/both", kind=memstream.MemoryKind.LONG_TERM)
+            await memory.observe_batch([_dated(number) for number in range(600)])
+            await until(lambda client=client, memory=memory: indexed(client, memory))  # type: ignore[misc]  # defaults bind the loop's values
+            answers = [await memory.recall_once(each, limit=10, reinforce=False) for each in _QUESTIONS]
+            found.append([[one.fragment.content for one in answer] for answer in answers])
+        await stopped(server)
+    for in_ram, in_milvus in zip(*found, strict=True):
+        assert in_ram[0] == in_milvus[0]
+        assert len(set(in_ram) & set(in_milvus)) >= 9
+
+
+_QUESTIONS: Sequence[str] = [
+    *("island number 77", "Which day did we pass number 350?", "On day 500 the ship", "ships and islands"),
+    *("passing 2100", "day 299", "the island of day 13", "number seven"),
+]
+
+
+def _dated(number: int) -> Observation:
+    return Observation(about(number), session=f"week-{number // 7}")
