@@ -19,42 +19,39 @@ from typing import Any, Self
 import grpc.aio
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import Message
 
 from memstream.v1 import stream_service_pb2 as pb
-from memstream.v1 import stream_service_pb2_grpc as rpc
 
 Floats = npt.NDArray[np.float32]
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
 
 
-class _Echo(rpc.StreamServiceServicer):
-    """Parses what comes and sends it back, in answers of the contract's types."""
+async def _echo(requests: AsyncIterator[pb.ObserveRequest], context: object) -> AsyncIterator[pb.ObserveRequest]:
+    """Parses what comes and sends it back."""
+    async for request in requests:
+        yield request
 
-    async def Observe(  # type: ignore[override]  # noqa: N802 - gRPC's name; and it answers with what it was asked
-        self, requests: AsyncIterator[pb.ObserveRequest], context: object
-    ) -> AsyncIterator[pb.ObserveRequest]:
-        async for request in requests:
-            yield request
 
-    async def Recall(  # type: ignore[override]  # noqa: N802 - gRPC's name; answers of the size it is asked for
-        self, requests: AsyncIterator[pb.RecallRequest], context: object
-    ) -> AsyncIterator[pb.RecallResponse]:
-        answer: pb.RecallResponse | None = None
-        async for request in requests:
-            if answer is None:  # the first message's text is the answer to all others
-                answer = pb.RecallResponse.FromString(bytes.fromhex(request.query.text))
-            yield answer
+async def _answer(requests: AsyncIterator[pb.RecallRequest], context: object) -> AsyncIterator[pb.RecallResponse]:
+    """The first message's text is, in hexadecimal, the answer to it and to all others."""
+    answer: pb.RecallResponse | None = None
+    async for request in requests:
+        if answer is None:
+            answer = pb.RecallResponse.FromString(bytes.fromhex(request.query.text))
+        yield answer
+
+
+def _serialised(message: Message) -> bytes:
+    return message.SerializeToString()
 
 
 async def _serve(port_file: Path) -> None:
     server = grpc.aio.server(options=_OPTIONS)
+    stream: Any = grpc.stream_stream_rpc_method_handler  # typed for the handlers of threads only
     handlers = {
-        "Observe": grpc.stream_stream_rpc_method_handler(
-            _Echo().Observe, pb.ObserveRequest.FromString, lambda message: message.SerializeToString()
-        ),
-        "Recall": grpc.stream_stream_rpc_method_handler(
-            _Echo().Recall, pb.RecallRequest.FromString, lambda message: message.SerializeToString()
-        ),
+        "Observe": stream(_echo, pb.ObserveRequest.FromString, _serialised),
+        "Recall": stream(_answer, pb.RecallRequest.FromString, _serialised),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare.Echo", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -93,9 +90,7 @@ class EchoServer:
     async def observe(self, streams: Sequence[Sequence[pb.ObserveRequest]]) -> float:
         """Seconds until every message has come back, all streams at once."""
         async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-            call_of = channel.stream_stream(
-                "/bare.Echo/Observe", lambda message: message.SerializeToString(), pb.ObserveRequest.FromString
-            )
+            call_of: Any = channel.stream_stream("/bare.Echo/Observe", _serialised, pb.ObserveRequest.FromString)
             began = time.perf_counter()
             await asyncio.gather(*(_echoed(call_of(), messages) for messages in streams))
             return time.perf_counter() - began
@@ -103,9 +98,7 @@ class EchoServer:
     async def recall(self, query: pb.RecallRequest, answer: pb.RecallResponse, count: int) -> list[float]:
         """Seconds of each of `count` questions, one at a time."""
         async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-            call: Any = channel.stream_stream(
-                "/bare.Echo/Recall", lambda message: message.SerializeToString(), pb.RecallResponse.FromString
-            )()
+            call: Any = channel.stream_stream("/bare.Echo/Recall", _serialised, pb.RecallResponse.FromString)()
             await call.write(pb.RecallRequest(query=pb.RecallQuery(text=answer.SerializeToString().hex())))
             await call.read()
             seconds = []

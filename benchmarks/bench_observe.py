@@ -30,7 +30,7 @@ from memstream.observe import BATCH_MAX
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.adapters.models.hashing import HashingEmbedder
 
-SHORT, FULL = 8_000, 100_000
+SHORT, FULL = 16_000, 100_000
 """Observations a round, shared by its streams."""
 GROUP = 512
 """Rows of one bare commit: the most the server decides together."""
@@ -70,9 +70,7 @@ async def observe(server: Served, streams: Sequence[Sequence[memstream.Observati
             ]
             asked = asyncio.create_task(_asked(client))
             before, client_before, began = server.cpu(), _own_cpu(), time.perf_counter()
-            sending = [
-                asyncio.create_task(_send(stream, each)) for stream, each in zip(opened, streams, strict=True)
-            ]
+            sending = [asyncio.create_task(_send(stream, each)) for stream, each in zip(opened, streams, strict=True)]
             counts = [len(each) for each in streams]
             await _until(lambda: all(one.received >= n for one, n in zip(opened, counts, strict=True)), sending)
             received = time.perf_counter()
@@ -133,7 +131,7 @@ def _split(observations: Sequence[memstream.Observation], parts: int) -> list[Se
     return [observations[number * each : (number + 1) * each] for number in range(parts)]
 
 
-def measure(report: Report, count: int, rounds: int) -> None:
+async def measure(report: Report, count: int, rounds: int) -> None:
     """All rounds, each kind of measurement in its turn."""
     observations = Talk().observations(count)
     vectors = HashingEmbedder().vectors([str(one.body) for one in observations])
@@ -147,16 +145,16 @@ def measure(report: Report, count: int, rounds: int) -> None:
             EchoServer(scratch) as echo,
             Served(scratch / "data", index_flush_interval_s=FLUSH_INTERVAL_S) as server,
         ):
-            asyncio.run(observe(server, [observations[:500]], "warm"))
+            await observe(server, [observations[:500]], "warm")
             for number in range(rounds):
                 seconds = committed(scratch / f"bare-{number}.db", rows, GROUP)
                 report.add("bare SQLite commit", **{"stored/s": count / seconds})
                 for streams in (1, 8):
                     parts = _split(observations, streams)
                     total = sum(map(len, parts))
-                    seconds = asyncio.run(echo.observe([_messages(part) for part in parts]))
+                    seconds = await echo.observe([_messages(part) for part in parts])
                     report.add(_row("bare echo", streams), **{"received/s": total / seconds})
-                    found = asyncio.run(observe(server, parts, f"{number}-{streams}"))
+                    found = await observe(server, parts, f"{number}-{streams}")
                     _enter(report, _row("memstream", streams), total, found)
 
 
@@ -181,7 +179,8 @@ def main() -> None:
     """Measure and print."""
     given = options(__doc__).parse_args()
     report = Report(COLUMNS)
-    measure(report, FULL if given.full else SHORT, given.rounds or (5 if given.full else 3))
+    count = FULL if given.full else SHORT
+    asyncio.run(measure(report, count, given.rounds or 3))
     report.show()
     for streams in (1, 8):
         ours = _row("memstream", streams)

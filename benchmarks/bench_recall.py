@@ -156,9 +156,7 @@ async def measure_lite(
     """One memory's vectors among all of them, in a Milvus Lite of its own."""
     space = Space(MODEL.name, MODEL.dimension, PARTITIONS)
     name = collection_name(space, "bench")
-    child = await LiteProcess.start(
-        scratch, name, start_timeout_s=60.0, lock_timeout_s=10.0, stop_timeout_s=30.0
-    )
+    child = await LiteProcess.start(scratch, name, start_timeout_s=60.0, lock_timeout_s=10.0, stop_timeout_s=30.0)
     collection = await asyncio.to_thread(MilvusCollection.connect, child.uri, "", name, space, Timeouts(), "Strong")
     try:
         seconds = await asyncio.to_thread(_searched, collection, vectors, count)
@@ -168,9 +166,7 @@ async def measure_lite(
     _enter(report, f"{label}: bare Milvus Lite search", seconds)
 
 
-def _searched(
-    collection: MilvusCollection, vectors: Sequence[npt.NDArray[np.float32]], count: int
-) -> list[float]:
+def _searched(collection: MilvusCollection, vectors: Sequence[npt.NDArray[np.float32]], count: int) -> list[float]:
     collection.make()
     collection.upsert(
         [

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -19,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ OWN_LIMIT = 50
 """How far down the answer to its own words a turn may stand and still count as recallable."""
 BARS = {"recall@4": 0.67, "recall@10": 0.78, "recall@20": 0.84}
 _IN_FLIGHT = 32
+_WORD = re.compile(r"\w")
 
 
 class Turn(Protocol):
@@ -123,19 +125,19 @@ class Retriever:
     async def _check(self, held: Ingested, fragments: Sequence[Turn], now: datetime) -> Found:
         listed = {fragment.id: fragment async for fragment in held.memory.list_fragments()}
         of_turn = {turn: fragment_id for fragment_id, turns in held.turns.items() for turn in turns}
-        places: list[int | None] = []
         async with held.memory.recall() as stream:
             free = asyncio.Semaphore(_IN_FLIGHT)
 
             async def place(turn: Turn) -> int | None:
+                when = turn.timestamp.replace(tzinfo=UTC)
+                options = memstream.RecallOptions(
+                    now=now.replace(tzinfo=UTC), limit=OWN_LIMIT, reinforce=False, omit_working_memory=True
+                )
+                if not _WORD.search(turn.text):  # ";)" says nothing to search for, but it was said at a time
+                    moment = timedelta(milliseconds=1)
+                    options["filter"] = memstream.Filter(observe_time_min=when, observe_time_max=when + moment)
                 async with free:
-                    answer = await stream.query(
-                        turn.text,
-                        now=now.replace(tzinfo=UTC),
-                        limit=OWN_LIMIT,
-                        reinforce=False,
-                        omit_working_memory=True,
-                    )
+                    answer = await stream.query(turn.text, **options)
                 # Its words said again in another session are as good an answer to them.
                 good = (n for n, hit in enumerate(answer) if _says(hit.fragment, of_turn[turn.id], turn.text))
                 return next(good, None)
@@ -166,7 +168,7 @@ class Found:
 
     @property
     def lost(self) -> int:
-        """Turns that their own words do not find."""
+        """Turns that their own words (or their time, where they have none) do not find."""
         return sum(place is None for place in self.places)
 
     @property
@@ -204,11 +206,16 @@ def _report(result: dict[str, Any], found: Sequence[Found]) -> bool:
     for name, bar in BARS.items():
         met = answerable[name] >= bar
         good &= met
-        print(f"  @{name.removeprefix('recall@'):<3} {answerable[name]:.3f}   bar {bar:.2f}   {'ok' if met else 'MISSED'}")
+        print(
+            f"  @{name.removeprefix('recall@'):<3} {answerable[name]:.3f}   bar {bar:.2f}   {'ok' if met else 'MISSED'}"
+        )
     turns = sum(one.turns for one in found)
     elsewhere, lost = sum(one.counted_elsewhere for one in found), sum(one.lost for one in found)
     complete = all(one.complete for one in found)
-    print(f"turns {turns}: {sum(one.listed for one in found)} fragments + {elsewhere} counted as repeats or echoes", end="")
+    print(
+        f"turns {turns}: {sum(one.listed for one in found)} fragments + {elsewhere} counted as repeats or echoes",
+        end="",
+    )
     print("   ok" if complete else "   LOST SOME")
     depths = [place for one in found for place in one.places if place is not None]
     print(

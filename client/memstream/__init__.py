@@ -16,6 +16,8 @@ from memstream.backoff import Retry
 from memstream.channel import Tls
 from memstream.client import Client, connect
 from memstream.codec import Observable
+from memstream.conversation_values import Message, MessageFields, Plan, PlanState
+from memstream.conversations import Conversation, ConversationWatch
 from memstream.errors import (
     AlreadyExists,
     BacklogFull,
@@ -90,6 +92,7 @@ from memstream.resources import (
     MemoryStats,
     Namespace,
     Operation,
+    Put,
     ServerInfo,
 )
 from memstream.sent import Sent, Stored
@@ -133,7 +136,9 @@ __all__ = [
     "CapabilityMissing",
     "Client",
     "Conflict",
+    "Conversation",
     "ConversationNotFound",
+    "ConversationWatch",
     "Cursor",
     "CursorCompacted",
     "CursorVoid",
@@ -161,6 +166,8 @@ __all__ = [
     "MemoryNotFound",
     "MemoryStats",
     "MemstreamError",
+    "Message",
+    "MessageFields",
     "MetadataValue",
     "ModelMismatch",
     "ModelUnavailable",
@@ -180,12 +187,15 @@ __all__ = [
     "OwnerUnavailable",
     "PageTokenInvalid",
     "PermissionDenied",
+    "Plan",
+    "PlanState",
     "Policy",
     "PolicyLike",
     "PreconditionFailed",
     "ProducerSuperseded",
     "Profile",
     "ProtocolViolation",
+    "Put",
     "QuotaExceeded",
     "RankingRule",
     "RecallOptions",

@@ -18,11 +18,13 @@ from memstream.backoff import Retry
 from memstream.errors import DeadlineExceeded, StreamClosed, Unavailable
 from memstream.status import task_is_cancelled, translate
 from memstream.v1 import (
+    conversation_service_pb2,
     memory_service_pb2,
     operation_service_pb2,
     server_service_pb2,
     stream_service_pb2,
 )
+from memstream.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
 from memstream.v1.server_service_pb2_grpc import ServerServiceStub
@@ -66,11 +68,11 @@ class MemoryPath:
         return f"{self.namespace}/{self.name}"
 
 
-def memory_path(path: str) -> MemoryPath:
+def memory_path(path: str, field: str = "memory") -> MemoryPath:
     """`"namespace/name"`; checked here because a routing header cannot carry anything else."""
     namespace, slash, name = path.partition("/")
     if not slash or not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
-        raise invalid("memory", f'{path!r} is not "namespace/name" of letters, digits, "-", "_", "." and "~"')
+        raise invalid(field, f'{path!r} is not "namespace/name" of letters, digits, "-", "_", "." and "~"')
     return MemoryPath(namespace, name)
 
 
@@ -103,6 +105,7 @@ class Link:
         self._authorization: Metadata = (
             () if settings.token is None else (("authorization", f"Bearer {settings.token}"),)
         )
+        self.conversations = ConversationServiceStub(self._channel)
         self.memories = MemoryServiceStub(self._channel)
         self.operations = OperationServiceStub(self._channel)
         self.server = ServerServiceStub(self._channel)
@@ -200,7 +203,13 @@ def _channel(settings: ChannelSettings) -> grpc.aio.Channel:
 def _service_config() -> str:
     # Unary methods only, each of which is safe to repeat (reads, or with a request_id): a policy on a stream would
     # retry it before its first answer, behind the back of the stream's own sequence numbers, and a timeout kill it.
-    modules = (memory_service_pb2, operation_service_pb2, server_service_pb2, stream_service_pb2)
+    modules = (
+        conversation_service_pb2,
+        memory_service_pb2,
+        operation_service_pb2,
+        server_service_pb2,
+        stream_service_pb2,
+    )
     services = [each for module in modules for each in module.DESCRIPTOR.services_by_name.values()]
     unary = [
         {"service": service.full_name, "method": method.name}

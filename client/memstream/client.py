@@ -14,6 +14,7 @@ import grpc.aio
 from memstream.backoff import Retry
 from memstream.channel import ChannelSettings, Link, Tls, memory_path, new_request_id, pages
 from memstream.codec import kind_to_wire
+from memstream.conversations import Conversation
 from memstream.memory import AgentMemory
 from memstream.policy import PolicyLike, Profile
 from memstream.policy_codec import policy_to_wire
@@ -93,6 +94,10 @@ class Client:
     def memory(self, path: str) -> AgentMemory:
         """The memory `namespace/name`, without asking whether it exists."""
         return AgentMemory(self._link, memory_path(path))
+
+    def conversation(self, path: str) -> Conversation:
+        """The conversation `namespace/name`, without asking whether it exists."""
+        return Conversation(self._link, memory_path(path, "conversation"))
 
     async def create_memory(
         self,

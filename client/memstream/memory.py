@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Unpack
+from typing import Literal, Unpack
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
@@ -26,7 +26,7 @@ from memstream.policy import PolicyLike
 from memstream.policy_codec import policy_paths, policy_to_wire
 from memstream.recall import RecallStream
 from memstream.resource_codec import memory_from_wire, operation_from_wire, stats_from_wire
-from memstream.resources import Cursor, Memory, MemoryStats, Operation
+from memstream.resources import Cursor, Memory, MemoryStats, Operation, Put
 from memstream.v1 import fragment_pb2, memory_pb2, stream_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.values import (
@@ -195,7 +195,7 @@ class AgentMemory:
         return AgentMemory(self._link, path)
 
     async def clear(self, tiers: Collection[Tier] = ()) -> int:
-        """Forgets everything in the tiers named (none: all), restorable within the grace; how many that were."""
+        """Empties the tiers named (none: all) for good; how many fragments that were, forgotten ones included."""
         request = pb.ClearMemoryRequest(
             namespace=self.namespace, memory=self.name, tiers=tiers_to_wire(tiers), request_id=new_request_id()
         )
@@ -241,10 +241,11 @@ class AgentMemory:
         )
         return FragmentListing(self._link, self._path, request)
 
-    async def put_fragment(
-        self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]
-    ) -> Fragment | None:
-        """Observes, or updates the fragment of that `external_id`; None when the policy did not keep it."""
+    async def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
+        """Observes, or updates the fragment of that `external_id` (required); with an etag only if it is current.
+
+        One that was forgotten is remembered again.
+        """
         request = pb.PutFragmentRequest(
             namespace=self.namespace,
             memory=self.name,
@@ -253,7 +254,8 @@ class AgentMemory:
             etag=etag,
         )
         answer = await self._link.call(self._link.memories.PutFragment, request, self._path)
-        return fragment_from_wire(answer.fragment) if answer.HasField("fragment") else None
+        fragment = fragment_from_wire(answer.fragment) if answer.HasField("fragment") else None
+        return Put(fragment, answer.created, answer.revision)
 
     async def update_fragment(
         self,
@@ -262,12 +264,15 @@ class AgentMemory:
         content: str | Structured | None = None,
         importance: float | None = None,
         metadata: Mapping[str, MetadataValue] | None = None,
-        expire_time: datetime | None = None,
+        expire_time: datetime | Literal["never"] | None = None,
         pinned: bool | None = None,
         speaker: str | None = None,
         etag: str = "",
     ) -> Fragment:
-        """Sets what is given; `metadata` replaces all of it. With an etag only if it is current."""
+        """Sets what is given; `metadata` replaces all of it, `expire_time="never"` takes its own expiry away.
+
+        With an etag only if it is current.
+        """
         wire = fragment_pb2.Fragment(
             id=id, etag=etag, importance=importance or 0.0, pinned=bool(pinned), speaker=speaker or ""
         )
@@ -279,7 +284,7 @@ class AgentMemory:
             wire.content = content
         for key, value in (metadata or {}).items():
             wire.metadata[key].CopyFrom(metadata_value(f"metadata.{key}", value))
-        if expire_time is not None:
+        if isinstance(expire_time, datetime):
             wire.expire_time.CopyFrom(timestamp("expire_time", expire_time))
         given = {
             body: content,

@@ -124,6 +124,7 @@ class Policy:
     profile: Profile | None = None
     language: str | None = None
     importance_default: float | None = None
+    score_importance: bool | None = None
     wait_for_models: bool | None = None
     backlog_max: int | None = None
     sensory: SensoryPolicy | None = None

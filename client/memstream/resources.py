@@ -44,6 +44,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Put:
+    """A fragment as put: None when its memory's policy did not keep it; `created` when it was not there before."""
+
+    fragment: Fragment | None
+    created: bool
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """One agent's memory as the server describes it, with its complete policy."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
-import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import structlog
 
 from memstream_server.engine.clock import Clock, Ids
+from memstream_server.engine.conversations import Conversations
 from memstream_server.engine.dependencies import Dependencies
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.gather import Gatherer
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+GC_THRESHOLDS = (5_000, 20, 20)
+"""New containers before the young are collected, and how many collections of the younger come before one of the older:
+an observation makes a hundred containers and hardly a cycle."""
 INDEX_GRACE_S = 5.0
 """How long a stop may spend on bringing waiting rows into the index; what is left stays in the outbox."""
 
-
+OPENAI_URL = "https://api.openai.com/v1"
+"""Where models are asked if no other base URL is set."""
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -47,13 +52,14 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models of a server; tests give scripted ones."""
+    """The models of a server; tests give scripted ones. `close_llm` closes what scorer and insights share."""
 
     embedder: Embedder
     scorer: Scorer | None = None
     insights: Insights | None = None
     scorer_name: str = ""
     insight_name: str = ""
+    close_llm: Callable[[], Awaitable[None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +82,28 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     async with running(settings) as server:
+        _tame_garbage_collection()
         info = server.engine.info()
         announce(f"memstream listens on {server.address}")
         announce(f"  data       {settings.data_dir}")
+        announce(f"  journal    {info.journal}")
         announce(f"  embedding  {info.embedding.name}, {info.embedding.dimension} dimensions")
-        announce(f"  importance {info.scorer_model or 'constant 0.5 (no LLM configured)'}")
-        announce(f"  insights   {info.insight_model or 'none (no LLM configured)'}")
+        announce(f"  importance {info.scorer_model or 'constant 0.5 (no LLM rates it)'}")
+        announce(f"  insights   {info.insight_model or 'none (no LLM derives them)'}")
         announce(f"  index      {info.index}")
         await stop.wait()
         announce("memstream drains and stops")
+
+
+def _tame_garbage_collection() -> None:
+    """What was imported lives as long as the process: the collector need not look at its 150,000 objects.
+
+    It did so every second while observations came in, and held everything up for 60 to 280 ms each time. Not frozen
+    again later: an evicted memory is a cycle that must be found.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 @contextlib.asynccontextmanager
@@ -100,24 +119,30 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
             stack.callback(endpoint.close)
         clock = Clock()
         journal = await open_journal(
-            settings.data_dir, clock_us=clock.now_us, reserve_bytes=settings.disk_free_min_bytes
+            settings.data_dir,
+            url=settings.journal_url.get_secret_value(),
+            clock_us=clock.now_us,
+            reserve_bytes=settings.disk_free_min_bytes,
         )
         stack.push_async_callback(journal.close)
-        used = models or _models(settings)
+        used = models or _with_llm(_models(settings), settings, metrics)
         stack.push_async_callback(used.embedder.close)
+        if used.close_llm is not None:
+            stack.push_async_callback(used.close_llm)
         space, embedding = await _space(journal, used.embedder, settings)
         index = await _index(settings)
         stack.push_async_callback(index.close)
         engine = Engine(
             _dependencies(settings, journal, index, used, embedding, metrics, clock),
             space,
-            journal_name=f"sqlite {sqlite3.sqlite_version}",
+            journal_name=journal.description,
             scorer_model=used.scorer_name,
             insight_model=used.insight_name,
         )
         await engine.start()
         stack.push_async_callback(engine.stop, INDEX_GRACE_S)
-        server = create_server(engine, settings, metrics)
+        conversations = Conversations(journal.conversations, journal, clock)
+        server = create_server(engine, conversations, settings, metrics)
         address = await server.start(settings.listen)
         stack.push_async_callback(server.stop, settings.drain_grace_s)
         for watching in (watch_loop(metrics), _watch_engine(engine, metrics)):
@@ -148,6 +173,13 @@ def _models(settings: Settings) -> Models:
 
     if settings.embedding is EmbeddingKind.HASHING:
         return Models(HashingEmbedder())
+    if settings.embedding is EmbeddingKind.ONNX and settings.embedding_model_dir is not None:
+        from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder, OnnxModelError
+
+        try:
+            return Models(OnnxEmbedder(settings.embedding_model_dir))
+        except OnnxModelError as error:
+            raise StartError(str(error)) from error
     from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding
     from memstream_server.adapters.models.resilience import Resilience
 
@@ -155,7 +187,7 @@ def _models(settings: Settings) -> Models:
         OpenAIEmbedder(
             OpenAIEmbedding(
                 model=settings.embedding_model,
-                base_url=settings.embedding_base_url,
+                base_url=settings.embedding_base_url or OPENAI_URL,
                 api_key=settings.embedding_api_key.get_secret_value(),
                 batch_texts=settings.embedding_batch_max,
                 input_characters=settings.embedding_input_max_chars,
@@ -167,6 +199,53 @@ def _models(settings: Settings) -> Models:
                 ),
             )
         )
+    )
+
+
+def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
+    """The same with the LLM's scorer and insights, where the settings name one."""
+    if not settings.llm_model or not (settings.llm_scoring or settings.llm_insights):
+        return models
+    from memstream_server.adapters.models.budget import Budget
+    from memstream_server.adapters.models.insights import ChatInsights
+    from memstream_server.adapters.models.openai_chat import ChatModel, OpenAIChat, Role, StructuredOutput, Usage
+    from memstream_server.adapters.models.prompts import PromptError, load_prompts
+    from memstream_server.adapters.models.resilience import Resilience
+    from memstream_server.adapters.models.scoring import ChatScorer
+
+    def counted(role: Role, outcome: str, usage: Usage) -> None:
+        metrics.model_calls.labels(role.value, outcome).inc()
+        metrics.model_tokens.labels(role.value, "prompt").inc(usage.prompt)
+        metrics.model_tokens.labels(role.value, "completion").inc(usage.completion)
+
+    try:
+        prompts = load_prompts(settings.llm_prompts_dir)
+    except PromptError as error:
+        raise StartError(str(error)) from error
+    chat = ChatModel(
+        OpenAIChat(
+            model=settings.llm_model,
+            base_url=settings.llm_base_url or OPENAI_URL,
+            api_key=settings.llm_api_key.get_secret_value(),
+            temperature=settings.llm_temperature,
+            structured=StructuredOutput(settings.llm_structured.value),
+            concurrency=settings.llm_concurrency,
+            timeout_s=settings.llm_timeout_s,
+            resilience=Resilience(
+                attempts=settings.llm_retries + 1, deadline_s=settings.llm_deadline_s, backoff_max_s=30.0
+            ),
+        ),
+        Budget(settings.llm_requests_per_minute, settings.llm_tokens_per_minute),
+        counted,
+    )
+    scores, derives = settings.llm_scoring, settings.llm_insights
+    return replace(
+        models,
+        scorer=ChatScorer(chat, prompts.importance, settings.llm_batch_max) if scores else None,
+        scorer_name=settings.llm_model if scores else "",
+        insights=ChatInsights(chat, prompts) if derives else None,
+        insight_name=settings.llm_model if derives else "",
+        close_llm=chat.close,
     )
 
 
@@ -217,6 +296,7 @@ def _dependencies(
         flush_rows=settings.index_flush_rows,
         fresh_s=settings.index_overlay_s,
         access_interval_s=settings.access_flush_interval_s,
+        maintenance_interval_s=settings.maintenance_interval_s,
     )
     analyzer, counted = SnowballAnalyzer(), EngineMetrics(metrics)
     embedder = MeasuredEmbedder(models.embedder, metrics)

@@ -90,6 +90,18 @@ class Metrics:
         self.recall_seconds = self._histogram("recall_seconds", "From a query's arrival to its answer.")
         self.commit_seconds = self._histogram("commit_seconds", "One transaction of the journal, its group included.")
         self.model_seconds = self._histogram("model_seconds", "One call of the embedding model.")
+        self.model_calls = self._counter(
+            "model_calls",
+            "Requests to the LLM, by role (scorer, insights) and outcome (ok, malformed, refused, failed).",
+            "role",
+            "outcome",
+        )
+        self.model_tokens = self._counter(
+            "model_tokens",
+            "Tokens the LLM's endpoint says it took, by role and kind: prompt, completion.",
+            "role",
+            "kind",
+        )
         self.streams = self._gauge("streams", "Streams open, by rpc.", "rpc")
         self.active_memories = self._gauge("active_memories", "Memories held in RAM.")
         self.active_bytes = self._gauge("active_bytes", "Estimated bytes of the memories held in RAM.")

@@ -31,6 +31,15 @@ class EmbeddingKind(StrEnum):
 
     HASHING = "hashing"
     OPENAI = "openai"
+    ONNX = "onnx"
+
+
+class StructuredReplies(StrEnum):
+    """Whether an LLM's endpoint is asked to hold its replies to a JSON schema."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
 
 
 class LogLevel(StrEnum):
@@ -78,6 +87,15 @@ Listen = Annotated[str, AfterValidator(_checked_listen)]
 MetricsListen = Annotated[str, AfterValidator(_checked_metrics_listen)]
 
 
+def _checked_journal_url(url: SecretStr) -> SecretStr:
+    if url.get_secret_value() and not url.get_secret_value().startswith(("postgresql://", "postgres://")):
+        raise ValueError("must begin with postgresql://")
+    return url
+
+
+JournalUrl = Annotated[SecretStr, AfterValidator(_checked_journal_url)]
+
+
 def _setting(default: Any, meaning: str, unit: str = "", low: float | None = None, high: float | None = None) -> Any:
     return Field(default, description=meaning, ge=low, le=high, json_schema_extra={"unit": unit}, validate_default=True)
 
@@ -118,7 +136,11 @@ class Settings(BaseSettings):
 
     # ---- the embedding model
     embedding: EmbeddingKind = _setting(
-        EmbeddingKind.HASHING, "embedding model: none needed, or an OpenAI-compatible endpoint"
+        EmbeddingKind.HASHING,
+        "embedding model: none needed (hashing), an OpenAI-compatible endpoint (openai), or a local model (onnx)",
+    )
+    embedding_model_dir: Path | None = _setting(
+        None, "sentence-transformers directory with model.onnx, for embedding = onnx (pip install memstream[onnx])"
     )
     embedding_model: str = _setting("text-embedding-3-small", "model asked of the endpoint")
     embedding_base_url: str = _setting("", "base URL of the endpoint; empty is OpenAI's own")
@@ -128,6 +150,33 @@ class Settings(BaseSettings):
     embedding_batch_max: int = _setting(128, "texts in one request", "texts", 1, 2_048)
     embedding_input_max_chars: int = _setting(8_000, "text sent to the model is cut here", "characters", 100, 1_000_000)
     embedding_retries: int = _setting(3, "retries of a failed request, with growing jittered waits", "retries", 0, 20)
+
+    # ---- the LLM that rates importance and derives insights
+    llm_model: str = _setting("", "chat model asked for importance and insights; empty is no LLM")
+    llm_base_url: str = _setting("", "base URL of its OpenAI-compatible endpoint; empty is OpenAI's own")
+    llm_api_key: SecretStr = _setting(SecretStr(""), "key of that endpoint; empty where it needs none")
+    llm_scoring: bool = _setting(True, "whether the LLM rates the importance of what clients gave none")
+    llm_insights: bool = _setting(True, "whether the LLM derives insights, on promotion and by reflection")
+    llm_temperature: float | None = _setting(
+        None, "sampling temperature; unset leaves it to the endpoint, as some models take no other", "", 0, 2
+    )
+    llm_structured: StructuredReplies = _setting(
+        StructuredReplies.AUTO, "ask for replies held to a JSON schema; auto does until the endpoint refuses"
+    )
+    llm_prompts_dir: Path | None = _setting(
+        None, "directory whose importance.txt, insight.txt, questions.txt and reflection.txt replace our prompts"
+    )
+    llm_timeout_s: float = _setting(30.0, "deadline of one request to the LLM", "seconds", 0.1, 600)
+    llm_deadline_s: float = _setting(60.0, "deadline of a question with its retries and waits", "seconds", 0.1, 3_600)
+    llm_retries: int = _setting(3, "retries of a failed request or a malformed reply, with jitter", "retries", 0, 20)
+    llm_batch_max: int = _setting(20, "texts rated in one request", "texts", 1, 200)
+    llm_concurrency: int = _setting(4, "requests to the LLM under way at once", "requests", 1, 256)
+    llm_requests_per_minute: int = _setting(
+        0, "requests to the LLM in a minute, more wait; 0 is no limit", "requests", 0, 1_000_000
+    )
+    llm_tokens_per_minute: int = _setting(
+        0, "tokens of the LLM in a minute, prompts and replies, more wait; 0 is no limit", "tokens", 0, 1_000_000_000
+    )
 
     # ---- what a request may hold
     content_max_bytes: int = _setting(65_536, "longest content of an observation, in UTF-8", "bytes", 1, 4_194_304)
@@ -168,6 +217,10 @@ class Settings(BaseSettings):
     )
 
     # ---- the journal
+    journal_url: JournalUrl = _setting(
+        SecretStr(""),
+        "PostgreSQL database of the journal, postgresql://user:password@host/database; empty keeps it in data_dir",
+    )
     disk_free_min_bytes: int = _setting(
         268_435_456, "free disk below which new writes are refused", "bytes", 0, 1_099_511_627_776
     )
@@ -185,6 +238,8 @@ class Settings(BaseSettings):
             raise ValueError("content_max_bytes must be at most half of message_max_bytes")
         if self.content_max_bytes > self.window_bytes:
             raise ValueError("window_bytes must hold at least one content of content_max_bytes")
+        if self.embedding is EmbeddingKind.ONNX and self.embedding_model_dir is None:
+            raise ValueError("embedding = onnx needs embedding_model_dir")
         return self
 
     @classmethod

@@ -472,6 +472,68 @@ class JournalConformance:
         assert (recorded.cosine, recorded.draw) == (0.5, 0.25)
         assert type((await image(journal)).rows[0].fragment.importance) is float
 
+    async def test_pruned_events_are_the_oldest_and_leave_no_gap(self, journal: Journal) -> None:
+        for revision in range(1, 6):
+            await journal.commit(transition(revision))
+        kept = [one.revision for one in await journal.events("u1", 0, 10)]
+        assert kept == [1, 2, 3, 4, 5, 6]
+        assert await journal.prune_events("u1", 30, 2) == 2  # the memory's creation, at 1 µs, and revision 2, at 10
+        assert await journal.prune_events("u1", 30, 10) == 1
+        assert await journal.prune_events("u1", 30, 10) == 0
+        assert [one.revision for one in await journal.events("u1", 0, 10)] == [4, 5, 6]
+        await journal.commit(replace(transition(6), time_us=5))  # the clock was set back
+        assert await journal.prune_events("u1", 45, 10) == 2
+        assert [one.revision for one in await journal.events("u1", 0, 10)] == [6, 7]
+        assert await journal.prune_events("u1", 100, 10) == 2
+        assert await journal.events("u1", 0, 10) == []
+        assert (await image(journal)).record.revision == 7
+        with pytest.raises(Conflict):
+            await journal.prune_events("nobody", 100, 10)
+
+    # ---- what is due
+
+    async def test_expiring_are_live_and_unpinned_most_overdue_first(self, journal: Journal) -> None:
+        rows = [
+            fragment(0, expire_time_us=300),
+            fragment(1, expire_time_us=100),
+            fragment(2, expire_time_us=100, pinned=True),
+            fragment(3, expire_time_us=100, forget_time_us=9),
+            fragment(4),
+            fragment(5, expire_time_us=301),
+        ]
+        await journal.commit(transition(1, rows=tuple(row(one) for one in rows)))
+        await journal.create_memory(record("u2", "sad"), ())
+        await journal.own("u2")
+        await journal.commit(replace(transition(1, rows=(row(fragment(0, expire_time_us=200)),)), memory="u2"))
+        due = [("u1", rows[1].id), ("u2", fragment(0).id), ("u1", rows[0].id)]
+        assert await journal.expiring(300, 10) == due
+        assert await journal.expiring(300, 2) == due[:2]
+        assert await journal.expiring(99, 10) == []
+        changed = (Row(replace(rows[1], expire_time_us=None)), Row(replace(rows[2], pinned=False)))
+        await journal.commit(transition(2, rows=changed))
+        assert await journal.expiring(100, 10) == [("u1", rows[2].id)]
+        await journal.delete_memory("u2")
+        assert await journal.expiring(300, 10) == [("u1", rows[2].id), ("u1", rows[0].id)]
+
+    async def test_purgeable_are_forgotten_the_oldest_first(self, journal: Journal) -> None:
+        rows = [fragment(0, forget_time_us=30), fragment(1, forget_time_us=10), fragment(2), fragment(3)]
+        await journal.commit(transition(1, rows=tuple(row(one) for one in rows)))
+        await journal.create_memory(record("u2", "sad"), ())
+        assert await journal.oldest_forgotten() == [("u1", 10)]
+        assert await journal.purgeable("u1", 30, 10) == [rows[1].id, rows[0].id]
+        assert await journal.purgeable("u1", 30, 1) == [rows[1].id]
+        assert await journal.purgeable("u1", 29, 10) == [rows[1].id]
+        assert await journal.purgeable("nobody", 30, 10) == []
+        await journal.commit(transition(2, rows=(Row(replace(rows[0], forget_time_us=None)),), removed=(rows[1].id,)))
+        assert await journal.oldest_forgotten() == []
+
+    async def test_all_memories_come_by_uid_whatever_their_namespace(self, journal: Journal) -> None:
+        await journal.create_memory(record("u0", "joy", "tragedy"), ())
+        await journal.create_memory(record("u2", "sad"), ())
+        assert [one.uid for one in await journal.all_memories("", 10)] == ["u0", "u1", "u2"]
+        assert [one.uid for one in await journal.all_memories("u0", 1)] == ["u1"]
+        assert await journal.all_memories("u2", 10) == []
+
     # ---- access statistics
 
     async def test_touches_add_up_and_no_commit_undoes_them(self, journal: Journal) -> None:

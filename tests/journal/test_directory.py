@@ -202,7 +202,7 @@ async def test_a_backup_replaces_nothing_and_needs_room(
         with pytest.raises(AlreadyExists, match="taken"):
             await journal.backup(str(tmp_path / "taken"))
         assert (tmp_path / "taken").read_text() == "mine"
-        monkeypatch.setattr(sqlite, "_free_bytes", lambda directory: 100)
+        monkeypatch.setattr(sqlite, "free_bytes", lambda directory: 100)
         with pytest.raises(StorageFull, match="100 bytes free"):
             await journal.backup(str(tmp_path / "new"))
         assert not (tmp_path / "new").exists()

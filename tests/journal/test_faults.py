@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +15,15 @@ from sqlalchemy.exc import OperationalError
 
 from memstream_server.adapters.journal import SqlJournal, open_journal, sqlite
 from memstream_server.ports.journal import (
-    Access,
-    Anchor,
-    Commit,
     Conflict,
     FragmentQuery,
-    IndexEntry,
-    Job,
     OutcomeUnknown,
     Space,
     StorageFull,
 )
 from tests.journal.conformance import MODEL, Now, fragment, receipt, record, row, transition
-from tests.journal.writer_process import BATCH
+from tests.journal.writer_process import acknowledged_until_killed, check_kept
+from tests.journal.writes import WRITES, seen
 
 
 @pytest.fixture
@@ -54,37 +48,12 @@ async def revision(journal: SqlJournal) -> int:
 # ---- killed
 
 
-def _acknowledged_until_killed(data_dir: Path, lines: int) -> dict[str, int]:
-    """Run a writer, read what it acknowledges, kill it after so many lines, and read the rest."""
-    command = [sys.executable, "-m", "tests.journal.writer_process", str(data_dir)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        acknowledged = dict.fromkeys(("received", "revision"), 0)
-        for number, line in enumerate(process.stdout):
-            what, value = line.split()
-            acknowledged[what] = int(value)
-            if number == lines:
-                process.kill()
-    return acknowledged
-
-
 async def test_what_was_acknowledged_survives_kill_9(data_dir: Path) -> None:
     for lines in (1, 40, 173):
-        said = await asyncio.to_thread(_acknowledged_until_killed, data_dir, lines)
+        said = await asyncio.to_thread(acknowledged_until_killed, str(data_dir), lines)
         journal = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
         try:
-            image = await journal.load("u1", MODEL, 10_000)
-            (producer,) = image.producers
-            assert producer.received >= said["received"]
-            assert producer.received % BATCH == 0, "a batch is received whole or not at all"
-            sequences = [number for one in image.pending for number in one.sequences]
-            assert sequences == list(range(1, producer.received + 1))
-            hashes = await journal.received_hashes("u1", "p", 1, producer.received)
-            assert [number for number, _, _ in hashes] == sequences
-            assert image.record.revision >= said["revision"]
-            assert [one.fragment.position for one in image.rows] == list(range(1, image.record.revision))
-            assert all(one.vector for one in image.rows)
-            assert len(await journal.events("u1", 0, 100_000)) == image.record.revision
+            await check_kept(journal, said)
         finally:
             await journal.close()
 
@@ -139,47 +108,11 @@ async def test_a_failed_commit_leaves_the_outcome_of_its_whole_group_unknown(
     await journal.commit(transition(image.record.revision))  # the writer goes on
 
 
-def _everything() -> Commit:
-    return transition(
-        2,
-        rows=(row(fragment(1)), row(fragment(2, model=""))),
-        removed=(fragment(0).id,),
-        anchors=(Anchor(fragment(1).id, None, ()),),
-        released=(fragment(2).id,),
-        stored_positions=(0,),
-        producers=(("p", 2),),
-        index=(IndexEntry("u1", fragment(1).id),),
-        jobs=(Job("j", "u1", "insight", "{}"),),
-        finish_jobs=("i",),
-    )
-
-
-WRITES: dict[str, Callable[[SqlJournal], Any]] = {
-    "commit": lambda journal: journal.commit(_everything()),
-    "receive": lambda journal: journal.receive(receipt(3, 2, 10)),
-    "create": lambda journal: journal.create_memory(record("u2", "sad"), ()),
-    "delete": lambda journal: journal.delete_memory("u1"),
-    "own": lambda journal: journal.own("u1"),
-    "open_producer": lambda journal: journal.open_producer("u1", 1, "q"),
-    "touch": lambda journal: journal.touch("u1", [Access(fragment(9).id, 1, 1)]),
-}
-
-
-async def _seen(journal: SqlJournal) -> object:
-    """All that the port shows of both memories."""
-    records = await journal.list_memories("comedy", "", 9)
-    images = [await journal.load(one.uid, MODEL, 9) for one in records]
-    events = [await journal.events(one.uid, 0, 9) for one in records]
-    held = [[one.fragment for one in image.short_term] for image in images]
-    plain = [(image.record, image.rows, image.pending, image.producers, image.next_position) for image in images]
-    return plain, held, events, await journal.outbox(9), await journal.jobs(9)
-
-
 @pytest.mark.parametrize("name", WRITES)
 async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(journal: SqlJournal, name: str) -> None:
     await journal.receive(receipt(1, 2, 0))
     await journal.commit(transition(1, rows=(row(fragment(9)),)))
-    before = await _seen(journal)
+    before = await seen(journal)
     statements, failing = 0, 0
 
     def trip(*_: object) -> None:
@@ -188,13 +121,13 @@ async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(jo
         if statements == failing:
             raise OperationalError("?", None, sqlite3.OperationalError("disk I/O error"))
 
-    event.listen(journal._write_engine, "before_cursor_execute", trip)
+    event.listen(journal._database.writer, "before_cursor_execute", trip)
     while True:
         statements, failing = 0, failing + 1
         try:
             await WRITES[name](journal)
         except OutcomeUnknown:
-            if await _seen(journal) != before:
+            if await seen(journal) != before:
                 # Only a deletion has more than one transaction: it stands from the first, the rest is cleaning up.
                 assert name == "delete"
                 assert await journal.list_memories("comedy", "", 9) == []
@@ -202,7 +135,7 @@ async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(jo
         else:
             break
     assert failing > 3, "the statements before it were really made to fail"
-    assert await _seen(journal) != before
+    assert await seen(journal) != before
 
 
 async def test_a_write_that_breaks_the_transaction_does_not_take_its_group_along(journal: SqlJournal) -> None:
@@ -210,7 +143,7 @@ async def test_a_write_that_breaks_the_transaction_does_not_take_its_group_along
         if "poison" in parameters:
             raise OperationalError("?", None, sqlite3.OperationalError("disk I/O error"))
 
-    event.listen(journal._write_engine, "before_cursor_execute", trip)
+    event.listen(journal._database.writer, "before_cursor_execute", trip)
     results = await asyncio.gather(
         journal.receive(receipt(1, 1, 0)),
         journal.commit(transition(1, rows=(row(fragment(1, speaker="poison")),))),

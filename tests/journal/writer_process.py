@@ -1,8 +1,12 @@
-"""A process that writes until it is killed, saying what was acknowledged: run as `python -m ... DIRECTORY`."""
+"""A process that writes until it is killed, saying what was acknowledged: run as `python -m ... PLACE`.
+
+PLACE is a data directory or the URL of a database.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +35,9 @@ async def store(journal: Journal, revision: int) -> None:
         sys.stdout.flush()
 
 
-async def main(data_dir: Path) -> None:
-    journal = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
+async def main(place: str) -> None:
+    url = place if "://" in place else ""
+    journal = await open_journal(Path(place), url=url, clock_us=Now(), reserve_bytes=0)
     if await journal.get_memory("comedy", "joy") is None:
         await journal.create_memory(record(), ())
         await journal.own("u1")
@@ -41,5 +46,35 @@ async def main(data_dir: Path) -> None:
     await asyncio.gather(receive(journal, image.producers[0].received + 1), store(journal, image.record.revision))
 
 
+def acknowledged_until_killed(place: str, lines: int) -> dict[str, int]:
+    """Run a writer, read what it acknowledges, kill it after so many lines, and read the rest."""
+    command = [sys.executable, "-m", "tests.journal.writer_process", place]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        acknowledged = dict.fromkeys(("received", "revision"), 0)
+        for number, line in enumerate(process.stdout):
+            what, value = line.split()
+            acknowledged[what] = int(value)
+            if number == lines:
+                process.kill()
+    return acknowledged
+
+
+async def check_kept(journal: Journal, said: dict[str, int]) -> None:
+    """All that the writers so far said is there, whole and once."""
+    image = await journal.load("u1", MODEL, 10_000)
+    (producer,) = image.producers
+    assert producer.received >= said["received"]
+    assert producer.received % BATCH == 0, "a batch is received whole or not at all"
+    sequences = [number for one in image.pending for number in one.sequences]
+    assert sequences == list(range(1, producer.received + 1))
+    hashes = await journal.received_hashes("u1", "p", 1, producer.received)
+    assert [number for number, _, _ in hashes] == sequences
+    assert image.record.revision >= said["revision"]
+    assert [one.fragment.position for one in image.rows] == list(range(1, image.record.revision))
+    assert all(one.vector for one in image.rows)
+    assert len(await journal.events("u1", 0, 100_000)) == image.record.revision
+
+
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(sys.argv[1]))

@@ -339,7 +339,7 @@ async def test_draining_ends_a_watch_with_a_word(wire: Wire) -> None:
 # ---- the rest of the contract, and the transport
 async def test_capabilities_are_what_is_really_there(wire: Wire) -> None:
     info = await wire.info.GetServerInfo(server_service_pb2.GetServerInfoRequest())
-    assert list(info.capabilities) == [server_service_pb2.CAPABILITY_WATCH]
+    assert set(info.capabilities) >= {server_service_pb2.CAPABILITY_WATCH, server_service_pb2.CAPABILITY_LIFECYCLE}
     assert info.embedding.dimension == wire.dimension
     assert info.limits.batch_max == 16
     assert info.start_time.seconds > 0
@@ -349,7 +349,6 @@ async def test_what_is_not_there_says_which_capability_is_missing(wire: Wire) ->
     conversations = conversation_service_pb2_grpc.ConversationServiceStub(wire.channel)
     append = conversation_service_pb2.AppendMessageRequest(namespace="ns")
     calls = {
-        "LIFECYCLE": wire.memories.CloneMemory(pb.CloneMemoryRequest(**NAMED)),
         "ERASE": wire.memories.EraseFragments(pb.EraseFragmentsRequest(**NAMED)),
         "EXPORT": wire.memories.ExportMemories(pb.ExportMemoriesRequest(**NAMED)).read(),
         "CONVERSATIONS": conversations.AppendMessage(append),

@@ -32,7 +32,7 @@ def check_log(server: ServerProcess) -> None:
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server for all tests that do no more than talk to it; each in memories of its own."""
-    with ServerProcess(tmp_path_factory.mktemp("shared") / "data", **QUICK) as server:
+    with ServerProcess(tmp_path_factory.mktemp("shared") / "data").configure(**QUICK) as server:
         yield server
         assert server.stop() == 0
     check_log(server)
@@ -56,7 +56,7 @@ def make_server(tmp_path: Path) -> Iterator[MakeServer]:
     made: list[ServerProcess] = []
 
     def make(name: str = "data", *, listen: str = "127.0.0.1:0", **settings: str | float) -> ServerProcess:
-        made.append(ServerProcess(tmp_path / name, listen, **(QUICK | settings)))
+        made.append(ServerProcess(tmp_path / name, listen).configure(**(QUICK | settings)))
         return made[-1]
 
     yield make

@@ -18,8 +18,6 @@ from memstream_server.core.values import Fragment, FragmentKind, Structured, Tie
 from tests.server.listing import fragments
 from tests.support.scenario import Change, Command, MemorySpec, Query, Said
 
-_FIRST = np.array([1, 0], np.float32)
-
 
 class ClientMemory:
     """The Driver protocol over the SDK; each `create` makes a memory of its own in `namespace`."""
@@ -116,7 +114,8 @@ class ClientMemory:
 
     async def _reinforced(self) -> None:
         if self._sentinel is None:
-            self._sentinel = await Sentinel.create(self.client, self.namespace, self._padded(_FIRST))
+            vector = np.eye(1, self.dimension, dtype=np.float32)[0]
+            self._sentinel = await Sentinel.create(self.client, self.namespace, vector)
         await self._sentinel.wait()
 
     def _padded(self, vector: Vector | None) -> Vector | None:
@@ -127,14 +126,14 @@ class ClientMemory:
 class Sentinel:
     """A memory whose every recall reinforces: offers are decided in order, so those made before are decided, too."""
 
-    def __init__(self, memory: AgentMemory, vector: Vector | None) -> None:
+    def __init__(self, memory: AgentMemory, vector: Vector) -> None:
         self._memory = memory
         self._vector = vector
         self._watch = memory.watch("beginning", types=[EventType.ENHANCED])
         self._numbers = itertools.count(1)
 
     @classmethod
-    async def create(cls, client: memstream.Client, namespace: str, vector: Vector | None) -> Sentinel:
+    async def create(cls, client: memstream.Client, namespace: str, vector: Vector) -> Sentinel:
         policy = {"short_term": {"capacity": 1, "enhance_threshold": 1000}}
         sentinel = cls(await client.create_memory(f"{namespace}/sentinel", policy=policy), vector)
         await sentinel._observe()
@@ -219,5 +218,3 @@ def _us(time: datetime | None) -> int:
 def _fields(structured: Structured | SaidStructured) -> dict[str, str]:
     names = ("question", "thought", "phase", "action_intention", "action_reason", "action", "action_input")
     return {name: getattr(structured, name) for name in (*names, "observation")}
-
-

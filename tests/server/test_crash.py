@@ -102,11 +102,11 @@ async def test_a_stop_in_order_loses_nothing_either(make_server: MakeServer) -> 
         memory = await client.create_memory("crash/stopped")
         producer = Producer(memory, "joy", random.Random(SEED))
         talking = asyncio.create_task(producer.run())
-        for _ in range(2):
-            await asyncio.sleep(0.3)
+        for connections in (1, 2):
+            await until(lambda connections=connections: _connected(producer, connections))  # type: ignore[misc]  # binds the loop's value
             assert await stopped(server) == 0
             await started(server)
-        await until(lambda: _reconnected(producer, 3))
+        await until(lambda: _connected(producer, 3))
         talking.cancel()
         await asyncio.gather(talking, return_exceptions=True)
         await producer.finish()
@@ -114,5 +114,5 @@ async def test_a_stop_in_order_loses_nothing_either(make_server: MakeServer) -> 
         assert await observed_once(memory) == producer.ledger.received
 
 
-async def _reconnected(producer: Producer, times: int) -> bool:
+async def _connected(producer: Producer, times: int) -> bool:
     return producer.connections >= times

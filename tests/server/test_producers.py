@@ -11,7 +11,7 @@ import memstream
 from memstream.v1 import fragment_pb2, memory_service_pb2, stream_service_pb2
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
-from tests.server.conftest import MakeServer, restarted, started
+from tests.server.conftest import MakeServer, restarted
 from tests.server.listing import contents, observed_once
 from tests.support.server import ServerProcess
 
@@ -45,11 +45,10 @@ async def test_a_gap_is_refused_with_the_number_expected(client: memstream.Clien
     assert await contents(memory) == ["one"]
 
 
-async def test_a_rejected_observation_keeps_its_number_and_its_answer(
-    make_server: MakeServer, path: str
-) -> None:
-    server = await started(make_server(content_max_bytes=100))
+async def test_a_rejected_observation_keeps_its_number_and_its_answer(make_server: MakeServer, path: str) -> None:
+    server = make_server(content_max_bytes=100)
     for _ in range(2):
+        await restarted(server)
         async with memstream.connect(server.address) as client:
             memory = await client.create_memory(path, exist_ok=True)
             result = await memory.observe_batch(["one", "x" * 101, "three"], producer="joy", first_sequence=1)
@@ -57,7 +56,6 @@ async def test_a_rejected_observation_keeps_its_number_and_its_answer(
             assert [one.sequence for one in result.rejected] == [2]
             assert isinstance(result.rejected[0].error, memstream.InvalidRequest)
             assert await contents(memory) == ["one", "three"]
-        await restarted(server)
 
 
 async def test_a_second_process_under_the_same_name_ends_the_first(
@@ -65,13 +63,16 @@ async def test_a_second_process_under_the_same_name_ends_the_first(
 ) -> None:
     memory = await client.create_memory(path)
     async with memstream.connect(shared.address) as other:
+        first = memory.observe("joy")
+        await first.__aenter__()
+        await (await first.send("one"))
+        async with other.memory(path).observe("joy") as second:
+            assert second.expected_sequence == 2
+            await (await second.send("two"))
+            with pytest.raises(memstream.ProducerSuperseded):
+                await (await first.send("two, of the first"))
         with pytest.raises(memstream.ProducerSuperseded):
-            async with memory.observe("joy") as first:
-                await (await first.send("one"))
-                async with other.memory(path).observe("joy") as second:
-                    assert second.expected_sequence == 2
-                    await (await second.send("two"))
-                    await (await first.send("two, of the first"))
+            await first.close()
     assert await contents(memory) == ["one", "two"]
     assert await observed_once(memory) == 2
 
@@ -103,14 +104,14 @@ async def test_a_request_id_gets_its_first_answer_also_after_a_restart(make_serv
         observations=[fragment_pb2.Observation(content="said once")],
         request_id="r-2",
     )
-    server = await started(make_server())
+    server = make_server()
     created, acknowledged = [], []
     for _ in range(2):
+        await restarted(server)
         async with grpc.aio.insecure_channel(server.address) as channel:
             for _ in range(2):
                 created.append(await MemoryServiceStub(channel).CreateMemory(create))
                 acknowledged.append((await StreamServiceStub(channel).ObserveBatch(batch)).ack.stored)
-        await restarted(server)
     assert [one.SerializeToString(deterministic=True) for one in created] == [
         created[0].SerializeToString(deterministic=True)
     ] * 4
@@ -134,15 +135,15 @@ async def test_a_request_id_of_another_request_is_refused(shared: ServerProcess,
 
 
 async def test_a_producer_continues_where_its_last_process_stood(make_server: MakeServer, path: str) -> None:
-    server = await started(make_server())
+    server = make_server()
     for life in range(3):
+        await restarted(server)
         async with memstream.connect(server.address) as client:
             memory = await client.create_memory(path, exist_ok=True)
             async with memory.observe("joy") as stream:
                 assert stream.expected_sequence == 10 * life + 1
                 for number in range(10):
                     await stream.send(f"life {life}, word {number}")
-        await restarted(server)
     async with memstream.connect(server.address) as client:
         expected = [f"life {life}, word {number}" for life in range(3) for number in range(10)]
         assert await contents(client.memory(path)) == expected

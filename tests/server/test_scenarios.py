@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ FOLDER = Path(__file__).parent.parent / "core" / "scenarios"
 
 @pytest.mark.parametrize("file", paths(FOLDER, "client"), ids=lambda file: file.stem)
 async def test_scenario(file: Path, client: memstream.Client, path: str) -> None:
+    text = await asyncio.to_thread(file.read_text, "utf-8")
     dimension = (await client.server_info()).embedding.dimension
     memory = ClientMemory(client, path.partition("/")[0], dimension)
     try:
-        actual = await replay(file.read_text("utf-8"), memory)
+        actual = await replay(text, memory)
         events = [event_of(one) for one in await history(memory.memory)]
         listed = {one.id: place_of(one) for one in await memory.fragments()}
     except memstream.CapabilityMissing as missing:

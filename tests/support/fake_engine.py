@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter, passes
@@ -23,25 +24,31 @@ from memstream_server.engine.errors import (
     SequenceConflict,
     SequenceGap,
 )
+from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import (
     AckLevel,
     AnswerOf,
+    Changed,
     MemoryChange,
     NewMemory,
     NewObservation,
+    Once,
     Opened,
     Outcome,
     Progress,
+    Put,
     Query,
     RecallAnswer,
     Recollection,
     Refusal,
     Statistics,
+    fragment_etag,
     memory_etag,
 )
 from memstream_server.ports.journal import Answer, Counts, MemoryRecord, Rejection
 from memstream_server.ports.models import EmbeddingModel
 
+T = TypeVar("T")
 DIMENSION = 4
 Step = tuple[str, int, int, tuple[Event, ...]]
 
@@ -280,6 +287,82 @@ class FakeEngine:
             if fragment.id == id or (external_id and fragment.external_id == external_id):
                 return fragment, "", memory.record.revision
         raise FragmentNotFound(f"there is no fragment {id or external_id}", id=id or external_id)
+
+    async def clone_memory(
+        self, namespace: str, name: str, new_namespace: str, new_name: str, answer: AnswerOf | None = None
+    ) -> MemoryRecord:
+        source = self._find(namespace, name).record
+        new = NewMemory(new_namespace, new_name, source.kind, source.policy, source.labels)
+        return (await self.create_memory(new, answer))[0]
+
+    async def clear_memory(
+        self, namespace: str, name: str, tiers: Sequence[Tier], once: Once[Changed] | None = None
+    ) -> Changed:
+        memory = self._find(namespace, name)
+        kept = [each for each in memory.fragments if tiers and each.tier not in tiers]
+        count = len(memory.fragments) - len(kept)
+        memory.fragments[:] = kept
+        return self._once(once, Changed(count, memory.commit()))
+
+    async def put_fragment(
+        self, namespace: str, name: str, new: NewObservation, etag: str = "", once: Once[Put] | None = None
+    ) -> Put:
+        memory = self._find(namespace, name)
+        known = [each for each in memory.fragments if each.external_id == new.external_id]
+        if etag and etag not in map(fragment_etag, known):
+            raise EtagMismatch("it has changed since")
+        if known:
+            changed = self._change(memory, replace(known[0], content=new.content, structured=new.structured))
+            return self._once(once, Put(changed, False, memory.record.revision))
+        self.store(memory, 1, new)
+        return self._once(once, Put(memory.fragments[-1], True, memory.record.revision))
+
+    async def update_fragment(
+        self, namespace: str, name: str, change: FragmentChange, once: Once[tuple[Fragment, int]] | None = None
+    ) -> tuple[Fragment, int]:
+        fragment, _, _ = await self.get_fragment(namespace, name, id=change.id)
+        if change.etag and change.etag != fragment_etag(fragment):
+            raise EtagMismatch("it has changed since")
+        memory = self._find(namespace, name)
+        changed = self._change(memory, replace(fragment, content=change.content or fragment.content))
+        return self._once(once, (changed, memory.record.revision))
+
+    async def forget_fragments(
+        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
+    ) -> Changed:
+        return self._turn(self._find(namespace, name), which, once, None, 1)
+
+    async def restore_fragments(
+        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
+    ) -> Changed:
+        return self._turn(self._find(namespace, name), which, once, 1, None)
+
+    def _turn(
+        self,
+        memory: _Memory,
+        which: Sequence[str] | Filter,
+        once: Once[Changed] | None,
+        before_us: int | None,
+        after_us: int | None,
+    ) -> Changed:
+        meant = [
+            each
+            for each in memory.fragments
+            if each.forget_time_us == before_us
+            and (passes(each, which) if isinstance(which, Filter) else each.id in which)
+        ]
+        for each in meant:
+            self._change(memory, replace(each, forget_time_us=after_us))
+        return self._once(once, Changed(len(meant), memory.record.revision))
+
+    def _change(self, memory: _Memory, changed: Fragment) -> Fragment:
+        changed = replace(changed, version=memory.commit(Event(EventType.UPDATED, changed.id)))
+        memory.fragments[:] = [changed if each.id == changed.id else each for each in memory.fragments]
+        return changed
+
+    def _once(self, once: Once[T] | None, result: T) -> T:
+        self._keep(None if once is None else once.answer(result))
+        return result
 
     async def fragments(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
         return [fragment for fragment in self._find(namespace, name).fragments if fragment.id in ids]

@@ -21,12 +21,24 @@ from memstream.backoff import Retry
 from memstream.channel import Tls
 from memstream.policy import PolicyLike, Profile
 from memstream.resources import Memory, Namespace, Operation, ServerInfo
+from memstream.sync.conversations import Conversation, ConversationWatch
 from memstream.sync.loop import LOOP
 from memstream.sync.memory import AgentMemory, FragmentListing
 from memstream.sync.streams import ObserveStream, RecallStream, Sent, Watch
 from memstream.values import MemoryKind
 
-__all__ = ["AgentMemory", "Client", "FragmentListing", "ObserveStream", "RecallStream", "Sent", "Watch", "connect"]
+__all__ = [
+    "AgentMemory",
+    "Client",
+    "Conversation",
+    "ConversationWatch",
+    "FragmentListing",
+    "ObserveStream",
+    "RecallStream",
+    "Sent",
+    "Watch",
+    "connect",
+]
 
 
 def connect(
@@ -83,6 +95,14 @@ class Client:
 
         async def make() -> AgentMemory:  # over there: the first use makes the channel, which belongs to that loop
             return AgentMemory(self._inner.memory(path))
+
+        return LOOP.run(make())
+
+    def conversation(self, path: str) -> Conversation:
+        """The conversation `namespace/name`, without asking whether it exists."""
+
+        async def make() -> Conversation:
+            return Conversation(self._inner.conversation(path))
 
         return LOOP.run(make())
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Unpack
+from typing import Literal, Unpack
 
 from memstream import memory
 from memstream.codec import Observable
 from memstream.policy import PolicyLike
-from memstream.resources import Cursor, Memory, MemoryStats, Operation
+from memstream.resources import Cursor, Memory, MemoryStats, Operation, Put
 from memstream.sync.loop import LOOP
 from memstream.sync.streams import ObserveStream, RecallStream, Watch
 from memstream.values import (
@@ -122,7 +122,7 @@ class AgentMemory:
         return AgentMemory(LOOP.run(self._inner.clone(new_path)))
 
     def clear(self, tiers: Collection[Tier] = ()) -> int:
-        """Forgets everything in the tiers named (none: all), restorable within the grace; how many that were."""
+        """Empties the tiers named (none: all) for good; how many fragments that were, forgotten ones included."""
         return LOOP.run(self._inner.clear(tiers))
 
     def delete(self, *, etag: str = "") -> None:
@@ -143,8 +143,8 @@ class AgentMemory:
         """Fragments in order of receipt, page by page; iterate over it."""
         return FragmentListing(self._inner.list_fragments(filter, forgotten=forgotten, page_size=page_size))
 
-    def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Fragment | None:
-        """Observes, or updates the fragment of that `external_id`; None when the policy did not keep it."""
+    def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
+        """Observes, or updates the fragment of that `external_id` (required); with an etag only if it is current."""
         return LOOP.run(self._inner.put_fragment(what, etag=etag, **said))
 
     def update_fragment(
@@ -154,12 +154,12 @@ class AgentMemory:
         content: str | Structured | None = None,
         importance: float | None = None,
         metadata: Mapping[str, MetadataValue] | None = None,
-        expire_time: datetime | None = None,
+        expire_time: datetime | Literal["never"] | None = None,
         pinned: bool | None = None,
         speaker: str | None = None,
         etag: str = "",
     ) -> Fragment:
-        """Sets what is given; `metadata` replaces all of it. With an etag only if it is current."""
+        """Sets what is given; `metadata` replaces all of it, `expire_time="never"` takes its own expiry away."""
         return LOOP.run(
             self._inner.update_fragment(
                 id,

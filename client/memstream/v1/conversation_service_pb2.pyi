@@ -428,7 +428,7 @@ class WatchMessagesRequest(_message.Message):
     namespace: _builtins.str
     """The namespace."""
     conversation: _builtins.str
-    """The conversation; it need not have messages yet."""
+    """The conversation; it need not be there yet."""
     after_number: _builtins.int
     """Messages after this number."""
     @_builtins.property
@@ -732,9 +732,9 @@ class UpdatePlanRequest(_message.Message):
     sub_task_number: _builtins.int
     """Number of the sub-task."""
     state: Global___PlanState.ValueType
-    """Its new state."""
+    """Its new state; not given keeps it."""
     retry_times: _builtins.int
-    """Its new count of retries."""
+    """Its new count of retries; unset keeps it."""
     sub_task_agent: _builtins.str
     """Its new agent; unset keeps it."""
     agent_model: _builtins.str
@@ -750,26 +750,30 @@ class UpdatePlanRequest(_message.Message):
         conversation: _builtins.str = ...,
         sub_task_number: _builtins.int = ...,
         state: Global___PlanState.ValueType = ...,
-        retry_times: _builtins.int = ...,
+        retry_times: _builtins.int | None = ...,
         sub_task_agent: _builtins.str | None = ...,
         agent_model: _builtins.str | None = ...,
         result: _builtins.str | None = ...,
         request_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_model", b"_agent_model", "_result", b"_result", "_sub_task_agent", b"_sub_task_agent", "agent_model", b"agent_model", "result", b"result", "sub_task_agent", b"sub_task_agent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_model", b"_agent_model", "_result", b"_result", "_retry_times", b"_retry_times", "_sub_task_agent", b"_sub_task_agent", "agent_model", b"agent_model", "result", b"result", "retry_times", b"retry_times", "sub_task_agent", b"sub_task_agent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_model", b"_agent_model", "_result", b"_result", "_sub_task_agent", b"_sub_task_agent", "agent_model", b"agent_model", "conversation", b"conversation", "namespace", b"namespace", "request_id", b"request_id", "result", b"result", "retry_times", b"retry_times", "state", b"state", "sub_task_agent", b"sub_task_agent", "sub_task_number", b"sub_task_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_model", b"_agent_model", "_result", b"_result", "_retry_times", b"_retry_times", "_sub_task_agent", b"_sub_task_agent", "agent_model", b"agent_model", "conversation", b"conversation", "namespace", b"namespace", "request_id", b"request_id", "result", b"result", "retry_times", b"retry_times", "state", b"state", "sub_task_agent", b"sub_task_agent", "sub_task_number", b"sub_task_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__agent_model: _TypeAlias = _typing.Literal["agent_model"]  # noqa: Y015
     _WhichOneofArgType__agent_model: _TypeAlias = _typing.Literal["_agent_model", b"_agent_model"]  # noqa: Y015
     _WhichOneofReturnType__result: _TypeAlias = _typing.Literal["result"]  # noqa: Y015
     _WhichOneofArgType__result: _TypeAlias = _typing.Literal["_result", b"_result"]  # noqa: Y015
+    _WhichOneofReturnType__retry_times: _TypeAlias = _typing.Literal["retry_times"]  # noqa: Y015
+    _WhichOneofArgType__retry_times: _TypeAlias = _typing.Literal["_retry_times", b"_retry_times"]  # noqa: Y015
     _WhichOneofReturnType__sub_task_agent: _TypeAlias = _typing.Literal["sub_task_agent"]  # noqa: Y015
     _WhichOneofArgType__sub_task_agent: _TypeAlias = _typing.Literal["_sub_task_agent", b"_sub_task_agent"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__agent_model) -> _WhichOneofReturnType__agent_model | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__result) -> _WhichOneofReturnType__result | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_times) -> _WhichOneofReturnType__retry_times | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sub_task_agent) -> _WhichOneofReturnType__sub_task_agent | None: ...
 

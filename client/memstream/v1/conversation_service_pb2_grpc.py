@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class ConversationServiceStub(object):
-    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers.
+    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers. A conversation begins with its
+    first message or plan; until then all but AppendMessage, SavePlans, CompleteConversation and WatchMessages answer
+    CONVERSATION_NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -93,11 +95,13 @@ class ConversationServiceStub(object):
 
 
 class ConversationServiceServicer(object):
-    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers.
+    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers. A conversation begins with its
+    first message or plan; until then all but AppendMessage, SavePlans, CompleteConversation and WatchMessages answer
+    CONVERSATION_NOT_FOUND.
     """
 
     def AppendMessage(self, request, context):
-        """Appends a message.
+        """Appends a message; makes the conversation if need be, and opens a completed one again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,14 +129,14 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CompleteConversation(self, request, context):
-        """Marks a conversation completed: its watchers end.
+        """Marks a conversation completed: its watchers end. Makes the conversation if need be.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteMessages(self, request, context):
-        """Deletes a conversation's messages.
+        """Deletes a conversation's messages; their numbers are not given again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -240,7 +244,9 @@ def add_ConversationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ConversationService(object):
-    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers.
+    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers. A conversation begins with its
+    first message or plan; until then all but AppendMessage, SavePlans, CompleteConversation and WatchMessages answer
+    CONVERSATION_NOT_FOUND.
     """
 
     @staticmethod

@@ -27,14 +27,17 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ConversationServiceStub:
-    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers."""
+    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers. A conversation begins with its
+    first message or plan; until then all but AppendMessage, SavePlans, CompleteConversation and WatchMessages answer
+    CONVERSATION_NOT_FOUND.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConversationServiceAsyncStub: ...
     AppendMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessageRequest, _conversation_service_pb2.AppendMessageResponse]
-    """Appends a message."""
+    """Appends a message; makes the conversation if need be, and opens a completed one again."""
     ListMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]
     """Lists a conversation's messages in order: all, one agent's, or those between two agents."""
     GetLastMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetLastMessageRequest, _conversation_service_pb2.GetLastMessageResponse]
@@ -42,9 +45,9 @@ class ConversationServiceStub:
     WatchMessages: _grpc.UnaryStreamMultiCallable[_conversation_service_pb2.WatchMessagesRequest, _conversation_service_pb2.WatchMessagesResponse]
     """Streams a conversation's messages as they come; ends when the conversation is completed."""
     CompleteConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.CompleteConversationRequest, _conversation_service_pb2.CompleteConversationResponse]
-    """Marks a conversation completed: its watchers end."""
+    """Marks a conversation completed: its watchers end. Makes the conversation if need be."""
     DeleteMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteMessagesRequest, _conversation_service_pb2.DeleteMessagesResponse]
-    """Deletes a conversation's messages."""
+    """Deletes a conversation's messages; their numbers are not given again."""
     SavePlans: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.SavePlansRequest, _conversation_service_pb2.SavePlansResponse]
     """Saves plans together."""
     ListPlans: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListPlansRequest, _conversation_service_pb2.ListPlansResponse]
@@ -58,11 +61,14 @@ class ConversationServiceStub:
 
 @_typing.type_check_only
 class ConversationServiceAsyncStub(ConversationServiceStub):
-    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers."""
+    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers. A conversation begins with its
+    first message or plan; until then all but AppendMessage, SavePlans, CompleteConversation and WatchMessages answer
+    CONVERSATION_NOT_FOUND.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AppendMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessageRequest, _conversation_service_pb2.AppendMessageResponse]  # type: ignore[assignment]
-    """Appends a message."""
+    """Appends a message; makes the conversation if need be, and opens a completed one again."""
     ListMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """Lists a conversation's messages in order: all, one agent's, or those between two agents."""
     GetLastMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetLastMessageRequest, _conversation_service_pb2.GetLastMessageResponse]  # type: ignore[assignment]
@@ -70,9 +76,9 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     WatchMessages: _aio.UnaryStreamMultiCallable[_conversation_service_pb2.WatchMessagesRequest, _conversation_service_pb2.WatchMessagesResponse]  # type: ignore[assignment]
     """Streams a conversation's messages as they come; ends when the conversation is completed."""
     CompleteConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.CompleteConversationRequest, _conversation_service_pb2.CompleteConversationResponse]  # type: ignore[assignment]
-    """Marks a conversation completed: its watchers end."""
+    """Marks a conversation completed: its watchers end. Makes the conversation if need be."""
     DeleteMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteMessagesRequest, _conversation_service_pb2.DeleteMessagesResponse]  # type: ignore[assignment]
-    """Deletes a conversation's messages."""
+    """Deletes a conversation's messages; their numbers are not given again."""
     SavePlans: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.SavePlansRequest, _conversation_service_pb2.SavePlansResponse]  # type: ignore[assignment]
     """Saves plans together."""
     ListPlans: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListPlansRequest, _conversation_service_pb2.ListPlansResponse]  # type: ignore[assignment]
@@ -85,7 +91,10 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """Removes a conversation's plans."""
 
 class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers."""
+    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers. A conversation begins with its
+    first message or plan; until then all but AppendMessage, SavePlans, CompleteConversation and WatchMessages answer
+    CONVERSATION_NOT_FOUND.
+    """
 
     @_abc_1.abstractmethod
     def AppendMessage(
@@ -93,7 +102,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.AppendMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.AppendMessageResponse, _abc.Awaitable[_conversation_service_pb2.AppendMessageResponse]]:
-        """Appends a message."""
+        """Appends a message; makes the conversation if need be, and opens a completed one again."""
 
     @_abc_1.abstractmethod
     def ListMessages(
@@ -125,7 +134,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.CompleteConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.CompleteConversationResponse, _abc.Awaitable[_conversation_service_pb2.CompleteConversationResponse]]:
-        """Marks a conversation completed: its watchers end."""
+        """Marks a conversation completed: its watchers end. Makes the conversation if need be."""
 
     @_abc_1.abstractmethod
     def DeleteMessages(
@@ -133,7 +142,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.DeleteMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.DeleteMessagesResponse, _abc.Awaitable[_conversation_service_pb2.DeleteMessagesResponse]]:
-        """Deletes a conversation's messages."""
+        """Deletes a conversation's messages; their numbers are not given again."""
 
     @_abc_1.abstractmethod
     def SavePlans(

@@ -279,6 +279,7 @@ class Policy(_message.Message):
     REFLECTION_FIELD_NUMBER: _builtins.int
     RECALL_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
+    SCORE_IMPORTANCE_FIELD_NUMBER: _builtins.int
     profile: Global___Profile.ValueType
     """Where the defaults come from."""
     language: _builtins.str
@@ -291,6 +292,8 @@ class Policy(_message.Message):
     """
     backlog_max: _builtins.int
     """Observations between received and stored before new ones are refused, 1 to 1,000,000. Default 10,000."""
+    score_importance: _builtins.bool
+    """Let the LLM, where the server has one, rate the importance of what the client gave none. Default true."""
     @_builtins.property
     def sensory(self) -> Global___SensoryPolicy:
         """The sensory tier."""
@@ -324,10 +327,11 @@ class Policy(_message.Message):
         reflection: Global___ReflectionPolicy | None = ...,
         recall: Global___RecallPolicy | None = ...,
         retention: Global___RetentionPolicy | None = ...,
+        score_importance: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "importance_default", b"importance_default", "language", b"language", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_score_importance", b"_score_importance", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "importance_default", b"importance_default", "language", b"language", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "score_importance", b"score_importance", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "importance_default", b"importance_default", "language", b"language", "profile", b"profile", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_score_importance", b"_score_importance", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "importance_default", b"importance_default", "language", b"language", "profile", b"profile", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "score_importance", b"score_importance", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__backlog_max: _TypeAlias = _typing.Literal["backlog_max"]  # noqa: Y015
     _WhichOneofArgType__backlog_max: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max"]  # noqa: Y015
@@ -335,6 +339,8 @@ class Policy(_message.Message):
     _WhichOneofArgType__importance_default: _TypeAlias = _typing.Literal["_importance_default", b"_importance_default"]  # noqa: Y015
     _WhichOneofReturnType__language: _TypeAlias = _typing.Literal["language"]  # noqa: Y015
     _WhichOneofArgType__language: _TypeAlias = _typing.Literal["_language", b"_language"]  # noqa: Y015
+    _WhichOneofReturnType__score_importance: _TypeAlias = _typing.Literal["score_importance"]  # noqa: Y015
+    _WhichOneofArgType__score_importance: _TypeAlias = _typing.Literal["_score_importance", b"_score_importance"]  # noqa: Y015
     _WhichOneofReturnType__wait_for_models: _TypeAlias = _typing.Literal["wait_for_models"]  # noqa: Y015
     _WhichOneofArgType__wait_for_models: _TypeAlias = _typing.Literal["_wait_for_models", b"_wait_for_models"]  # noqa: Y015
     @_typing.overload
@@ -343,6 +349,8 @@ class Policy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__importance_default) -> _WhichOneofReturnType__importance_default | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__language) -> _WhichOneofReturnType__language | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score_importance) -> _WhichOneofReturnType__score_importance | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wait_for_models) -> _WhichOneofReturnType__wait_for_models | None: ...
 

@@ -350,7 +350,7 @@ Global___CloneMemoryResponse: _TypeAlias = CloneMemoryResponse  # noqa: Y015
 
 @_typing.final
 class ClearMemoryRequest(_message.Message):
-    """Forgets tiers."""
+    """Empties tiers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -393,7 +393,7 @@ class ClearMemoryResponse(_message.Message):
     CLEARED_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     cleared: _builtins.int
-    """Fragments forgotten."""
+    """Fragments dropped for good, forgotten ones included."""
     revision: _builtins.int
     """The memory's revision."""
     def __init__(
@@ -753,7 +753,7 @@ class PutFragmentRequest(_message.Message):
     request_id: _builtins.str
     """Makes a repeat of this call return the first answer."""
     etag: _builtins.str
-    """Only when the existing fragment's etag is this; empty for whatever."""
+    """Only when there is such a fragment and its etag is this; empty for whatever."""
     @_builtins.property
     def observation(self) -> _fragment_pb2.Observation:
         """The observation; its external_id is required."""
@@ -830,7 +830,9 @@ class UpdateFragmentRequest(_message.Message):
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker"."""
+        """Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker". Named and not set,
+        expire_time takes the expiry away.
+        """
 
     def __init__(
         self,
@@ -896,7 +898,7 @@ class ForgetFragmentsRequest(_message.Message):
     """Makes a repeat of this call return the first answer."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """By id."""
+        """By id; at most 1,000."""
 
     @_builtins.property
     def filter(self) -> _fragment_pb2.FragmentFilter:
@@ -964,7 +966,7 @@ class RestoreFragmentsRequest(_message.Message):
     """Makes a repeat of this call return the first answer."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """By id."""
+        """By id; at most 1,000."""
 
     @_builtins.property
     def filter(self) -> _fragment_pb2.FragmentFilter:
@@ -989,7 +991,9 @@ Global___RestoreFragmentsRequest: _TypeAlias = RestoreFragmentsRequest  # noqa: 
 
 @_typing.final
 class RestoreFragmentsResponse(_message.Message):
-    """The fragments are recalled again, in long-term (or, where the kind has none, in the tier they left)."""
+    """The fragments are recalled again, in the tier they left where it has room, else in long-term. In a kind without it
+    they stay forgotten while there is no room.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1032,7 +1036,7 @@ class EraseFragmentsRequest(_message.Message):
     """Makes a repeat of this call return the first answer."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """By id."""
+        """By id; at most 1,000."""
 
     @_builtins.property
     def filter(self) -> _fragment_pb2.FragmentFilter:

@@ -174,7 +174,7 @@ class MemoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ClearMemory(self, request, context):
-        """Forgets everything in the tiers named, restorable within the grace.
+        """Empties the tiers named, for good.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,7 +46,7 @@ class MemoryServiceStub:
     CloneMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.CloneMemoryRequest, _memory_service_pb2.CloneMemoryResponse]
     """Makes a memory of the same structure and policy, without content."""
     ClearMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ClearMemoryRequest, _memory_service_pb2.ClearMemoryResponse]
-    """Forgets everything in the tiers named, restorable within the grace."""
+    """Empties the tiers named, for good."""
     DeleteMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.DeleteMemoryRequest, _memory_service_pb2.DeleteMemoryResponse]
     """Deletes a memory and all of its content for good."""
     ListNamespaces: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListNamespacesRequest, _memory_service_pb2.ListNamespacesResponse]
@@ -92,7 +92,7 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     CloneMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.CloneMemoryRequest, _memory_service_pb2.CloneMemoryResponse]  # type: ignore[assignment]
     """Makes a memory of the same structure and policy, without content."""
     ClearMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ClearMemoryRequest, _memory_service_pb2.ClearMemoryResponse]  # type: ignore[assignment]
-    """Forgets everything in the tiers named, restorable within the grace."""
+    """Empties the tiers named, for good."""
     DeleteMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.DeleteMemoryRequest, _memory_service_pb2.DeleteMemoryResponse]  # type: ignore[assignment]
     """Deletes a memory and all of its content for good."""
     ListNamespaces: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListNamespacesRequest, _memory_service_pb2.ListNamespacesResponse]  # type: ignore[assignment]
@@ -171,7 +171,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.ClearMemoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.ClearMemoryResponse, _abc.Awaitable[_memory_service_pb2.ClearMemoryResponse]]:
-        """Forgets everything in the tiers named, restorable within the grace."""
+        """Empties the tiers named, for good."""
 
     @_abc_1.abstractmethod
     def DeleteMemory(

@@ -30,6 +30,8 @@ def data_options(command: F) -> F:
             settings = load(config, {"data_dir": data})
         except SettingsError as error:
             raise Misuse(str(error)) from error
+        if settings.journal_url.get_secret_value():
+            raise Misuse("the journal is on PostgreSQL (journal_url): use pg_dump and pg_restore")
         return command(*args, data_dir=settings.data_dir, **kwargs)
 
     return cast("F", told)

@@ -128,8 +128,8 @@ def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: 
     """Put an insight with its sources into long-term, or merge it into the closest of `others`.
 
     `others` are the memory's insights with vectors of the same model. Within `reflection.merge_cosine` the older
-    stays, since it may be cited, and takes over the sources and the higher importance. The memory's kind must
-    have a long-term tier.
+    stays, since it may be cited, and takes over the sources and the higher importance; itself among them, cited by
+    the newer, it leaves out: nothing is evidence of itself. The memory's kind must have a long-term tier.
     """
     draft = Draft(state)
     fragment = replace(insight.fragment, tier=Tier.LONG_TERM)
@@ -146,7 +146,7 @@ def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: 
         return draft.finish()
     kept = replace(
         nearest,
-        sources=tuple(dict.fromkeys((*nearest.sources, *fragment.sources))),
+        sources=tuple(dict.fromkeys(each for each in (*nearest.sources, *fragment.sources) if each != nearest.id)),
         importance=max(nearest.importance, fragment.importance),
     )
     draft.record(

@@ -125,11 +125,12 @@ class Neighbours:
         held.open.append((slot, 0))
 
     def _settle(self) -> None:
+        lengths = np.append(self._lengths.view, 0) if self._dirty else self._lengths.view  # NOBODY reads the last, 0
         for session in self._dirty:
-            self._relink(self._sessions[session])
+            self._relink(self._sessions[session], lengths)
         self._dirty.clear()
 
-    def _relink(self, held: _Session) -> None:
+    def _relink(self, held: _Session, lengths: npt.NDArray[np.int64]) -> None:
         slots = np.array(held.slots, np.int64)
         alive = self._alive.view[slots]
         members = alive & self._eligible.view[slots]
@@ -140,7 +141,6 @@ class Neighbours:
         places = np.stack([before, before + 1, after + _REACH, after + _REACH + 1], axis=1)
         found = np.where(alive[:, None], line[places], NOBODY)
         self._windows.view[slots] = found
-        lengths = np.append(self._lengths.view, 0)  # NOBODY reads the 0 at the end
         self._window_lengths.view[slots] = np.where(alive, lengths[slots] + lengths[found].sum(axis=1), 0)
         held.tail = (int(line[-_REACH - 1]), int(line[-_REACH - 2]))
         lacking = np.flatnonzero(alive & (found[:, -1] == NOBODY))
@@ -149,9 +149,8 @@ class Neighbours:
     def kept(self, slots: Slots) -> Neighbours:
         """A new one with only these slots, renumbered in that order."""
         made = Neighbours()
-        eligible, alive, lengths = self._eligible.view, self._alive.view, self._lengths.view
-        for slot in slots:
-            made.append(int(self._session_of.view[slot]), bool(eligible[slot]), int(lengths[slot]))
-            if not alive[slot]:
-                made.set_alive(len(made.alive) - 1, False)
+        sessions = self._session_of.view[slots]
+        made._dirty = set(np.unique(sessions).tolist())  # linked whole when next read, not one by one
+        made.extend(sessions.tolist(), self._eligible.view[slots].tolist(), self._lengths.view[slots].tolist())
+        made._alive.view[:] = self._alive.view[slots]
         return made

@@ -132,7 +132,11 @@ class RetentionPolicy:
     """When fragments are forgotten; all off by default."""
 
     ttl_s: int = _tunable(
-        0, "age from creation after which a fragment is forgotten; 0 is off", "seconds", 0, 3_153_600_000
+        0,
+        "age from creation at which fragments without an expiry of their own are forgotten; 0 is off",
+        "seconds",
+        0,
+        3_153_600_000,
     )
     retention_min: float = _tunable(0.0, "strength below which a fragment is forgotten; 0 is off", "strength", 0, 1)
     strength_half_life_s: int = _tunable(
@@ -156,6 +160,7 @@ class Policy:
     importance_default: float = _tunable(
         0.5, "importance where neither client nor scorer gives one", "importance", 0, 1
     )
+    score_importance: bool = _tunable(True, "let the LLM, where there is one, rate what the client gave no importance")
     wait_for_models: bool = _tunable(
         False, "hold observations while a model is down, instead of storing them without a vector"
     )

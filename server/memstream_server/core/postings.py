@@ -69,12 +69,13 @@ class Postings:
     def keep(self, new_slot: npt.NDArray[np.int32]) -> None:
         """Renumber: slot s becomes new_slot[s], or goes where that is negative. Gives room back."""
         self._merge()
-        hashes = np.repeat(self._vocabulary, np.diff(self._offsets))
+        terms = np.repeat(np.arange(len(self._vocabulary)), np.diff(self._offsets))
         renumbered = new_slot[self._slots]
         held = (renumbered >= 0) & (self._counts > 0)
         self._slots, self._counts = renumbered[held], self._counts[held]
-        self._vocabulary, sizes = np.unique(hashes[held], return_counts=True)
-        self._offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        sizes = np.bincount(terms[held], minlength=len(self._vocabulary))
+        self._vocabulary = self._vocabulary[sizes > 0]
+        self._offsets = np.concatenate([[0], np.cumsum(sizes[sizes > 0])]).astype(np.int64)
 
     def _merge(self) -> None:
         """Insert the sorted tail behind the equal terms of the base: linear in the base, no sort of it."""

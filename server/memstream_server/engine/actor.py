@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ import structlog
 
 from memstream_server.core.tiers import settle
 from memstream_server.core.values import Fragment
-from memstream_server.engine.decision import Decision, commit_of, decide_observations, effective_policy
+from memstream_server.engine.decision import Decision, commit_of, decide_observations, effective_policy, jobs_of
 from memstream_server.engine.errors import (
     BacklogFull,
     EngineError,
@@ -69,9 +69,8 @@ class Actor:
     def __init__(self, image: Image, working: WorkingSet, dependencies: Dependencies) -> None:
         self.working = working
         self.failed: EngineError | None = None
-        self.recalls = 0
-        """Recalls under way; an actor in use is not evicted."""
-        self.last_used_s = dependencies.clock.monotonic_s()
+        self._uses = 0
+        self._deciding = False
         self._dependencies = dependencies
         self._producers = {
             producer.name: ProducerState(
@@ -119,7 +118,17 @@ class Actor:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way that an eviction would cut off."""
-        return not (self._backlog or self._sessions or self.recalls or self._inbox.qsize() or self._receiving)
+        waiting = self._backlog or self._inbox.qsize() or self._receiving
+        return not (waiting or self._sessions or self._uses or self._deciding)
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Somebody works with it: it is not evicted meanwhile."""
+        self._uses += 1
+        try:
+            yield
+        finally:
+            self._uses -= 1
 
     async def revision_reached(self, revision: int) -> None:
         """Waits until the memory is at `revision` or beyond."""
@@ -133,9 +142,19 @@ class Actor:
         """Make this stream the producer's only one. Raises JournalUnavailable when the write fails."""
         self._raise_if_failed()
         self._sessions += 1
+        opening = asyncio.create_task(self._open(name))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The journal raises the producer's epoch all the same, so the state here has to follow.
+            opening.add_done_callback(_close_unused)
+            raise
+
+    async def _open(self, name: str) -> ObserveSession:
         try:
             producer = await self._dependencies.journal.open_producer(self.uid, self.working.record.epoch, name)
-        except Conflict as error:
+            self._raise_if_failed()
+        except (Conflict, OutcomeUnknown) as error:
             self._sessions -= 1
             raise self.fail(JournalUnavailable(f"the memory moved on: {error}", retry_after_s=0.1)) from error
         except BaseException:
@@ -148,6 +167,7 @@ class Actor:
             )
         state.epoch = producer.epoch
         state.received = state.submitted = producer.received
+        state.forget_after(state.received)
         state.stored = max(state.stored, producer.stored)
         session = ObserveSession(
             self, state, Opened(state.received, state.stored, state.epoch, self.uid, self.revision)
@@ -182,7 +202,9 @@ class Actor:
         state.check_gap(first)
         new_from = max(first, state.expected())
         repeats, fresh = items[: new_from - first], items[new_from - first :]
-        if self._backlog + len(fresh) > self.working.record.policy.backlog_max:
+        state.check_repeats(first, repeats)
+        # A batch larger than the bound is taken when nothing waits: refused then, it would be refused for ever.
+        if self._backlog and self._backlog + len(fresh) > self.working.record.policy.backlog_max:
             raise BacklogFull(
                 f"{self._backlog} observations wait to be stored, the most this memory's policy allows",
                 retry_after_s=0.5,
@@ -194,36 +216,61 @@ class Actor:
             self._next_position += max(1, batch.count)
             self._backlog += batch.count
             state.submitted = new_from + len(fresh) - 1
+            state.remember(new_from, batch.receipt.hashes, batch.receipt.rejections)
         task = asyncio.create_task(self._receive(state, first, repeats, batch))
         self._receiving.add(task)
         task.add_done_callback(self._receiving.discard)
-        return task
+        if batch is not None:
+            state.receiving = task
+        # Shielded: whoever stops waiting must not take from the actor the news that the journal has the batch.
+        return asyncio.shield(task)
 
     async def _receive(
         self, state: ProducerState, first: int, repeats: Sequence[NewObservation | Refusal], batch: Batch | None
     ) -> None:
         # The journal is given the batch before anything else is awaited: its order is the order of `submit`.
-        session = state.session
-        writing = None if batch is None else asyncio.ensure_future(self._dependencies.journal.receive(batch.receipt))
+        session, before = state.session, state.receiving
         try:
-            if batch is not None and writing is not None:
-                await writing
+            if batch is not None:
+                await self._dependencies.journal.receive(batch.receipt)
+        except Exception as error:
+            raise self._ended(session, self._unreceived(state, session, batch, error)) from error
+        try:
+            if batch is not None:
                 self._received(state, batch)
             if repeats:
-                again = await verify_repeats(self._dependencies.journal, self.uid, state, first, repeats)
-                if state.session is not None and again:
-                    state.session.reject(again)
-                state.tell()
-        except (JournalError, EngineError) as error:
-            refused = self._refused(state, batch, error)
-            if session is not None:
-                session.fail(refused)
-            raise refused from error
+                await self._repeated(state, first, repeats, before)
+        except EngineError as error:
+            raise self._ended(session, error) from error
+        except JournalError as error:
+            # What was received stays so; only what the repeats were told the first time could not be read.
+            raise self._ended(session, JournalUnavailable(f"reading failed: {error}", retry_after_s=0.2)) from error
+
+    async def _repeated(
+        self,
+        state: ProducerState,
+        first: int,
+        items: Sequence[NewObservation | Refusal],
+        before: asyncio.Task[None] | None,
+    ) -> None:
+        """Tell of repeats what was told the first time, and not before what they repeat is received."""
+        session = state.session
+        if first + len(items) - 1 > state.received and before is not None:
+            await asyncio.wait({before})
+            before.result()
+        again = await verify_repeats(self._dependencies.journal, self.uid, state, first, items)
+        if session is not None:
+            session.reject(again)
+
+    @staticmethod
+    def _ended(session: ObserveSession | None, error: EngineError) -> EngineError:
+        if session is not None:
+            session.fail(error)
+        return error
 
     def _received(self, state: ProducerState, batch: Batch) -> None:
         receipt = batch.receipt
         last = receipt.first_sequence + len(receipt.hashes) - 1
-        state.remember(receipt.first_sequence, receipt.hashes, receipt.rejections)
         if receipt.rejections and state.session is not None:
             state.session.reject(receipt.rejections)
         self._dependencies.metrics.received(batch.count, len(receipt.rejections), self._age_s(batch) or 0.0)
@@ -236,16 +283,24 @@ class Actor:
         self._pending.append(batch)
         self._more.set()
 
-    def _refused(self, state: ProducerState, batch: Batch | None, error: Exception) -> EngineError:
-        if isinstance(error, EngineError):
-            return error
+    def _unreceived(
+        self, state: ProducerState, session: ObserveSession | None, batch: Batch | None, error: Exception
+    ) -> EngineError:
+        """What the refusal of a batch means for its producer. A refusal that RAM does not explain ends the actor."""
         if batch is not None:
             self._backlog -= batch.count
+            if batch.receipt.producer_epoch != state.epoch:
+                return ProducerSuperseded(
+                    f"a newer stream of producer {state.name!r} was opened; this one is superseded"
+                )
             state.submitted = state.received
+            state.forget_after(state.received)
         if isinstance(error, StorageFull):
             return StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S)
-        if batch is not None and batch.receipt.producer_epoch != state.epoch:
-            return ProducerSuperseded(f"a newer stream of producer {state.name!r} was opened; this one is superseded")
+        if isinstance(error, Conflict) and session is not None and session.error is not None:
+            return session.error  # an earlier batch was refused, so this one did not follow on
+        if not isinstance(error, JournalError):
+            log.error("receive_failed", memory=self.uid, exc_info=error)
         return self.fail(JournalUnavailable(f"the journal refused the batch: {error}", retry_after_s=0.2))
 
     # ---- deciding
@@ -286,10 +341,12 @@ class Actor:
         try:
             while True:
                 item = await self._inbox.get()
+                self._deciding = True
                 if isinstance(item, _Work):
                     await self._work(item)
                 else:
                     await self._store(item)
+                self._deciding = False
         except (Conflict, OutcomeUnknown) as error:
             self.fail(JournalUnavailable(f"the memory is read again: {error}", retry_after_s=0.2))
         except Exception as error:
@@ -389,7 +446,10 @@ class Actor:
             return change
         policy = effective_policy(change.policy, self._dependencies)
         transition = settle(self.working.state, policy, self._dependencies.embedding.similarity_min)
-        return replace(change, transition=transition if transition.events else None)
+        if not transition.events:
+            return change
+        jobs = jobs_of(self.working, transition, False, self._dependencies)
+        return replace(change, transition=transition, jobs=(*change.jobs, *jobs))
 
     # ---- the end
     def fail(self, error: EngineError) -> EngineError:
@@ -442,3 +502,8 @@ class Actor:
 def _settle(future: asyncio.Future[int], error: EngineError) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+def _close_unused(opening: asyncio.Task[ObserveSession]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -45,6 +45,8 @@ class Decision:
     answer: Answer | None = None
     jobs: tuple[Job, ...] = ()
     finish_jobs: tuple[str, ...] = ()
+    time_us: int | None = None
+    """When it was decided, where the answer tells it; else it is the commit's own."""
 
     def with_gathered(self, more: Sequence[Gathered]) -> Decision:
         """The same with terms and vectors of merged texts; their fragments name the model of the new vector."""
@@ -114,9 +116,10 @@ def _decide_one(
     existing = _existing(state, fragment.external_id, by_key)
     if existing is not None:
         changed = updated(existing, fragment)
-        by_key[fragment.external_id] = changed
         parts[existing.id] = replace(part, fragment=changed)
-        return lifecycle.update(state, changed, part.content_vector)
+        step = _said_again(state, changed, part.content_vector, policy)
+        _follow(by_key, step)
+        return step
     newcomer = Newcomer(
         fragment,
         part.content_vector if dependencies.enhances(working.record) else None,
@@ -124,9 +127,24 @@ def _decide_one(
         part.refused,
     )
     step = observe(state, newcomer, policy, dependencies.embedding.similarity_min)
-    if fragment.external_id:
-        by_key.update({put.external_id: put for put in step.puts if put.external_id})
+    _follow(by_key, step)
     return step
+
+
+def _follow(by_key: dict[str, Fragment], step: Transition) -> None:
+    """What a step changed or removed, the next observation of its external_id finds so."""
+    gone = set(step.removed)
+    for key in [key for key, known in by_key.items() if known.id in gone]:
+        del by_key[key]
+    by_key.update({put.external_id: put for put in step.puts if put.external_id})
+
+
+def _said_again(state: State, changed: Fragment, vector: Vector | None, policy: Policy) -> Transition:
+    """An update by external_id. One that was forgotten is remembered again: its client has just said it."""
+    step = lifecycle.update(state, changed, vector)
+    if changed.forget_time_us is None:
+        return step
+    return join_all((step, lifecycle.restore(step.state, [Held(changed, vector)], policy)))
 
 
 def _existing(state: State, external_id: str, by_key: dict[str, Fragment]) -> Fragment | None:
@@ -199,7 +217,7 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
         memory=record.uid,
         epoch=record.epoch,
         revision=record.revision,
-        time_us=dependencies.clock.now_us(),
+        time_us=dependencies.clock.now_us() if decision.time_us is None else decision.time_us,
         events=(transition.events if transition is not None else ()) + decision.events,
         rows=tuple(_rows(decision, record.revision + 1)),
         removed=transition.removed if transition is not None else (),
@@ -241,6 +259,8 @@ def _index(working: WorkingSet, decision: Decision) -> Iterator[IndexEntry]:
                 yield IndexEntry(uid, put.id, delete=True)
             elif new or put.id in decision.gathered or working.forgotten(put.id):
                 yield IndexEntry(uid, put.id)
+        elif put.id in decision.gathered and working.tier_of(put.id) is Tier.LONG_TERM:
+            yield IndexEntry(uid, put.id, delete=True)  # what it says now has no vector yet
     for id_ in decision.transition.removed:
         if working.tier_of(id_) is Tier.LONG_TERM:
             yield IndexEntry(uid, id_, delete=True)

@@ -43,7 +43,7 @@ class Metrics(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Dependencies:
-    """Shared by actors, recalls, the indexer and jobs. `committed`, `index_lost` and `lost` are set by the engine."""
+    """Shared by actors, recalls, the indexer and jobs. `committed`, `lost` and `index_...` are set by the engine."""
 
     journal: Journal
     index: VectorIndex
@@ -62,6 +62,8 @@ class Dependencies:
     """Told when a search found the index lost."""
     lost: Callable[[Actor], None]
     """Told when an actor is finished before its time."""
+    index_degraded: Callable[[], str] = str
+    """Why the index does not have all it should; empty when it does."""
 
     def enhances(self, record: MemoryRecord) -> bool:
         """Whether newcomers are compared with what short-term holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Awaitable, Sequence
@@ -12,7 +13,7 @@ from memstream_server.core.enhancement import merged_text
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter, passes
 from memstream_server.core.values import Enhancement, Fragment, Tier
-from memstream_server.engine import lifecycle
+from memstream_server.engine import lifecycle, putting
 from memstream_server.engine.decision import Decision
 from memstream_server.engine.errors import (
     EtagMismatch,
@@ -23,6 +24,7 @@ from memstream_server.engine.errors import (
     ModelMismatch,
     StorageIsFull,
 )
+from memstream_server.engine.forgetting import Forgetting
 from memstream_server.engine.indexing import Indexer
 from memstream_server.engine.jobs import Jobs
 from memstream_server.engine.lifecycle import FragmentChange
@@ -33,10 +35,13 @@ from memstream_server.engine.reinforcing import Reinforcement
 from memstream_server.engine.requests import (
     AckLevel,
     AnswerOf,
+    Changed,
     MemoryChange,
     NewMemory,
     NewObservation,
+    Once,
     Progress,
+    Put,
     Query,
     RecallAnswer,
     Refusal,
@@ -106,10 +111,13 @@ class Engine:
         self._registry = Registry(dependencies)
         self._indexer = Indexer(dependencies, self._registry, space)
         self._jobs = Jobs(dependencies, self._registry)
+        self._forgetting = Forgetting(dependencies, self._registry)
         self._reinforcement = Reinforcement(dependencies)
         self._watchers = Watchers(dependencies.journal)
+        self._deletions: set[asyncio.Task[None]] = set()
         dependencies.committed = self._committed
         dependencies.index_lost = self._indexer.lost
+        dependencies.index_degraded = lambda: self._indexer.degraded
         dependencies.lost = self._registry.lost
 
     async def start(self) -> None:
@@ -117,11 +125,13 @@ class Engine:
         self._indexer.start()
         self._reinforcement.start()
         self._jobs.start()
+        self._forgetting.start()
         for uid in await self._journal.pending_memories():
-            await self._registry.activate(uid)
+            self._registry.revive(uid)
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End everything in order: recalls and sessions first, the index's write-behind last."""
+        await self._forgetting.stop()
         await self._jobs.stop()
         await self._reinforcement.stop()
         await self._registry.close()
@@ -188,6 +198,14 @@ class Engine:
             update_time_us=now_us,
         )
 
+    async def clone_memory(
+        self, namespace: str, name: str, new_namespace: str, new_name: str, answer: AnswerOf | None = None
+    ) -> MemoryRecord:
+        """A new memory of that kind, policy and labels, without content. Raises MemoryNotFound, MemoryExists."""
+        source = await self._registry.record(namespace, name)
+        new = NewMemory(new_namespace, new_name, source.kind, source.policy, source.labels)
+        return (await self.create_memory(new, answer))[0]
+
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord:
         """Raises MemoryNotFound."""
         return await self._registry.record(namespace, name)
@@ -204,35 +222,49 @@ class Engine:
         self, namespace: str, name: str, change: MemoryChange, answer: AnswerOf | None = None
     ) -> MemoryRecord:
         """The memory as changed. Raises EtagMismatch when `change.etag` is given and not current."""
-        actor = await self._registry.active(namespace, name)
+        made: list[MemoryRecord] = []
+        async with self._registry.use(namespace, name) as actor:
 
-        def decide(now: Actor) -> Decision:
-            record = now.working.record
-            _check_etag(change.etag, record)
-            after = replace(
-                record,
-                policy=change.policy or record.policy,
-                labels=record.labels if change.labels is None else change.labels,
-                revision=record.revision + 1,
-                update_time_us=self._dependencies.clock.now_us(),
-            )
-            decision = Decision(
-                policy=change.policy,
-                labels=change.labels,
-                events=(Event(EventType.MEMORY_UPDATED, ""),),
-                answer=None if answer is None else answer(after),
-            )
-            return now.settle(decision)
+            def decide(now: Actor) -> Decision:
+                record, now_us = now.working.record, self._dependencies.clock.now_us()
+                _check_etag(change.etag, record)
+                after = replace(
+                    record,
+                    policy=change.policy or record.policy,
+                    labels=record.labels if change.labels is None else change.labels,
+                    revision=record.revision + 1,
+                    update_time_us=now_us,
+                )
+                made.append(after)
+                decision = Decision(
+                    policy=change.policy,
+                    labels=change.labels,
+                    events=(Event(EventType.MEMORY_UPDATED, ""),),
+                    answer=None if answer is None else answer(after),
+                    time_us=now_us,
+                )
+                return now.settle(decision)
 
-        await actor.run(decide)
-        return actor.working.record
+            await actor.run(decide)
+            return made[0]
 
     async def delete_memory(self, namespace: str, name: str, etag: str = "", answer: Answer | None = None) -> None:
         """The memory and all it holds are gone for good. Raises EtagMismatch, MemoryNotFound."""
         record = await self._registry.record(namespace, name)
         _check_etag(etag, record)
-        await self._write(self._journal.delete_memory(record.uid, answer))
-        self._registry.deleted(record)
+        deleting = asyncio.create_task(self._delete(record, answer))
+        self._deletions.add(deleting)
+        deleting.add_done_callback(self._deletions.discard)
+        await asyncio.shield(deleting)  # once begun it ends, whoever waits for it
+
+    async def _delete(self, record: MemoryRecord, answer: Answer | None) -> None:
+        with self._registry.deleting(record):
+            try:
+                await self._write(self._journal.delete_memory(record.uid, answer))
+            except JournalUnavailable:  # it may have happened
+                self._registry.reread(record.uid)
+                raise
+            self._registry.deleted(record)
         self._watchers.committed(record.uid)
         self._indexer.entered(1)
 
@@ -254,8 +286,8 @@ class Engine:
         """(fragment, merged text of a promoted one, the memory's revision). Raises FragmentNotFound."""
         record = await self._registry.record(namespace, name)
         if external_id:
-            actor = await self._registry.active(namespace, name)
-            id = actor.working.id_of(external_id)
+            async with self._registry.use(namespace, name) as actor:
+                id = actor.working.id_of(external_id)
         found = await self._journal.fragments(record.uid, [id]) if id else []
         if not found:
             key = external_id or id
@@ -304,31 +336,59 @@ class Engine:
                 return found, None, record.revision, record.uid
             after = page[-1].position
 
-    async def update_fragment(self, namespace: str, name: str, change: FragmentChange) -> tuple[Fragment, int]:
+    async def put_fragment(
+        self, namespace: str, name: str, new: NewObservation, etag: str = "", once: Once[Put] | None = None
+    ) -> Put:
+        """Observe, or update the fragment of that external_id. Raises EtagMismatch."""
+        async with self._registry.use(namespace, name) as actor:
+            return await putting.put(actor, new, etag, self._dependencies, once)
+
+    async def update_fragment(
+        self, namespace: str, name: str, change: FragmentChange, once: Once[tuple[Fragment, int]] | None = None
+    ) -> tuple[Fragment, int]:
         """(the fragment as changed, revision). Raises FragmentNotFound, EtagMismatch."""
-        actor = await self._registry.active(namespace, name)
-        return await lifecycle.update(actor, change, self._dependencies), actor.revision
+        async with self._registry.use(namespace, name) as actor:
+            return await lifecycle.update(actor, change, self._dependencies, once)
 
-    async def forget_fragments(self, namespace: str, name: str, ids: Sequence[str]) -> tuple[int, int]:
-        """(how many, revision). Restorable within the policy's grace."""
-        actor = await self._registry.active(namespace, name)
-        return await lifecycle.forget(actor, ids, self._dependencies), actor.revision
+    async def forget_fragments(
+        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
+    ) -> Changed:
+        """By ids or by filter. Restorable within the policy's grace."""
+        async with self._registry.use(namespace, name) as actor:
+            ids = await self._ids(actor, which, forgotten=False)
+            return await lifecycle.forget(actor, ids, self._dependencies, once)
 
-    async def restore_fragments(self, namespace: str, name: str, ids: Sequence[str]) -> tuple[int, int]:
-        """(how many, revision)."""
-        actor = await self._registry.active(namespace, name)
-        return await lifecycle.restore(actor, ids, self._dependencies), actor.revision
+    async def restore_fragments(
+        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
+    ) -> Changed:
+        """By ids or by filter. Raises ModelDown."""
+        async with self._registry.use(namespace, name) as actor:
+            ids = await self._ids(actor, which, forgotten=True)
+            return await lifecycle.restore(actor, ids, self._dependencies, once)
 
-    async def clear_memory(self, namespace: str, name: str, tiers: Sequence[Tier]) -> tuple[int, int]:
-        """(how many fragments left for good, revision); no tiers are all."""
-        actor = await self._registry.active(namespace, name)
-        return await lifecycle.clear(actor, tiers, self._dependencies), actor.revision
+    async def _ids(self, actor: Actor, which: Sequence[str] | Filter, forgotten: bool) -> Sequence[str]:
+        if isinstance(which, Filter):
+            return await lifecycle.matching(actor.uid, which, forgotten, self._dependencies)
+        return which
+
+    async def clear_memory(
+        self, namespace: str, name: str, tiers: Sequence[Tier], once: Once[Changed] | None = None
+    ) -> Changed:
+        """Fragments of these tiers leave for good; no tiers are all."""
+        async with self._registry.use(namespace, name) as actor:
+            return await lifecycle.clear(actor, tiers, self._dependencies, once)
+
+    async def maintain(self) -> None:
+        """Forget, erase and prune what is due, now and not at the next interval."""
+        await self._forgetting.round()
 
     # ---- streams
     async def open_observe(self, namespace: str, name: str, producer: str) -> ObserveSession:
         """The producer's one open stream. Raises MemoryNotFound, StorageIsFull."""
-        actor = await self._registry.active(namespace, name)
-        return await self._write(actor.open_session(producer))
+        async with self._registry.use(namespace, name) as actor:
+            session = await self._write(actor.open_session(producer))
+            self._ask_index(session)
+            return session
 
     async def observe_batch(
         self,
@@ -343,29 +403,27 @@ class Engine:
         """One batch to the level asked for. A request_id without a producer makes the batch a producer of its own."""
         if not producer and request_id:
             producer, first_sequence = f"request:{request_id}", 1
-        actor = await self._registry.active(namespace, name)
-        if producer:
-            session = await self._write(actor.open_session(producer))
-        else:
-            session, first_sequence = actor.anonymous(), 1
-        try:
-            await session.submit(first_sequence, items)
-            return await session.reached(level, first_sequence + len(items) - 1)
-        finally:
-            session.close()
+        async with self._registry.use(namespace, name) as actor:
+            if producer:
+                session = await self._write(actor.open_session(producer))
+            else:
+                session, first_sequence = actor.anonymous(), 1
+            self._ask_index(session)
+            try:
+                await session.submit(first_sequence, items)
+                return await session.reached(level, first_sequence + len(items) - 1)
+            finally:
+                session.close()
 
     async def recall(self, namespace: str, name: str, query: Query) -> RecallAnswer:
         """Answer one query; cancellable. What it found is offered to short-term afterwards."""
-        actor = await self._registry.active(namespace, name)
-        actor.recalls += 1
-        try:
-            answer = await recall(actor, query, self._dependencies)
-        except JournalError as error:
-            raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
-        finally:
-            actor.recalls -= 1
-        self._reinforcement.recalled(actor, query, answer)
-        return answer
+        async with self._registry.use(namespace, name) as actor:
+            try:
+                answer = await recall(actor, query, self._dependencies)
+            except JournalError as error:
+                raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
+            self._reinforcement.recalled(actor, query, answer)
+            return answer
 
     async def watch(
         self, namespace: str, name: str, uid: str, revision: int, ordinal: int
@@ -378,21 +436,30 @@ class Engine:
 
     async def reinforce(self, namespace: str, name: str, ids: Sequence[str]) -> None:
         """Offer fragments to short-term as if they had just been recalled."""
-        actor = await self._registry.active(namespace, name)
-        found = await self._journal.fragments(actor.uid, ids)
-        self._reinforcement.offer(actor, found)
-        await self._reinforcement.settled()
+        async with self._registry.use(namespace, name) as actor:
+            found = await self._journal.fragments(actor.uid, ids)
+            self._reinforcement.offer(actor, found)
+            await self._reinforcement.settled()
 
     async def settled(self) -> None:
         """Waits until what recalls so far have offered to short-term is decided."""
         await self._reinforcement.settled()
 
     # ---- inside
+    def _ask_index(self, session: ObserveSession) -> None:
+        """After a memory was read again nobody knows what of it is indexed until the outbox is next looked at."""
+        if session.indexed_behind:
+            self._indexer.entered(0)
+
     def _committed(self, uid: str, recorded: Recorded, commit: Commit) -> None:
         self._watchers.committed(uid)
         self._indexer.entered(len(commit.index))
         if commit.jobs:
             self._jobs.entered()
+        actor = self._registry.peek(uid)
+        for event in recorded.events:
+            if event.type is EventType.ECHOED and actor is not None:
+                self._reinforcement.accessed(actor, event.fragment, recorded.time_us)
         self._dependencies.metrics.events(recorded)
 
     async def _write(self, writing: Awaitable[T]) -> T:

@@ -75,6 +75,12 @@ class FragmentNotFound(EngineError):
     reason = "FRAGMENT_NOT_FOUND"
 
 
+class ConversationNotFound(EngineError):
+    """No such conversation, message or plan."""
+
+    reason = "CONVERSATION_NOT_FOUND"
+
+
 class RequestIdConflict(EngineError):
     """A request_id came again with another request."""
 

@@ -91,22 +91,27 @@ class Gatherer:
         given = own or [None] * len(fragments)
         out = [policy.importance_default if value is None else value for value in given]
         wanted = [place for place, value in enumerate(given) if value is None]
-        if self._scorer is None or not wanted:
+        if self._scorer is None or not policy.score_importance:
             return out
         pause = self._retry_s
-        while True:
+        while wanted:
             try:
                 scores = await self._scorer.score([fragments[place].content for place in wanted])
+            except ModelRefused as error:
+                refused = set(error.inputs) or set(range(len(wanted)))
+                log.warning("scorer_refused", error=str(error), observations=len(refused))
+                wanted = [place for number, place in enumerate(wanted) if number not in refused]
             except ModelUnavailable as error:
                 if not policy.wait_for_models:
                     log.warning("scorer_unavailable", error=str(error), observations=len(wanted))
-                    return out
+                    break
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 30.0)
             else:
                 for place, score in zip(wanted, scores, strict=True):
                     out[place] = score
-                return out
+                break
+        return out
 
     async def _vectors(
         self, fragments: Sequence[Fragment], own: Mapping[str, Vector], content: bool, policy: Policy
@@ -138,7 +143,7 @@ class Gatherer:
             try:
                 rows = await self._embedder.embed([texts[place] for place in places])
             except ModelRefused as error:
-                refused = set(error.inputs)
+                refused = set(error.inputs) or set(range(len(places)))
                 log.warning("model_refused", error=str(error), inputs=len(refused))
                 places = [place for number, place in enumerate(places) if number not in refused]
             except ModelUnavailable as error:

@@ -30,6 +30,7 @@ UPSERT_ROWS = 2_048
 """Rows of one upsert."""
 RETRY_S = 1.0
 RETRY_MAX_S = 30.0
+REBUILDING = "the vector index is being rebuilt"
 
 
 class Indexer:
@@ -57,8 +58,8 @@ class Indexer:
     def lost(self) -> None:
         """Told when a search found the index lost: it says so only once, to whoever asks first."""
         self._missing = True
-        self._wake.set()
-        self._full.set()
+        self.degraded = REBUILDING
+        self._hurry()
 
     async def stop(self, grace_s: float) -> None:
         """Bring what waits into the index if that is quick; the outbox keeps what is left."""
@@ -91,20 +92,36 @@ class Indexer:
                 pause = RETRY_S
             except IndexLost as error:
                 log.warning("index_lost", reason=str(error))
-                self.degraded = f"the vector index is being rebuilt: {error}"
+                self.degraded = f"{REBUILDING}: {error}"
                 await self._lost()
             except (IndexUnavailable, JournalError) as error:
                 log.warning("index_unavailable", reason=str(error), retry_in_s=pause)
                 self.degraded = str(error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, RETRY_MAX_S)
+                pause = await self._again(pause)
+            except Exception as error:  # an engine's own error, or a mistake: the outbox must not wait for ever
+                log.exception("index_failed", retry_in_s=pause)
+                self.degraded = f"the vector index failed: {type(error).__name__}"
+                pause = await self._again(pause)
+
+    async def _again(self, pause: float) -> float:
+        """Wait before a failed step is tried again. Returns the next pause."""
+        await asyncio.sleep(pause)
+        self._hurry()
+        return min(pause * 2, RETRY_MAX_S)
+
+    def _hurry(self) -> None:
+        """What is left to do waits for no new rows: a write that failed has taken its wake-up with it."""
+        self._wake.set()
+        self._full.set()
 
     async def _begin(self) -> None:
         if await self._dependencies.index.open(self._space):
+            self.degraded = REBUILDING  # until the first cycle has filled it
             await self._refill()
+        else:
+            self.degraded = ""
         self._open = True
         self._reconciled = False
-        self.degraded = ""
         self.entered(await self._dependencies.journal.outbox_size())
 
     async def _refill(self) -> None:

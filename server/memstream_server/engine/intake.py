@@ -51,7 +51,7 @@ def batch_of(
         if isinstance(item, Refusal):
             rejections.append(Rejection(number, item.code, item.reason, item.message))
             continue
-        fragment = _fragment(item, dependencies.ids.next(), now_us, position + len(fragments), record)
+        fragment = fragment_of(item, dependencies.ids.next(), now_us, position + len(fragments), record)
         fragments.append(fragment)
         sequences.append(number)
         importances.append(item.importance)
@@ -74,7 +74,8 @@ def batch_of(
     return Batch(receipt, state, dependencies.clock.monotonic_s())
 
 
-def _fragment(item: NewObservation, id_: str, now_us: int, position: int, record: MemoryRecord) -> Fragment:
+def fragment_of(item: NewObservation, id_: str, now_us: int, position: int, record: MemoryRecord) -> Fragment:
+    """The observation as a fragment about to enter its memory."""
     expire = item.expire_time_us
     if expire is None and item.ttl_us is not None:
         expire = now_us + item.ttl_us

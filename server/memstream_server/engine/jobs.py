@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memstream_server.core import lifecycle
+from memstream_server.core.rendering import indexed_text
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vector
 from memstream_server.engine.decision import Decision, effective_policy
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.gather import Gathered
+from memstream_server.engine.lifecycle import some
 from memstream_server.engine.recalling import recall
 from memstream_server.engine.reinforcing import unpacked
 from memstream_server.engine.requests import Query
 from memstream_server.ports.journal import FragmentQuery, Job, JournalError
-from memstream_server.ports.models import Insights, ModelError
+from memstream_server.ports.models import Insights, ModelError, ModelRefused
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
@@ -80,26 +82,46 @@ class Jobs:
         """Do what is there; True when something is left to be tried again."""
         self._wake.clear()
         left = False
-        for job in await self._dependencies.journal.jobs(PAGE):
-            if self._failures.get(job.id, 0) >= JOB_ATTEMPTS_MAX:
-                continue
+        # Those set aside stay in the journal: as many more are asked for, so that they hide no others.
+        jobs = await self._dependencies.journal.jobs(PAGE + len(self._failures))
+        waiting = [job for job in jobs if self._failures.get(job.id, 0) < JOB_ATTEMPTS_MAX]
+        for job in waiting:
             left = not await self._attempt(job) or left
+        if len(waiting) >= PAGE and not left:
+            self._wake.set()  # there may be more
         return left
 
     async def _attempt(self, job: Job) -> bool:
         try:
-            actor = await self._registry.activate(job.memory)
-            await self._do(actor, job)
+            async with self._registry.use_uid(job.memory) as actor:
+                await self._finish(actor, job)
         except MemoryNotFound:
-            self._failures[job.id] = JOB_ATTEMPTS_MAX  # gone with its memory
+            self._failures.pop(job.id, None)  # gone with its memory
         except ModelError as error:
             log.info("job_waits_for_model", type=job.type, error=str(error))
             return False
         except (EngineError, JournalError, ValueError) as error:
-            self._failures[job.id] = self._failures.get(job.id, 0) + 1
-            log.warning("job_failed", type=job.type, attempt=self._failures[job.id], error=str(error))
+            self._failed(job, error)
             return False
+        except Exception as error:  # a mistake in here must not end the work on all other jobs
+            log.exception("job_broke", type=job.type)
+            self._failed(job, error)
+            return False
+        else:
+            self._failures.pop(job.id, None)
         return True
+
+    def _failed(self, job: Job, error: Exception) -> None:
+        self._failures[job.id] = self._failures.get(job.id, 0) + 1
+        log.warning("job_failed", type=job.type, attempt=self._failures[job.id], error=str(error))
+
+    async def _finish(self, actor: Actor, job: Job) -> None:
+        try:
+            await self._do(actor, job)
+        except ModelRefused as error:
+            # It would be refused again, at its price: the job ends without a result.
+            log.warning("job_refused_by_model", type=job.type, error=str(error))
+            await actor.run(lambda _: Decision(finish_jobs=(job.id,)))
 
     async def _do(self, actor: Actor, job: Job) -> None:
         insights = self._dependencies.insights
@@ -149,8 +171,11 @@ class Jobs:
         gathered = await self._dependencies.gatherer.gather(
             fragments, {}, [None] * len(fragments), record.kind, record.policy
         )
-        others = await self._insights_of(actor)
-        await actor.run(lambda now: self._decide(now, job, gathered, others))
+
+        async def decide(now: Actor) -> Decision:  # the insights there are now: one may be changed by request
+            return self._decide(now, job, gathered, await self._insights_of(now))
+
+        await actor.run(decide)
 
     def _fragment(self, actor: Actor, text: str, sources: tuple[str, ...]) -> Fragment:
         now_us = self._dependencies.clock.now_us()
@@ -209,7 +234,11 @@ class Jobs:
             raise ModelError("the embedding model is still down")
         filled = {part.fragment.id: part for part in gathered if part.vector is not None}
         if filled:
-            await actor.run(lambda now: _filled(now, filled))
+
+            async def decide(now: Actor) -> Decision | None:
+                return _filled(now, filled, await some(now, list(filled), self._dependencies))
+
+            await actor.run(decide)
 
 
 def _with(known: Sequence[Held], step: Transition, fragment_id: str, vector: Vector | None) -> list[Held]:
@@ -221,18 +250,16 @@ def _with(known: Sequence[Held], step: Transition, fragment_id: str, vector: Vec
     return out
 
 
-def _filled(actor: Actor, filled: dict[str, Gathered]) -> Decision | None:
-    """Vectors for fragments that are still there and still lack one, as they are now."""
-    state = actor.working.state
-    held = {one.fragment.id: one.fragment for one in (*state.sensory, *state.short_term)}
-    current = {
-        id_: replace(held.get(id_, part.fragment), model=part.fragment.model)
-        for id_, part in filled.items()
-        if id_ in actor.working.columns and actor.working.tier_of(id_) is (held.get(id_) or part.fragment).tier
-    }
+def _filled(actor: Actor, filled: dict[str, Gathered], found: Sequence[Fragment]) -> Decision | None:
+    """Vectors for those of `found` that still lack one and say what was embedded."""
+    current = [
+        one.but(model=filled[one.id].fragment.model)
+        for one in found
+        if not one.model and indexed_text(one) == indexed_text(filled[one.id].fragment)
+    ]
     if not current:
         return None
     transition = lifecycle.fill_vectors(
-        state, [Held(fragment, filled[id_].content_vector) for id_, fragment in current.items()]
+        actor.working.state, [Held(one, filled[one.id].content_vector) for one in current]
     )
-    return Decision(transition=transition, gathered={id_: filled[id_] for id_ in current})
+    return Decision(transition=transition, gathered={one.id: filled[one.id] for one in current})

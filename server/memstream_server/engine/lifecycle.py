@@ -1,28 +1,44 @@
 """What happens to fragments by request: update, forget, restore, clear. Each is one decision in the memory's order.
 
-Values a decision needs from the journal are read inside that order, so nothing can change between reading and writing;
-what needs a model is asked before it.
+Rule 1. Values a decision needs from the journal are read inside that order, so nothing can change between reading and
+writing; what needs a model is asked before it.
+Rule 2. The answer to a request_id is committed with the change it tells of. A request for more than BATCH fragments is
+several decisions, so that streams go on between them; its answer is part of the last one, and a repeat after a crash in
+between goes on with what is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from memstream_server.core import lifecycle
 from memstream_server.core.columns import GONE
-from memstream_server.core.events import Reason
+from memstream_server.core.events import EventType, Reason
+from memstream_server.core.filters import Filter, passes
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, Held, Metadata, Structured, Tier, Vector
-from memstream_server.engine.decision import Decision
-from memstream_server.engine.errors import EtagMismatch, FragmentNotFound
+from memstream_server.engine.decision import Decision, jobs_of
+from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound, ModelDown
 from memstream_server.engine.gather import Gathered, compares_content
-from memstream_server.engine.requests import fragment_etag
+from memstream_server.engine.reinforcing import unpacked
+from memstream_server.engine.requests import Changed, Once, fragment_etag
+from memstream_server.ports.journal import FragmentQuery
+from memstream_server.ports.models import ModelRefused, ModelUnavailable
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
     from memstream_server.engine.dependencies import Dependencies
+
+T = TypeVar("T")
+Deciding = Callable[["Actor"], Awaitable[tuple[Decision | None, Callable[[int], T]]]]
+"""What changes (None: nothing), and the call's result at the revision that makes it true."""
+
+BATCH = 256
+"""Fragments changed by one decision."""
+PAGE = 1_000
+"""Fragments read at once while a filter is applied."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,24 +60,47 @@ class FragmentChange:
     etag: str = ""
 
 
-async def update(actor: Actor, change: FragmentChange, dependencies: Dependencies) -> Fragment:
-    """The fragment as changed. Raises FragmentNotFound, EtagMismatch."""
-    seen = await _one(actor, change.id, dependencies)
-    part = await _gathered(actor, _changed(seen, change), change, dependencies) if _says_else(change) else None
+async def decided(actor: Actor, once: Once[T] | None, dependencies: Dependencies, decide: Deciding[T]) -> T:
+    """Decide in the memory's order; what repeats are to be answered is committed with it.
 
-    async def decide(now: Actor) -> Decision:
-        current = await _one(now, change.id, dependencies)
+    Raises AlreadyAnswered when a repeat overtook this call (its first try was cut off, and went on without a client).
+    """
+    made: list[T] = []
+
+    async def answering(now: Actor) -> Decision | None:
+        if once is not None and await dependencies.journal.answer(once.key) is not None:
+            raise AlreadyAnswered("this request was answered meanwhile; ask again for its answer", retry_after_s=0.1)
+        decision, result_at = await decide(now)
+        commits = decision is not None or once is not None
+        made.append(result_at(now.revision + commits))
+        return decision if once is None else replace(decision or Decision(), answer=once.answer(made[0]))
+
+    await actor.run(answering)
+    return made[0]
+
+
+async def update(
+    actor: Actor, change: FragmentChange, dependencies: Dependencies, once: Once[tuple[Fragment, int]] | None = None
+) -> tuple[Fragment, int]:
+    """(the fragment as changed, revision). Raises FragmentNotFound, EtagMismatch."""
+    seen = await one(actor, change.id, dependencies)
+    part = await _gathered(actor, seen, change, dependencies) if _says_else(change) else None
+
+    async def decide(now: Actor) -> tuple[Decision, Callable[[int], tuple[Fragment, int]]]:
+        current = await one(now, change.id, dependencies)
         if change.etag and change.etag != fragment_etag(current):
             raise EtagMismatch(f"fragment {change.id} has changed since; read it again", etag=fragment_etag(current))
         changed = _changed(current, change)
-        if part is None:
-            return Decision(transition=lifecycle.update(now.working.state, changed))
-        changed = replace(changed, model=part.fragment.model)
-        transition = lifecycle.update(now.working.state, changed, part.content_vector)
-        return Decision(transition=transition, gathered={change.id: part})
+        if part is not None:
+            changed = replace(changed, model=part.fragment.model)
+        state = now.working.state
+        transition = lifecycle.update(state, changed, None if part is None else part.content_vector)
+        jobs = jobs_of(now.working, transition, part is not None and part.missing, dependencies)
+        gathered = {} if part is None else {change.id: part}
+        decision = Decision(transition=transition, gathered=gathered, jobs=jobs)
+        return decision, lambda revision: (replace(changed, version=revision), revision)
 
-    await actor.run(decide)
-    return await _one(actor, change.id, dependencies)
+    return await decided(actor, once, dependencies, decide)
 
 
 def _says_else(change: FragmentChange) -> bool:
@@ -88,54 +127,48 @@ def _changed(fragment: Fragment, change: FragmentChange) -> Fragment:
     return replace(fragment, expire_time_us=None) if change.never_expires else fragment
 
 
-async def _gathered(actor: Actor, fragment: Fragment, change: FragmentChange, dependencies: Dependencies) -> Gathered:
-    record = actor.working.record
+async def _gathered(actor: Actor, seen: Fragment, change: FragmentChange, dependencies: Dependencies) -> Gathered:
+    record, fragment = actor.working.record, _changed(seen, change)
     own = {} if change.vector is None else {fragment.id: change.vector}
+    if change.content is None and seen.own_vector:  # nobody here can embed in the client's space
+        own |= await _stored_vectors(actor, [seen.id], dependencies)
     return (await dependencies.gatherer.gather([fragment], own, [fragment.importance], record.kind, record.policy))[0]
 
 
-async def forget(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> int:
-    """Out of recall, restorable within the policy's grace. Returns how many; ids that are not there are passed over."""
-    count = 0
+async def forget(
+    actor: Actor, ids: Sequence[str], dependencies: Dependencies, once: Once[Changed] | None = None
+) -> Changed:
+    """Out of recall, restorable within the policy's grace. Ids that are not there or forgotten are passed over."""
 
-    async def decide(now: Actor) -> Decision | None:
-        nonlocal count
-        fragments = await _some(now, ids, dependencies)
-        transition = lifecycle.forget(now.working.state, fragments, dependencies.clock.now_us(), Reason.REQUESTED)
-        count = len(transition.events)
-        return _decision(transition)
+    async def decide(now: Actor, part: Sequence[str]) -> Transition:
+        fragments = await some(now, part, dependencies)
+        return lifecycle.forget(now.working.state, fragments, dependencies.clock.now_us(), Reason.REQUESTED)
 
-    await actor.run(decide)
-    return count
+    return await _in_batches(actor, ids, EventType.FORGOTTEN, dependencies, once, decide)
 
 
-async def restore(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> int:
-    """Back into recall. Returns how many; ids that are not forgotten are passed over."""
-    count = 0
+async def restore(
+    actor: Actor, ids: Sequence[str], dependencies: Dependencies, once: Once[Changed] | None = None
+) -> Changed:
+    """Back into recall. Ids that are not forgotten are passed over. Raises ModelDown."""
+    vectors: dict[str, tuple[str, Vector]] = {}
+    for part in _parts(ids):
+        vectors |= await _content_vectors(actor, await some(actor, part, dependencies), dependencies)
 
-    async def decide(now: Actor) -> Decision | None:
-        nonlocal count
-        forgotten = [one for one in await _some(now, ids, dependencies) if one.forget_time_us is not None]
-        vectors: Sequence[Vector | None] = [None] * len(forgotten)
-        record = now.working.record
-        if forgotten and compares_content(record.kind, record.policy):
-            vectors = list(await dependencies.gatherer.content_vectors([one.content for one in forgotten]))
-        held = [Held(one, vector) for one, vector in zip(forgotten, vectors, strict=True)]
-        transition = lifecycle.restore(now.working.state, held, record.policy)
-        count = len(transition.puts)
-        return _decision(transition)
+    async def decide(now: Actor, part: Sequence[str]) -> Transition:
+        held = [Held(found, _of_content(found, vectors)) for found in await some(now, part, dependencies)]
+        return lifecycle.restore(now.working.state, held, now.working.record.policy)
 
-    await actor.run(decide)
-    return count
+    return await _in_batches(actor, ids, EventType.RESTORED, dependencies, once, decide)
 
 
-async def clear(actor: Actor, tiers: Sequence[Tier], dependencies: Dependencies) -> int:
-    """Empty these tiers for good, forgotten fragments of them included; no tiers are all. Returns how many left."""
-    count = 0
+async def clear(
+    actor: Actor, tiers: Sequence[Tier], dependencies: Dependencies, once: Once[Changed] | None = None
+) -> Changed:
+    """Empty these tiers for good, forgotten fragments of them included; no tiers are all. All of it or nothing."""
     wanted = frozenset(tiers or Tier)
 
-    def decide(now: Actor) -> Decision | None:
-        nonlocal count
+    async def decide(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
         columns, held = now.working.columns, now.working.held_ids()
         outside = [
             Fragment(id=id_, content="", tier=columns.tier(slot))
@@ -143,28 +176,117 @@ async def clear(actor: Actor, tiers: Sequence[Tier], dependencies: Dependencies)
             if id_ != GONE and id_ not in held
         ]
         transition = lifecycle.clear(now.working.state, outside, wanted)
-        count = len(transition.removed)
-        return _decision(transition)
+        return _decision(transition), lambda revision: Changed(len(transition.removed), revision)
 
-    await actor.run(decide)
-    return count
+    return await decided(actor, once, dependencies, decide)
+
+
+async def matching(uid: str, chosen: Filter, forgotten: bool, dependencies: Dependencies) -> list[str]:
+    """Ids of the fragments (of the forgotten ones) that pass, in order of receipt."""
+    found: list[str] = []
+    query = FragmentQuery(
+        tiers=chosen.tiers,
+        sessions=chosen.sessions,
+        speakers=chosen.speakers,
+        kinds=tuple(kind.value for kind in chosen.kinds),
+        forgotten=forgotten,
+        limit=PAGE,
+    )
+    while True:
+        page = await dependencies.journal.list_fragments(uid, query)
+        found += [fragment.id for fragment in page if passes(fragment, chosen)]
+        if len(page) < PAGE:
+            return found
+        query = replace(query, after=page[-1].position)
+
+
+async def _in_batches(
+    actor: Actor,
+    ids: Sequence[str],
+    told: EventType,
+    dependencies: Dependencies,
+    once: Once[Changed] | None,
+    decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
+) -> Changed:
+    """The decisions of a request, the last one with its answer; counts the events of type `told`."""
+    parts = _parts(ids)
+    changed = Changed(0, actor.revision)
+    for number, part in enumerate(parts, 1):
+        step = _counting(part, told, changed.count, decide)
+        changed = await decided(actor, once if number == len(parts) else None, dependencies, step)
+    return changed
+
+
+def _counting(
+    part: Sequence[str],
+    told: EventType,
+    before: int,
+    decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
+) -> Deciding[Changed]:
+    async def step(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
+        transition = await decide(now, part)
+        count = before + sum(event.type is told for event in transition.events)
+        return _decision(transition), lambda revision: Changed(count, revision)
+
+    return step
+
+
+def _parts(ids: Sequence[str]) -> list[Sequence[str]]:
+    """At least one, which may be empty: an answer is stored also where nothing changes."""
+    return [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)] or [()]
 
 
 def _decision(transition: Transition) -> Decision | None:
     return Decision(transition=transition) if transition.events else None
 
 
-async def _some(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> list[Fragment]:
+async def _content_vectors(
+    actor: Actor, fragments: Sequence[Fragment], dependencies: Dependencies
+) -> dict[str, tuple[str, Vector]]:
+    """(content, vector to compare it by) of those that are forgotten, where short-term compares."""
+    record = actor.working.record
+    gone = [found for found in fragments if found.forget_time_us is not None and found.tier is not Tier.LONG_TERM]
+    if not gone or not dependencies.enhances(record):
+        return {}
+    by_content = compares_content(record.kind, record.policy)
+    stored = [found.id for found in gone if found.own_vector or not by_content]
+    embedded = [found for found in gone if by_content and not found.own_vector]
+    vectors = await _stored_vectors(actor, stored, dependencies)
+    if embedded:
+        try:
+            rows = await dependencies.gatherer.content_vectors([found.content for found in embedded])
+        except ModelUnavailable as error:
+            raise ModelDown(f"the embedding model does not answer: {error}", retry_after_s=1.0) from error
+        except ModelRefused:  # then they had none before either, and are compared with nobody
+            return {found.id: (found.content, vectors[found.id]) for found in gone if found.id in vectors}
+        vectors |= {found.id: row for found, row in zip(embedded, rows, strict=True)}
+    return {found.id: (found.content, vectors[found.id]) for found in gone if found.id in vectors}
+
+
+def _of_content(fragment: Fragment, vectors: Mapping[str, tuple[str, Vector]]) -> Vector | None:
+    """The vector made of what the fragment says now; None when it was changed meanwhile."""
+    content, vector = vectors.get(fragment.id, ("", None))
+    return vector if content == fragment.content else None
+
+
+async def _stored_vectors(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> dict[str, Vector]:
+    packed = await dependencies.journal.vectors(actor.uid, dependencies.embedding.name, ids) if ids else {}
+    found = {id_: unpacked(raw) for id_, raw in packed.items()}
+    return {id_: vector for id_, vector in found.items() if vector is not None}
+
+
+async def some(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> list[Fragment]:
     """The fragments as they are now: the held ones from RAM, whose counts are ahead of none."""
-    held = {one.fragment.id: one.fragment for one in (*actor.working.state.sensory, *actor.working.state.short_term)}
+    held = {held.fragment.id: held.fragment for held in (*actor.working.state.sensory, *actor.working.state.short_term)}
     outside = [id_ for id_ in dict.fromkeys(ids) if id_ not in held]
-    read = {one.id: one for one in await dependencies.journal.fragments(actor.uid, outside)} if outside else {}
-    found = {**read, **held}
-    return [found[id_] for id_ in dict.fromkeys(ids) if id_ in found]
+    read = {found.id: found for found in await dependencies.journal.fragments(actor.uid, outside)} if outside else {}
+    known = {**read, **held}
+    return [known[id_] for id_ in dict.fromkeys(ids) if id_ in known]
 
 
-async def _one(actor: Actor, fragment_id: str, dependencies: Dependencies) -> Fragment:
-    found = await _some(actor, [fragment_id], dependencies)
+async def one(actor: Actor, fragment_id: str, dependencies: Dependencies) -> Fragment:
+    """The fragment as it is now. Raises FragmentNotFound."""
+    found = await some(actor, [fragment_id], dependencies)
     if not found:
         raise FragmentNotFound(f"there is no fragment {fragment_id!r} in this memory", id=fragment_id)
     return found[0]

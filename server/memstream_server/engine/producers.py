@@ -35,6 +35,9 @@ class ProducerState:
     revision: int = 0
     """The memory's revision that made `stored` true."""
     recent: OrderedDict[int, tuple[bytes, Rejection | None]] = field(default_factory=OrderedDict)
+    """Hashes and rejections of numbers submitted, received or not."""
+    receiving: asyncio.Task[None] | None = None
+    """The journal's work on the latest batch submitted."""
     session: ObserveSession | None = None
 
     def expected(self) -> int:
@@ -46,6 +49,17 @@ class ProducerState:
             self.recent[number] = (digest, refused.get(number))
         while len(self.recent) > RECENT_MAX:
             self.recent.popitem(last=False)
+
+    def forget_after(self, number: int) -> None:
+        """Numbers beyond it were submitted and not received: they may come again with other content."""
+        while self.recent and next(reversed(self.recent)) > number:
+            self.recent.popitem()
+
+    def check_repeats(self, first: int, items: Sequence[NewObservation | Refusal]) -> None:
+        """Raises SequenceConflict for what is known here, before anything of the batch is taken in."""
+        for number, item in enumerate(items, first):
+            if number in self.recent:
+                self.check_repeat(number, item.digest, self.recent[number])
 
     def check_gap(self, first: int) -> None:
         """Raises SequenceGap when a batch starts beyond the number expected."""
@@ -108,9 +122,9 @@ class ObserveSession:
     async def reached(self, level: AckLevel, sequence: int) -> Progress:
         """Waits until everything up to `sequence` has reached `level`."""
         while True:
-            self._raise_if_ended()
-            if self._level(level) >= sequence:
+            if self._level(level) >= sequence:  # what is reached stays so, however the session ended since
                 return self._progress()
+            self._raise_if_ended()
             await self._news.wait()
             self._news.clear()
 
@@ -122,6 +136,16 @@ class ObserveSession:
         if self._state.session is self:
             self._state.session = None
         self._actor.released(self._state)
+
+    @property
+    def error(self) -> EngineError | None:
+        """What ended the session, if anything did."""
+        return self._error
+
+    @property
+    def indexed_behind(self) -> bool:
+        """Whether something stored is not known to be in the index."""
+        return self._state.indexed < self._state.stored
 
     # ---- told by the actor
     def tell(self) -> None:

@@ -258,8 +258,10 @@ async def _search_index(
         found = _rank(working, query, question, dependencies, None)
         watch.step("score")
         return found, ""
-    degraded = ""
+    degraded = dependencies.index_degraded()
     ids: list[str] = []
+    # Kept from before the search: what is flushed while Milvus answers may be in neither its answer nor the overlay.
+    fresh = dict(working.fresh)
     try:
         # More than a leg's share: some of them may be filtered, forgotten or gone by now.
         ids, _ = await dependencies.index.search(working.record.uid, question.vector, question.per_leg * 4)
@@ -273,10 +275,10 @@ async def _search_index(
     none = np.empty(0, np.int64)
     lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
     wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
-    missing = [id_ for id_ in wanted if id_ not in working.fresh]
+    missing = [id_ for id_ in wanted if id_ not in fresh and id_ not in working.fresh]
     packed = await dependencies.journal.vectors(working.record.uid, dependencies.embedding.name, missing)
     watch.step("search")
-    vectors = {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in packed.items()} | working.fresh
+    vectors = {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in packed.items()} | fresh | working.fresh
     cosines = np.full(len(working.columns), np.nan, np.float32)
     held = [(slot, vector) for id_, vector in vectors.items() if (slot := working.columns.slot(id_)) is not None]
     if held:
@@ -295,12 +297,22 @@ async def _read(actor: Actor, query: Query, found: _Found, dependencies: Depende
     short_term = [one.fragment for one in working.state.short_term] if wants_working else []
     now_us = dependencies.clock.now_us()
     short_term = [one for one in short_term if one.expire_time_us is None or one.expire_time_us > now_us]
-    wanted = [scored.id for scored in found.results if scored.id not in held]
-    read = await dependencies.journal.fragments(working.record.uid, wanted) if wanted else []
-    known = held | {fragment.id: fragment for fragment in read if fragment.forget_time_us is None}
+    known = held | await _contents(working, [one.id for one in found.results if one.id not in held], dependencies)
     ranked = [(scored, known[scored.id]) for scored in found.results if scored.id in known]
     fitted = fit([_item(fragment) for _, fragment in ranked], [_item(one) for one in short_term], query.token_budget)
     return _answer(found, ranked, short_term, fitted, query)
+
+
+async def _contents(working: WorkingSet, ids: Sequence[str], dependencies: Dependencies) -> dict[str, Fragment]:
+    """The fragments of those ids that are not forgotten, from RAM or from the journal."""
+    known = working.contents.found(ids)
+    missing = [id_ for id_ in ids if id_ not in known]
+    if missing:
+        left = working.contents.left
+        read = await dependencies.journal.fragments(working.record.uid, missing)
+        working.contents.read(read, left)
+        known |= {fragment.id: fragment for fragment in read}
+    return {id_: fragment for id_, fragment in known.items() if fragment.forget_time_us is None}
 
 
 def _item(fragment: Fragment) -> Item:

@@ -3,13 +3,15 @@
 Rule 1. At most one actor per memory at any time: activation is single-flight, and an actor that failed is forgotten
 before the next one is made.
 Rule 2. This process owns what it activates; the epoch is raised once per memory and process, not per activation.
+Rule 3. An actor in use, or just activated for somebody, is not evicted: who asked for it gets to use it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Coroutine
+import contextlib
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import TYPE_CHECKING
 
 import structlog
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 REVIVE_PAUSE_S = 0.2
-"""Before a memory whose actor failed with observations waiting is activated again."""
+"""Before a memory whose actor failed is activated again: observations may wait in it. Doubles while it fails anew."""
+REVIVE_PAUSE_MAX_S = 30.0
+CALM_S = 60.0
+"""After so long without a failure the pause is the first one again."""
 
 
 class Registry:
@@ -37,6 +42,14 @@ class Registry:
         self._uids: dict[tuple[str, str], str] = {}
         self._activating: dict[str, asyncio.Task[Actor]] = {}
         self._owned: set[str] = set()
+        self._wanted: Counter[str] = Counter()
+        """How many calls wait for an activation."""
+        self._deleting: set[str] = set()
+        """Memories whose deletion was begun: what RAM has of them is checked against the journal."""
+        self._outlived: set[str] = set()
+        """Memories whose deletion ended while they were being activated, perhaps from an older reading."""
+        self._losses: dict[str, tuple[float, float]] = {}
+        """When a memory's actor failed last, and the pause that followed."""
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -54,7 +67,7 @@ class Registry:
     async def record(self, namespace: str, name: str) -> MemoryRecord:
         """The memory of that name, as RAM has it when active. Raises MemoryNotFound."""
         uid = self._uids.get((namespace, name))
-        if uid is not None and uid in self._actors:
+        if uid is not None and uid in self._actors and uid not in self._deleting:
             return self._actors[uid].working.record
         record = await self._dependencies.journal.get_memory(namespace, name)
         if record is None:
@@ -63,15 +76,33 @@ class Registry:
             )
         return record
 
-    async def active(self, namespace: str, name: str) -> Actor:
-        """The actor of that memory, activated if need be. Raises MemoryNotFound."""
+    @contextlib.asynccontextmanager
+    async def use(self, namespace: str, name: str) -> AsyncIterator[Actor]:
+        """The actor of that memory, activated if need be and kept while it is used. Raises MemoryNotFound."""
         uid = self._uids.get((namespace, name))
-        actor = None if uid is None else self._actors.get(uid)
+        if uid is None or uid not in self._actors or uid in self._deleting:
+            uid = (await self.record(namespace, name)).uid
+        async with self.use_uid(uid) as actor:
+            yield actor
+
+    @contextlib.asynccontextmanager
+    async def use_uid(self, uid: str) -> AsyncIterator[Actor]:
+        """As `use`, by the memory's identity."""
+        actor = self._actors.get(uid)
         if actor is None:
-            actor = await self.activate((await self.record(namespace, name)).uid)
-        self._actors.move_to_end(actor.uid)
-        actor.last_used_s = self._dependencies.clock.monotonic_s()
-        return actor
+            self._wanted[uid] += 1
+            try:
+                actor = await self.activate(uid)
+            finally:
+                self._wanted[uid] -= 1
+                self._wanted += Counter()  # zeros go
+        try:
+            with actor.used():
+                if self._actors.get(uid) is actor:
+                    self._actors.move_to_end(uid)
+                yield actor
+        finally:
+            self._settle()
 
     async def activate(self, uid: str) -> Actor:
         """The actor of that memory. Raises MemoryNotFound when it is gone."""
@@ -82,8 +113,18 @@ class Registry:
         task = self._activating.get(uid)
         if task is None:
             task = self._activating[uid] = asyncio.create_task(self._activate(uid))
-            task.add_done_callback(lambda _: self._activating.pop(uid, None))
-        return await asyncio.shield(task)
+            task.add_done_callback(lambda done: self._activated(uid, done))
+        # Not by awaiting the task itself: whoever gives up must not end it for the others.
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise ShuttingDown("the server is going away", retry_after_s=0.5)
+        return task.result()
+
+    def _activated(self, uid: str, task: asyncio.Task[Actor]) -> None:
+        del self._activating[uid]
+        self._outlived.discard(uid)
+        if not task.cancelled():
+            task.exception()  # looked at, so that an activation nobody waits for any longer leaves no warning
 
     async def _activate(self, uid: str) -> Actor:
         dependencies = self._dependencies
@@ -104,6 +145,8 @@ class Registry:
                 f"the memory's vectors are of {', '.join(sorted(foreign))}, this server's model is "
                 f"{dependencies.embedding.name}; run `memstream reindex`, or start it with that model"
             )
+        if uid in self._deleting | self._outlived and await self._is_gone(image.record):
+            raise MemoryNotFound("the memory was deleted")
         working = WorkingSet(image, dependencies.embedding.dimension, dependencies.limits.dense_in_memory_max)
         actor = Actor(image, working, dependencies)
         self._actors[uid] = actor
@@ -112,26 +155,67 @@ class Registry:
         return actor
 
     def lost(self, actor: Actor) -> None:
-        """An actor is finished before its time: forget it, and read the memory again if observations wait in it."""
+        """An actor is finished before its time: forget it, and read the memory again, for observations may wait."""
         if self._actors.get(actor.uid) is actor:
             self._forget(actor)
             self._owned.discard(actor.uid)
         if not self._closed and not isinstance(actor.failed, MemoryNotFound):
-            self._spawn(self._revive(actor.uid))
+            self._spawn(self._revive(actor.uid, self._pause(actor.uid)))
 
-    async def _revive(self, uid: str) -> None:
-        await asyncio.sleep(REVIVE_PAUSE_S)
+    def revive(self, uid: str) -> None:
+        """Activate a memory in which observations wait, in the background and until it succeeds."""
+        self._spawn(self._revive(uid, 0.0))
+
+    def reread(self, uid: str) -> None:
+        """What RAM has of the memory may be out of date: end its actor and read again."""
+        actor = self._actors.get(uid)
+        if actor is not None:
+            actor.fail(JournalUnavailable("a write's outcome is unknown; the memory is read again", retry_after_s=0.2))
+
+    def _pause(self, uid: str) -> float:
+        """How long to wait before the memory is read again: longer when it fails over and over."""
+        now = self._dependencies.clock.monotonic_s()
+        at, last = self._losses.get(uid, (now, 0.0))
+        pause = min(last * 2, REVIVE_PAUSE_MAX_S) if last and now - at < CALM_S else REVIVE_PAUSE_S
+        self._losses = {known: loss for known, loss in self._losses.items() if now - loss[0] < CALM_S}
+        self._losses[uid] = now, pause
+        return pause
+
+    async def _revive(self, uid: str, pause: float) -> None:
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await self.activate(uid)
+            except JournalUnavailable as error:
+                log.warning("not_revived_yet", memory=uid, error=error.message)
+                pause = min(max(pause * 2, REVIVE_PAUSE_S), REVIVE_PAUSE_MAX_S)
+            except EngineError as error:
+                log.info("not_revived", memory=uid, error=error.message)
+                return
+            else:
+                return
+
+    @contextlib.contextmanager
+    def deleting(self, record: MemoryRecord) -> Iterator[None]:
+        """While the journal deletes it: from its transaction on the name is free, long before the deletion returns."""
+        self._deleting.add(record.uid)
         try:
-            await self.activate(uid)
-        except EngineError as error:
-            log.info("not_revived", error=error.message)
+            yield
+        finally:
+            self._deleting.discard(record.uid)
+            if record.uid in self._activating:
+                self._outlived.add(record.uid)
 
     def deleted(self, record: MemoryRecord) -> None:
         """The memory is gone from the journal."""
         actor = self._actors.get(record.uid)
         if actor is not None:
             actor.gone()
-        self._uids.pop((record.namespace, record.name), None)
+        self._unname(record)
+
+    async def _is_gone(self, record: MemoryRecord) -> bool:
+        now = await self._dependencies.journal.get_memory(record.namespace, record.name)
+        return now is None or now.uid != record.uid
 
     async def close(self) -> None:
         """End every actor."""
@@ -148,15 +232,33 @@ class Registry:
         for actor in list(self._actors.values()):
             if len(self._actors) <= limits.active_memories_max and total <= limits.active_bytes_max:
                 break
-            if actor.uid != keep and actor.idle:
+            if actor.uid != keep and self._evictable(actor):
                 total -= actor.working.size_bytes
-                self._forget(actor)
-                self._spawn(actor.stop())
+                self._evict(actor)
         self._dependencies.metrics.active(len(self._actors), total)
+
+    def _settle(self) -> None:
+        """After a use: if all were in use when the last one came, there may be one to evict by now."""
+        if len(self._actors) > self._dependencies.limits.active_memories_max:
+            idle = next(filter(self._evictable, self._actors.values()), None)
+            if idle is not None:
+                self._evict(idle)
+
+    def _evictable(self, actor: Actor) -> bool:
+        return actor.idle and not self._wanted[actor.uid]
+
+    def _evict(self, actor: Actor) -> None:
+        self._forget(actor)
+        self._spawn(actor.stop())
 
     def _forget(self, actor: Actor) -> None:
         del self._actors[actor.uid]
-        self._uids.pop((actor.working.record.namespace, actor.working.record.name), None)
+        self._unname(actor.working.record)
+
+    def _unname(self, record: MemoryRecord) -> None:
+        """The name may be another memory's by now."""
+        if self._uids.get((record.namespace, record.name)) == record.uid:
+            del self._uids[record.namespace, record.name]
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

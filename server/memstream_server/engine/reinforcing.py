@@ -82,6 +82,7 @@ class Reinforcement:
         slot = actor.working.columns.slot(fragment_id)
         if slot is not None:
             actor.working.columns.touch(slot, now_us)
+        actor.working.contents.accessed(fragment_id, now_us)
 
     # ---- offers
     async def _offer_loop(self) -> None:
@@ -91,6 +92,8 @@ class Reinforcement:
                 await self._offer(actor, fragments)
             except (EngineError, ModelError, JournalError) as error:
                 log.info("reinforcement_skipped", reason=str(error))
+            except Exception:  # one offer that breaks must not end all reinforcement
+                log.exception("reinforcement_broke")
             finally:
                 self._offers.task_done()
 
@@ -110,7 +113,7 @@ class Reinforcement:
     def _decide(self, actor: Actor, found: list[Recollected]) -> Decision | None:
         working = actor.working
         policy = effective_policy(working.record.policy, self._dependencies)
-        here = [one for one in found if one.id in working.columns]  # it may have been dropped since
+        here = [one for one in found if one.id in working.columns and not working.forgotten(one.id)]
         transition = recollect(working.state, here, policy, self._dependencies.embedding.similarity_min)
         if not transition.events:
             return None

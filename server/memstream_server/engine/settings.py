@@ -25,6 +25,8 @@ class Limits:
     """How long after its flush a vector stays in the overlay of a memory searched in the index."""
     access_interval_s: float = 5.0
     """How often access statistics are written."""
+    maintenance_interval_s: float = 60.0
+    """How often fragments that are due to be forgotten or erased, and events past their retention, are looked for."""
     model_retry_s: float = 1.0
     """First pause before a model that was down is asked again, where a policy waits for models; doubles up to 30 s."""
     embed_deadline_s: float = 2.0

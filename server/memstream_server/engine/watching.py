@@ -47,12 +47,11 @@ class Watchers:
             while True:
                 news.clear()
                 page = await self._journal.events(record.uid, seen, PAGE)
+                if not page and record.revision > seen:  # `record` was read before: its last revision is pruned
+                    raise _compacted(record.revision)
                 for recorded in page:
                     if recorded.revision > seen + 1:
-                        raise CursorCompacted(
-                            f"events up to revision {recorded.revision - 1} are no longer kept",
-                            oldest_revision=recorded.revision - 1,
-                        )
+                        raise _compacted(recorded.revision - 1)
                     events, skip = recorded.events[skip:], 0
                     seen = recorded.revision
                     if events:
@@ -60,13 +59,23 @@ class Watchers:
                 if len(page) == PAGE:
                     continue
                 if not await _woken(news):
-                    if await self._journal.get_memory(record.namespace, record.name) is None:
+                    current = await self._journal.get_memory(record.namespace, record.name)
+                    if current is None or current.uid != record.uid:
                         raise MemoryNotFound(f"memory {record.namespace}/{record.name} was deleted")
-                    yield record.uid, seen, 0, ()
+                    record = current
+                    if record.revision == seen:
+                        yield record.uid, seen, 0, ()
         finally:
             self._waiting[record.uid].discard(news)
             if not self._waiting[record.uid]:
                 del self._waiting[record.uid]
+
+
+def _compacted(oldest: int) -> CursorCompacted:
+    return CursorCompacted(
+        f"events up to revision {oldest} are no longer kept; list the fragments and watch from there",
+        oldest_revision=oldest,
+    )
 
 
 async def _woken(news: asyncio.Event) -> bool:

@@ -1,4 +1,4 @@
-"""An active memory in RAM: its tiers' state and what recall needs of every fragment, without content.
+"""An active memory in RAM: its tiers' state and what recall needs of every fragment, of content only the latest.
 
 Rule 1. Changed only by `apply`, after the commit; a recall reads it between two awaits and so sees one revision.
 Rule 2. Slots are for use between two awaits: `apply` may renumber them.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,8 @@ import numpy as np
 from memstream_server.core.columns import GONE, Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.lexical import LexicalIndex
-from memstream_server.core.values import Fragment, FragmentKind, State, Tier, Vector
+from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
+from memstream_server.engine.contents import Contents
 from memstream_server.engine.decision import Decision
 from memstream_server.ports.journal import Commit, Image, MemoryRecord, Row, Terms
 
@@ -44,17 +45,21 @@ class WorkingSet:
         self.dense: DenseMatrix | None = DenseMatrix(dimension) if len(image.rows) <= dense_max else None
         self.fresh: dict[str, Vector] = {}
         self.insights: set[str] = set()
+        self.contents = Contents()
+        self._unsettled: set[str] = set()
+        """Vectors the index may not have yet, also while all vectors are in RAM."""
         self._dense_max = dense_max
         self._keys: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
         self._extend(image.rows)
+        self._unsettled = {row.fragment.id for row in image.rows if row.fragment.tier is not Tier.LONG_TERM}
 
     @property
     def size_bytes(self) -> int:
         """Memory held, about."""
         held = self.columns.bytes + self.lexical.bytes + (self.dense.bytes if self.dense is not None else 0)
-        return held + sum(vector.nbytes for vector in self.fresh.values())
+        return held + self.contents.bytes + sum(vector.nbytes for vector in self.fresh.values())
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -96,7 +101,7 @@ class WorkingSet:
         told = self._recalled.get((fragment.session, _digest(fragment.content)))
         if told is None or fragment.create_time_us - told[0] > window_s * 1_000_000:
             return ""
-        return told[1] if told[1] in self.columns else ""
+        return told[1] if told[1] in self.columns and not self.forgotten(told[1]) else ""
 
     # ---- after a commit
     def apply(self, commit: Commit, decision: Decision) -> None:
@@ -111,13 +116,15 @@ class WorkingSet:
         )
         if decision.transition is None:
             return
-        self.state = decision.transition.state
+        changed = {row.fragment.id for row in commit.rows}
+        self.state = _at_version(decision.transition.state, changed, commit.revision + 1)
         self.record = replace(self.record, reflection_aggregate=self.state.reflection_aggregate)
         new = [row for row in commit.rows if row.fragment.id not in self.columns]
         known = [row for row in commit.rows if row.fragment.id in self.columns]
         self._extend(new)
         for row in known:
             self._update(row)
+        self.contents.put([row.fragment for row in commit.rows])
         for id_ in commit.removed:
             self._remove(id_)
         self._compact()
@@ -126,6 +133,7 @@ class WorkingSet:
         """These vectors are in the index and old enough for its readers to see."""
         for id_ in ids:
             self.fresh.pop(id_, None)
+            self._unsettled.discard(id_)
 
     def _update(self, row: Row) -> None:
         fragment = row.fragment
@@ -164,6 +172,7 @@ class WorkingSet:
 
     def _extend_vectors(self, rows: Sequence[Row]) -> None:
         packed = [row.vector for row in rows if row.vector is not None]
+        self._unsettled.update(row.fragment.id for row in rows)
         if self.dense is None:
             found = ((row.fragment.id, row.vector) for row in rows if row.vector is not None)
             self.fresh |= {id_: np.frombuffer(vector, dtype="<f4") for id_, vector in found}
@@ -181,6 +190,9 @@ class WorkingSet:
             self.dense.set(slot, vector)
         elif vector is not None:
             self.fresh[fragment_id] = vector
+        else:
+            self.fresh.pop(fragment_id, None)
+        self._unsettled.add(fragment_id)
 
     def _outgrown(self) -> None:
         """Past the bound the vectors leave RAM; the index and the overlay take over.
@@ -188,6 +200,9 @@ class WorkingSet:
         Twice the bound and not the bound itself, so that a memory at the edge does not go to and fro.
         """
         if self.dense is not None and len(self.dense) > 2 * self._dense_max:
+            slots = {id_: slot for id_ in self._unsettled if (slot := self.columns.slot(id_)) is not None}
+            vectors = {id_: self.dense.vector(slot) for id_, slot in slots.items()}
+            self.fresh = {id_: vector for id_, vector in vectors.items() if vector is not None}
             self.dense = None
 
     def _remove(self, fragment_id: str) -> None:
@@ -196,9 +211,11 @@ class WorkingSet:
             return
         self.columns.remove(slot)
         self.lexical.remove(slot)
+        self.contents.remove(fragment_id)
         if self.dense is not None:
             self.dense.set(slot, None)
         self.fresh.pop(fragment_id, None)
+        self._unsettled.discard(fragment_id)
         self.insights.discard(fragment_id)
         key = self._key_of.pop(fragment_id, "")
         if key and self._keys.get(key) == fragment_id:
@@ -220,6 +237,18 @@ class WorkingSet:
         self.lexical.keep(kept)
         if self.dense is not None:
             self.dense.keep(kept)
+
+
+def _at_version(state: State, changed: Set[str], version: int) -> State:
+    """The state with the version its changed fragments have in the journal: it is their etag."""
+
+    def stamped(tier: tuple[Held, ...]) -> tuple[Held, ...]:
+        return tuple(
+            replace(held, fragment=held.fragment.but(version=version)) if held.fragment.id in changed else held
+            for held in tier
+        )
+
+    return replace(state, sensory=stamped(state.sensory), short_term=stamped(state.short_term))
 
 
 def _digest(content: str) -> bytes:

@@ -13,7 +13,8 @@ import structlog
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from memstream_server.engine.errors import EngineError, FieldViolation
+from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable
+from memstream_server.ports.journal import OutcomeUnknown
 
 DOMAIN = "memstream.dev"
 _STATUS_KEY = "grpc-status-details-bin"
@@ -110,6 +111,10 @@ def status_of_any(error: Exception) -> status_pb2.Status:
     if isinstance(error, EngineError):
         return status_of(error)
     incident = secrets.token_hex(8)
+    if isinstance(error, OutcomeUnknown):  # a read while the journal's database is away; its text names hosts
+        structlog.get_logger(__name__).warning("journal_unavailable", incident=incident, reason=str(error))
+        text = f"the journal cannot be read now; incident {incident} in the server's log"
+        return status_of(JournalUnavailable(text, retry_after_s=0.5))
     structlog.get_logger(__name__).error("defect", incident=incident, exc_info=error)
     text = f"a defect of the server; incident {incident} in its log"
     return _status(_Code.INTERNAL, "INTERNAL", text, {"incident": incident}, (), None)

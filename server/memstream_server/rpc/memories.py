@@ -1,4 +1,4 @@
-"""MemoryService: memories and their fragments as resources."""
+"""MemoryService: memories as resources; their fragments are in fragments.py."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from memstream.v1 import fragment_pb2
 from memstream.v1 import memory_service_pb2 as pb
-from memstream_server.core.filters import Filter
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import EtagMismatch
-from memstream_server.engine.requests import MemoryChange, NewMemory, memory_etag
+from memstream_server.engine.requests import Changed, MemoryChange, NewMemory, memory_etag
 from memstream_server.ports.journal import MemoryRecord
 from memstream_server.rpc import page_tokens, validation
-from memstream_server.rpc.errors import PageTokenInvalid
-from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.repeats import Repeatable, answer_of, first_answer, repeatable
+from memstream_server.rpc.fragments import FragmentMethods
+from memstream_server.rpc.repeats import Repeatable, answer_of, answered, once_of, repeatable
 from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
 from memstream_server.rpc.wire import policies
-from memstream_server.rpc.wire.fragments import fragment_message, read_filter
+from memstream_server.rpc.wire.fragments import TIERS
 
 if TYPE_CHECKING:
-    from memstream_server.engine.engine import Engine
     from memstream_server.engine.requests import AnswerOf
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -30,12 +26,8 @@ _UPDATE_TRIES = 5
 """An update without an etag is decided anew when another came between reading and writing."""
 
 
-class MemoryService:
+class MemoryService(FragmentMethods):
     """What of the service this server has; the rest is refused by rpc/registration.py."""
-
-    def __init__(self, engine: Engine, limits: Limits) -> None:
-        self._engine = engine
-        self._limits = limits
 
     # ---- memories
     async def create_memory(self, request: pb.CreateMemoryRequest, _context: _Context) -> pb.CreateMemoryResponse:
@@ -52,10 +44,12 @@ class MemoryService:
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = repeatable(request, namespace, request_id, pb.CreateMemoryResponse)
-        if (first := await first_answer(call, self._engine)) is not None:
-            return first
         answer = _answering(call, lambda record: _created(record, True))
-        return _created(*await self._engine.create_memory(new, answer))
+
+        async def create() -> pb.CreateMemoryResponse:
+            return _created(*await self._engine.create_memory(new, answer))
+
+        return await answered(call, self._engine, create)
 
     async def get_memory(self, request: pb.GetMemoryRequest, _context: _Context) -> pb.GetMemoryResponse:
         namespace, name = self._named(request)
@@ -81,9 +75,11 @@ class MemoryService:
         _check_mask(found, request.update_mask.paths)
         found.check()
         call = repeatable(request, namespace, request_id, pb.UpdateMemoryResponse)
-        if (first := await first_answer(call, self._engine)) is not None:
-            return first
-        return _updated(await self._update(request, namespace, name, _answering(call, _updated)))
+
+        async def update() -> pb.UpdateMemoryResponse:
+            return _updated(await self._update(request, namespace, name, _answering(call, _updated)))
+
+        return await answered(call, self._engine, update)
 
     async def _update(
         self, request: pb.UpdateMemoryRequest, namespace: str, name: str, answer: AnswerOf | None
@@ -111,10 +107,45 @@ class MemoryService:
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = repeatable(request, namespace, request_id, pb.DeleteMemoryResponse)
-        if (first := await first_answer(call, self._engine)) is not None:
-            return first
-        await self._engine.delete_memory(namespace, name, request.etag, answer_of(call, pb.DeleteMemoryResponse))
-        return pb.DeleteMemoryResponse()
+        answer = answer_of(call, pb.DeleteMemoryResponse)
+
+        async def delete() -> pb.DeleteMemoryResponse:
+            await self._engine.delete_memory(namespace, name, request.etag, answer)
+            return pb.DeleteMemoryResponse()
+
+        return await answered(call, self._engine, delete)
+
+    async def clone_memory(self, request: pb.CloneMemoryRequest, _context: _Context) -> pb.CloneMemoryResponse:
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        new_name = validation.name(found, "new_memory", request.new_memory, self._limits)
+        new_namespace = namespace
+        if request.new_namespace:
+            new_namespace = validation.name(found, "new_namespace", request.new_namespace, self._limits)
+        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        found.check()
+        call = repeatable(request, namespace, request_id, pb.CloneMemoryResponse)
+        answer = _answering(call, _cloned)
+
+        async def clone() -> pb.CloneMemoryResponse:
+            return _cloned(await self._engine.clone_memory(namespace, name, new_namespace, new_name, answer))
+
+        return await answered(call, self._engine, clone)
+
+    async def clear_memory(self, request: pb.ClearMemoryRequest, _context: _Context) -> pb.ClearMemoryResponse:
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        if 0 in request.tiers:  # elsewhere it stands for any; what clears for good takes no chances
+            found.add("tiers", "has TIER_UNSPECIFIED: name the tiers, or none for all")
+        tiers = TIERS.read_all(found, "tiers", request.tiers)
+        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        found.check()
+        call = repeatable(request, namespace, request_id, pb.ClearMemoryResponse)
+
+        async def clear() -> pb.ClearMemoryResponse:
+            return _cleared(await self._engine.clear_memory(namespace, name, tiers, once_of(call, _cleared)))
+
+        return await answered(call, self._engine, clear)
 
     async def list_namespaces(self, request: pb.ListNamespacesRequest, _context: _Context) -> pb.ListNamespacesResponse:
         found = Violations()
@@ -131,44 +162,6 @@ class MemoryService:
     ) -> pb.GetMemoryStatsResponse:
         statistics = await self._engine.statistics(*self._named(request))
         return pb.GetMemoryStatsResponse(stats=policies.stats_message(statistics))
-
-    # ---- fragments
-    async def get_fragment(self, request: pb.GetFragmentRequest, _context: _Context) -> pb.GetFragmentResponse:
-        found = Violations()
-        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        key = request.WhichOneof("key")
-        if key == "external_id":
-            identifier(found, "external_id", request.external_id, self._limits, required=True)
-        else:
-            validation.fragment_id(found, "id", request.id)
-        found.check()
-        fragment, merged, revision = await self._engine.get_fragment(
-            namespace, name, id=request.id, external_id=request.external_id
-        )
-        return pb.GetFragmentResponse(fragment=fragment_message(fragment, merged), revision=revision)
-
-    async def list_fragments(self, request: pb.ListFragmentsRequest, _context: _Context) -> pb.ListFragmentsResponse:
-        found = Violations()
-        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        size = validation.page_size(found, request.page_size, self._limits)
-        chosen = read_filter(found, request.filter, self._limits, "filter") if request.HasField("filter") else Filter()
-        found.check()
-        position, _, uid_before = page_tokens.read(request).partition(":")
-        after = int(position) if position else -1
-        fragments, following, revision, uid = await self._engine.list_fragments(
-            namespace, name, chosen, request.forgotten, after, size
-        )
-        if uid_before and uid_before != uid:
-            raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
-        messages = _fitting([fragment_message(fragment) for fragment in fragments], self._limits.page_bytes_max)
-        if len(messages) < len(fragments):
-            following = fragments[len(messages) - 1].position
-        return pb.ListFragmentsResponse(
-            fragments=messages,
-            next_page_token="" if following is None else page_tokens.make(request, f"{following}:{uid}"),
-            revision=revision,
-            memory_uid=uid,
-        )
 
     # ---- inside
     def _named(self, request: pb.GetMemoryRequest | pb.GetMemoryStatsRequest) -> tuple[str, str]:
@@ -194,15 +187,13 @@ def _created(record: MemoryRecord, created: bool) -> pb.CreateMemoryResponse:
     return pb.CreateMemoryResponse(memory=policies.memory_message(record), created=created)
 
 
+def _cloned(record: MemoryRecord) -> pb.CloneMemoryResponse:
+    return pb.CloneMemoryResponse(memory=policies.memory_message(record))
+
+
+def _cleared(changed: Changed) -> pb.ClearMemoryResponse:
+    return pb.ClearMemoryResponse(cleared=changed.count, revision=changed.revision)
+
+
 def _updated(record: MemoryRecord) -> pb.UpdateMemoryResponse:
     return pb.UpdateMemoryResponse(memory=policies.memory_message(record))
-
-
-def _fitting(messages: list[fragment_pb2.Fragment], bytes_max: int) -> list[fragment_pb2.Fragment]:
-    """The first of them that fit together, at least one."""
-    size = 0
-    for number, message in enumerate(messages):
-        size += message.ByteSize()
-        if size > bytes_max and number:
-            return messages[:number]
-    return messages

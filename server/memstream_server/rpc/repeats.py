@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from memstream_server.engine.errors import RequestIdConflict
+from memstream_server.engine.errors import EngineError, RequestIdConflict
+from memstream_server.engine.requests import Once
 from memstream_server.ports.journal import Answer
 from memstream_server.rpc.wire.observations import digest_of
 
-if TYPE_CHECKING:
-    from memstream_server.engine.engine import Engine
-
 R = TypeVar("R", bound=Message)
+T = TypeVar("T")
+
+
+class Answers(Protocol):
+    """Where answers are kept: the engine, or its conversations."""
+
+    async def stored_answer(self, request: str) -> Answer | None:
+        """The answer a request_id got before."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +34,9 @@ class Repeatable(Generic[R]):
     key: str
     response_type: type[R]
 
-    async def first_answer(self, engine: Engine) -> R | None:
+    async def first_answer(self, answers: Answers) -> R | None:
         """What this request_id was answered before. Raises RequestIdConflict when it was another request."""
-        stored = await engine.stored_answer(self.key)
+        stored = await answers.stored_answer(self.key)
         if stored is None:
             return None
         if stored.digest != self._digest():
@@ -51,9 +58,30 @@ def repeatable(request: Message, namespace: str, request_id: str, response_type:
     return Repeatable(request, "\n".join((namespace, request.DESCRIPTOR.name, request_id)), response_type)
 
 
-async def first_answer(call: Repeatable[R] | None, engine: Engine) -> R | None:
+async def first_answer(call: Repeatable[R] | None, answers: Answers) -> R | None:
     """The stored answer, if this is a repeat."""
-    return None if call is None else await call.first_answer(engine)
+    return None if call is None else await call.first_answer(answers)
+
+
+def once_of(call: Repeatable[R] | None, response: Callable[[T], R]) -> Once[T] | None:
+    """What the engine needs to commit the call's answer with what it changes."""
+    return None if call is None else Once(call.key, lambda result: call.answer(response(result)))
+
+
+async def answered(call: Repeatable[R] | None, answers: Answers, act: Callable[[], Awaitable[R]]) -> R:
+    """The first answer if this is a repeat, else that of `act`.
+
+    A repeat may overtake the call it repeats, whose client gave up: then `act` is refused for what that call did, or
+    because it was answered, and its answer is there by then.
+    """
+    if (first := await first_answer(call, answers)) is not None:
+        return first
+    try:
+        return await act()
+    except EngineError:
+        if (first := await first_answer(call, answers)) is not None:
+            return first
+        raise
 
 
 def answer_of(call: Repeatable[R] | None, response: Callable[[], R]) -> Answer | None:

@@ -17,6 +17,7 @@ from memstream.v1 import (
     server_service_pb2,
     stream_service_pb2,
 )
+from memstream_server.rpc.conversations import ConversationService
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.interceptor import Guard
@@ -26,6 +27,7 @@ from memstream_server.rpc.registration import capabilities, register
 from memstream_server.rpc.streams import StreamService
 
 if TYPE_CHECKING:
+    from memstream_server.engine.conversations import Conversations
     from memstream_server.engine.engine import Engine
     from memstream_server.observability import Metrics
     from memstream_server.settings import Settings
@@ -71,19 +73,28 @@ class RpcServer:
         await self._server.stop(min(_STOP_S, max(0.1, deadline - loop.time())))
 
 
-def create_server(engine: Engine, settings: Settings, metrics: Metrics | None = None) -> RpcServer:
+def create_server(
+    engine: Engine, conversations: Conversations, settings: Settings, metrics: Metrics | None = None
+) -> RpcServer:
     """A server of `engine` with the limits of `settings`, not yet listening. To be called in the running event loop."""
-    return build_server(engine, Limits.of(settings), Drain(settings.drain_grace_s), metrics)
+    return build_server(engine, Limits.of(settings), Drain(settings.drain_grace_s), metrics, conversations)
 
 
-def build_server(engine: Engine, limits: Limits, drain: Drain, metrics: Metrics | None = None) -> RpcServer:
-    """As `create_server`, from its parts."""
+def build_server(
+    engine: Engine,
+    limits: Limits,
+    drain: Drain,
+    metrics: Metrics | None = None,
+    conversations: Conversations | None = None,
+) -> RpcServer:
+    """As `create_server`, from its parts; without conversations their service is refused."""
     server = grpc.aio.server(interceptors=(Guard(drain, limits.streams_max, metrics),), options=_options(limits))
     info = ServerService(engine, limits)
+    talk = object() if conversations is None else ConversationService(conversations, limits, drain)
     services = [
         (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], MemoryService(engine, limits)),
         (stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"], StreamService(engine, limits, drain)),
-        (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], object()),
+        (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], talk),
         (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], object()),
         (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),
     ]

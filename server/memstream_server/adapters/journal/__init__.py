@@ -1,8 +1,8 @@
-"""The journal on SQL: SQLAlchemy Core on SQLite, one writer with group commit, readers beside it.
+"""The journal on SQL: SQLAlchemy Core on SQLite or PostgreSQL, one writer with group commit, readers beside it.
 
-Reading order: schema (tables and keys), codec (what the blobs hold), directory (files, lock, restore), sqlite (all
-that is SQLite's own), bulk (many rows in one statement), writes and reads (one function per operation), writer (the
-thread that commits), store (the port's methods).
+Reading order: schema (tables and keys), codec (what the blobs hold), database (what is asked of a database), sqlite
+and postgres (all that is their own), directory (SQLite's files, lock, restore), bulk (many rows in one statement),
+writes and reads (one function per operation), writer (the thread that commits), store (the port's methods).
 """
 
 from memstream_server.adapters.journal.directory import restore

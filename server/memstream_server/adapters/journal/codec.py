@@ -17,6 +17,7 @@ from msgspec.structs import astuple
 from memstream_server.core.events import Event
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import Enhancement, Fragment, Vector
+from memstream_server.ports.conversations import Message, Plan
 from memstream_server.ports.journal import Receipt, Rejection, Space, Terms, Unreadable
 
 VERSION = 1
@@ -59,6 +60,8 @@ _enhancements = msgspec.msgpack.Decoder(tuple[Enhancement, ...])
 _rejections = msgspec.msgpack.Decoder(tuple[Rejection, ...])
 _policy = msgspec.json.Decoder(Policy)
 _labels = msgspec.json.Decoder(Labels)
+_message = msgspec.msgpack.Decoder(Message)
+_plan = msgspec.msgpack.Decoder(Plan)
 _space = msgspec.json.Decoder(Space)
 
 
@@ -182,3 +185,19 @@ def encode_space(space: Space) -> str:
 
 def decode_space(data: str) -> Space:
     return _decoded(_space, data)
+
+
+def encode_message(message: Message) -> bytes:
+    return _pack(message)
+
+
+def decode_message(blob: bytes) -> Message:
+    return _unpack(_message, blob)
+
+
+def encode_plan(plan: Plan) -> bytes:
+    return _pack(plan)
+
+
+def decode_plan(blob: bytes) -> Plan:
+    return _unpack(_plan, blob)

@@ -11,13 +11,18 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import migrate, sqlite, transition, writes
 from memstream_server.adapters.journal.reads import meta_value
-from memstream_server.ports.journal import AlreadyExists, Unreadable
+from memstream_server.ports.journal import AlreadyExists, JournalError, Unreadable
 
 FORMAT = 1
 """Version of the directory's layout; the tables have their own (migrate.py)."""
@@ -82,6 +87,74 @@ def check_format(data_dir: Path) -> None:
         raise Unreadable(f"{file} is damaged: it should read {_FORMAT_TEXT.format(FORMAT)!r}")
     if int(version) > FORMAT:
         raise Unreadable(f"{data_dir} has format {version}, this server reads up to {FORMAT}: start a newer memstream")
+
+
+class DirectoryDatabase:
+    """`database.Database` of a data directory, on SQLite. Made by `open_database`."""
+
+    def __init__(self, data_dir: Path, lock: int, full: Callable[[], str | None], readers: int) -> None:
+        path = journal_path(data_dir)
+        self.description = f"sqlite {sqlite3.sqlite_version}"
+        self.writer, self.reader = sqlite.writer_engine(path), sqlite.reader_engine(path, readers)
+        self._data_dir, self._lock, self._full = data_dir, lock, full
+
+    def commit(self, connection: Connection) -> None:
+        """See database.py."""
+        sqlite.commit(connection)
+
+    def refused(self, error: DBAPIError) -> bool:
+        """See database.py."""
+        return sqlite.refused(error)
+
+    def translated(self, error: DBAPIError) -> JournalError:
+        """See database.py."""
+        return sqlite.translated(error)
+
+    def full(self) -> str | None:
+        """Asked of the file system before every group, so that the disk is never quite full."""
+        return self._full()
+
+    def backup(self, target: Path) -> None:
+        """See `backup`."""
+        backup(self._data_dir, target)
+
+    def close(self) -> None:
+        """Idempotent, but for the lock."""
+        self.reader.dispose()
+        self.writer.dispose()
+        release(self._lock)
+
+
+def open_database(
+    data_dir: Path, *, readers: int, free_bytes: Callable[[], int] | None, reserve_bytes: int
+) -> DirectoryDatabase:
+    """Lock a directory and see that its journal is sound and of this version, making or migrating it. Blocking.
+
+    Raises Unreadable when the directory is damaged, of a newer format, or held by another server.
+    """
+    lock = acquire(data_dir)
+    engine = sqlite.writer_engine(journal_path(data_dir))
+    try:
+        check_format(data_dir)
+        with sqlite.translating(), engine.begin() as connection:
+            migrate.upgrade(connection)
+            sqlite.probe(connection)
+        sync(data_dir)
+    except BaseException:
+        release(lock)
+        raise
+    finally:
+        engine.dispose()
+    measure = free_bytes or partial(sqlite.free_bytes, data_dir)
+    return DirectoryDatabase(data_dir, lock, partial(_full, journal_path(data_dir), measure, reserve_bytes), readers)
+
+
+def _full(journal: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str | None:
+    """Why data cannot be added, or None."""
+    free, needed = free_bytes(), reserve_bytes + sqlite.wal_bytes(journal)
+    if free >= needed:
+        return None
+    return f"{free} bytes are free for {journal.parent}, {needed} must stay free: free space and retry"
 
 
 def _write(file: Path, text: str) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Select, bindparam, func, select
+from sqlalchemy import BigInteger, BindParameter, Connection, Select, bindparam, cast, func, select
 from sqlalchemy import Row as SqlRow
 
 from memstream_server.adapters.journal import codec
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch
 from memstream_server.adapters.journal.schema import (
     events,
     fragments,
@@ -24,7 +25,6 @@ from memstream_server.adapters.journal.schema import (
     span,
     vectors,
 )
-from memstream_server.adapters.journal.sqlite import PAGE_ROWS, fetch
 from memstream_server.adapters.journal.transition import IDS_MAX
 from memstream_server.adapters.journal.writes import ANSWER_KEPT_US
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind, Tier
@@ -117,7 +117,10 @@ _TIERS = (
     .where(fragments.c.key.between(_low, _high))
     .group_by(fragments.c.tier, fragments.c.kind, _forgotten)
 )
-_PENDING = select(func.coalesce(func.sum(observations.c.count), 0)).where(observations.c.key.between(_low, _high))
+# Cast, because PostgreSQL sums up bigints to a decimal number.
+_PENDING = select(cast(func.coalesce(func.sum(observations.c.count), 0), BigInteger)).where(
+    observations.c.key.between(_low, _high)
+)
 _UNINDEXED = select(func.count()).where(outbox.c.memory == _uid)
 _EVENTS = (
     select(events.c.key, events.c.time_us, events.c.payload)

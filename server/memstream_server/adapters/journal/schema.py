@@ -30,17 +30,18 @@ POSITION_BITS = 32
 
 metadata = MetaData()
 BIG_KEY = BigInteger().with_variant(Integer(), "sqlite")  # only INTEGER is an alias of the rowid there
+TEXT = Text().with_variant(Text(collation="C"), "postgresql")  # ordered by bytes, as in SQLite and in every release
 
-meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
+meta = Table("meta", metadata, Column("name", TEXT, primary_key=True), Column("value", TEXT, nullable=False))
 
 memories = Table(
     "memories",
     metadata,
     Column("number", BIG_KEY, primary_key=True, autoincrement=True),
-    Column("uid", Text, nullable=False, unique=True),
-    Column("namespace", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("kind", Text, nullable=False),
+    Column("uid", TEXT, nullable=False, unique=True),
+    Column("namespace", TEXT, nullable=False),
+    Column("name", TEXT, nullable=False),
+    Column("kind", TEXT, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("revision", BigInteger, nullable=False),
     Column("next_position", BigInteger, nullable=False),
@@ -48,8 +49,8 @@ memories = Table(
     Column("create_time_us", BigInteger, nullable=False),
     Column("update_time_us", BigInteger, nullable=False),
     Column("seed", LargeBinary, nullable=False),
-    Column("labels", Text, nullable=False),
-    Column("policy", Text, nullable=False),
+    Column("labels", TEXT, nullable=False),
+    Column("policy", TEXT, nullable=False),
     UniqueConstraint("namespace", "name", name="memories_name"),
     sqlite_autoincrement=True,
 )
@@ -58,14 +59,14 @@ deletions = Table(  # memories that are gone, whose rows are being removed
     "deletions",
     metadata,
     Column("number", BIG_KEY, primary_key=True, autoincrement=False),
-    Column("uid", Text, nullable=False),
+    Column("uid", TEXT, nullable=False),
 )
 
 producers = Table(
     "producers",
     metadata,
     Column("memory", BigInteger, primary_key=True, autoincrement=False),
-    Column("name", Text, primary_key=True),
+    Column("name", TEXT, primary_key=True),
     Column("epoch", BigInteger, nullable=False),
     Column("received", BigInteger, nullable=False),
     Column("stored", BigInteger, nullable=False),
@@ -75,7 +76,7 @@ receipts = Table(  # what was received, for telling repeats from conflicts; kept
     "receipts",
     metadata,
     Column("memory", BigInteger, primary_key=True, autoincrement=False),
-    Column("producer", Text, primary_key=True),
+    Column("producer", TEXT, primary_key=True),
     Column("last_sequence", BigInteger, primary_key=True, autoincrement=False),
     Column("first_sequence", BigInteger, nullable=False),
     Column("hashes", LargeBinary, nullable=False),  # 16 bytes each
@@ -87,7 +88,7 @@ observations = Table(  # batches received, not yet stored
     metadata,
     Column("key", BIG_KEY, primary_key=True, autoincrement=False),
     Column("memory", BigInteger, nullable=False),
-    Column("producer", Text, nullable=False),
+    Column("producer", TEXT, nullable=False),
     Column("first_sequence", BigInteger, nullable=False),
     Column("count", BigInteger, nullable=False),
     Column("payload", LargeBinary, nullable=False),
@@ -98,17 +99,17 @@ fragments = Table(
     metadata,
     Column("key", BIG_KEY, primary_key=True, autoincrement=False),
     Column("memory", BigInteger, nullable=False),
-    Column("id", Text, nullable=False),
-    Column("tier", Text, nullable=False),
-    Column("kind", Text, nullable=False),
+    Column("id", TEXT, nullable=False),
+    Column("tier", TEXT, nullable=False),
+    Column("kind", TEXT, nullable=False),
     Column("due_time_us", BigInteger),  # its own expiry, while that is to be acted on: null when forgotten or pinned
     Column("forget_time_us", BigInteger),
     Column("access_count", BigInteger, nullable=False),
     Column("access_time_us", BigInteger, nullable=False),
-    Column("session", Text, nullable=False),
-    Column("speaker", Text, nullable=False),
-    Column("external_id", Text),
-    Column("model", Text, nullable=False),
+    Column("session", TEXT, nullable=False),
+    Column("speaker", TEXT, nullable=False),
+    Column("external_id", TEXT),
+    Column("model", TEXT, nullable=False),
     Column("payload", LargeBinary, nullable=False),
     Column("terms", LargeBinary),
 )
@@ -139,7 +140,7 @@ vectors = Table(
     "vectors",
     metadata,
     Column("key", BigInteger, primary_key=True, autoincrement=False),
-    Column("model", Text, primary_key=True),
+    Column("model", TEXT, primary_key=True),
     Column("vector", LargeBinary, nullable=False),
 )
 
@@ -147,7 +148,7 @@ anchors = Table(  # the short-term side of held fragments
     "anchors",
     metadata,
     Column("memory", BigInteger, primary_key=True, autoincrement=False),
-    Column("id", Text, primary_key=True),
+    Column("id", TEXT, primary_key=True),
     Column("vector", LargeBinary),
     Column("enhancements", LargeBinary, nullable=False),
 )
@@ -164,8 +165,8 @@ outbox = Table(  # names the memory by uid: its rows outlive the memory
     "outbox",
     metadata,
     Column("id", BIG_KEY, primary_key=True, autoincrement=True),
-    Column("memory", Text, nullable=False),
-    Column("fragment", Text, nullable=False),
+    Column("memory", TEXT, nullable=False),
+    Column("fragment", TEXT, nullable=False),
     Column("deleted", Boolean, nullable=False),
     sqlite_autoincrement=True,
 )
@@ -174,7 +175,7 @@ Index("outbox_memory", outbox.c.memory)
 requests = Table(
     "requests",
     metadata,
-    Column("request", Text, primary_key=True),
+    Column("request", TEXT, primary_key=True),
     Column("digest", LargeBinary, nullable=False),
     Column("time_us", BigInteger, nullable=False),
     Column("response", LargeBinary, nullable=False),
@@ -184,10 +185,10 @@ Index("requests_time", requests.c.time_us)
 jobs = Table(
     "jobs",
     metadata,
-    Column("id", Text, primary_key=True),
+    Column("id", TEXT, primary_key=True),
     Column("memory", BigInteger, nullable=False),
-    Column("type", Text, nullable=False),
-    Column("payload", Text, nullable=False),
+    Column("type", TEXT, nullable=False),
+    Column("payload", TEXT, nullable=False),
     Column("create_time_us", BigInteger, nullable=False),
     Column("attempts", BigInteger, nullable=False),
 )

@@ -133,14 +133,10 @@ def fetch(
     """All rows of `statement` (columns of integers, text, blobs and booleans, the latter as 0 and 1), in its order.
 
     SQLite packs them and answers with a single row, for the reason given in bulk.py: 10,000 fragments read beside a
-    busy event loop take 0.2 s so, and 2.7 s row by row. The caller bounds the rows (PAGE_ROWS at a time).
+    busy event loop take 0.2 s so, and 2.7 s row by row.
     """
     count, data = connection.execute(_packed(statement), parameters).one()
     return _rows_of.decode(b"\xdd" + count.to_bytes(4, "big") + unhexlify(data)) if count else []
-
-
-PAGE_ROWS = 1_024
-"""Rows of one `fetch`: the text they are packed in is a few MB."""
 
 
 # ---- errors
@@ -189,13 +185,14 @@ def probe(connection: Connection) -> None:
         connection.exec_driver_sql(f'SELECT 1 FROM "{name}" LIMIT 1').all()
 
 
-def _free_bytes(directory: Path) -> int:
+def free_bytes(directory: Path) -> int:
+    """Space left in the directory's file system."""
     return shutil.disk_usage(directory).free
 
 
 def copy(source: Path, target: Path) -> None:
     """A consistent copy of a database, also one in use, and durable. Raises StorageFull; leaves no partial file."""
-    needed, free = source.stat().st_size, _free_bytes(target.parent)
+    needed, free = source.stat().st_size, free_bytes(target.parent)
     if free < needed:
         raise StorageFull(f"{target.parent} has {free} bytes free, the copy needs {needed}")
     try:

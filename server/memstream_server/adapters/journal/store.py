@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
-from memstream_server.adapters.journal import directory, image, migrate, reads, sqlite, transition, writes
+from memstream_server.adapters.journal import directory, image, postgres, reads, transition, writes
+from memstream_server.adapters.journal.conversations import SqlConversations
+from memstream_server.adapters.journal.database import Database, snapshot
 from memstream_server.adapters.journal.writer import Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
@@ -44,17 +45,14 @@ T = TypeVar("T")
 
 
 class SqlJournal:
-    """`ports.journal.Journal` in a data directory of its own. Made by `open_journal`."""
+    """`ports.journal.Journal` in a database of its own. Made by `open_journal`."""
 
-    def __init__(
-        self, data_dir: Path, lock: int, clock_us: Callable[[], int], full: Callable[[], str | None], readers: int
-    ) -> None:
-        path = directory.journal_path(data_dir)
-        self._data_dir, self._lock, self._clock_us = data_dir, lock, clock_us
-        self._write_engine, self._read_engine = sqlite.writer_engine(path), sqlite.reader_engine(path, readers)
+    def __init__(self, database: Database, clock_us: Callable[[], int], readers: int) -> None:
+        self._database, self._clock_us = database, clock_us
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="journal-reader")
-        self._writer = Writer(self._write_engine, full, asyncio.get_running_loop())
+        self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
+        self.conversations = SqlConversations(self._writer.submit, self._look)
 
     async def _write(
         self,
@@ -73,8 +71,11 @@ class SqlJournal:
             raise JournalError("the journal is closed")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._readers, partial(_snapshot, self._read_engine, lambda c: function(c, *arguments, **named))
+            self._readers, partial(snapshot, self._database, lambda c: function(c, *arguments, **named))
         )
+
+    async def _look(self, work: Callable[[Connection], T]) -> T:
+        return await self._read(work)
 
     async def close(self) -> None:
         """Idempotent."""
@@ -86,11 +87,14 @@ class SqlJournal:
 
     def _release(self) -> None:
         self._readers.shutdown()
-        self._read_engine.dispose()
-        self._write_engine.dispose()
-        directory.release(self._lock)
+        self._database.close()
 
     # ---- the store itself
+
+    @property
+    def description(self) -> str:
+        """Engine and version for people, for instance "sqlite 3.46.0" or "postgresql 15.8"."""
+        return self._database.description
 
     async def space(self) -> Space | None:
         return await self._read(reads.space)
@@ -99,7 +103,7 @@ class SqlJournal:
         await self._write(writes.set_space, 1, True, space)
 
     async def backup(self, path: str) -> None:
-        await asyncio.to_thread(directory.backup, self._data_dir, Path(path))
+        await asyncio.to_thread(self._database.backup, Path(path))
 
     async def index_generation(self) -> int:
         """0 in a new store, raised by every restore: an index of another generation is of another history."""
@@ -225,58 +229,34 @@ def _own(connection: Connection, uid: str) -> MemoryRecord:
     return reads.by_uid(connection, uid)
 
 
-def _snapshot(engine: Engine, function: Callable[[Connection], T]) -> T:
-    with sqlite.translating(), engine.begin() as connection:
-        return function(connection)
-
-
 async def open_journal(
     data_dir: Path,
     *,
+    url: str = "",
     clock_us: Callable[[], int],
     free_bytes: Callable[[], int] | None = None,
     reserve_bytes: int = RESERVE_BYTES,
     readers: int = READERS,
 ) -> SqlJournal:
-    """Open the journal of a data directory, making or migrating it, and hold its lock until `close`.
+    """Open the journal of a data directory, or that of a PostgreSQL database, making or migrating it, and hold it
+    until `close`.
 
+    url: of the database (postgresql://...); empty keeps the journal in data_dir, which is not touched otherwise.
     clock_us: now, in microseconds since the epoch; ages the stored answers. free_bytes: the space left for the
-    directory (the file system's, by default); below reserve_bytes what adds data raises StorageFull.
-    Raises Unreadable when the directory is damaged, of a newer format, or held by another server.
+    directory (the file system's, by default); below reserve_bytes what adds data raises StorageFull. PostgreSQL says
+    itself when it is full.
+    Raises Unreadable when the journal is damaged, of a newer format, cannot be reached, or is held by another server.
     """
-    lock = await asyncio.to_thread(_prepared, data_dir)
-    measure = free_bytes or (lambda: shutil.disk_usage(data_dir).free)
-    full = partial(_full, directory.journal_path(data_dir), measure, reserve_bytes)
-    journal = SqlJournal(data_dir, lock, clock_us, full, readers)
+    if url:
+        database: Database = await asyncio.to_thread(postgres.open_database, url, readers=readers)
+    else:
+        database = await asyncio.to_thread(
+            directory.open_database, data_dir, readers=readers, free_bytes=free_bytes, reserve_bytes=reserve_bytes
+        )
+    journal = SqlJournal(database, clock_us, readers)
     try:
         await journal.purge()
     except BaseException:
         await journal.close()
         raise
     return journal
-
-
-def _prepared(data_dir: Path) -> int:
-    """The lock of a directory whose journal is sound and of this version."""
-    lock = directory.acquire(data_dir)
-    engine = sqlite.writer_engine(directory.journal_path(data_dir))
-    try:
-        directory.check_format(data_dir)
-        with sqlite.translating(), engine.begin() as connection:
-            migrate.upgrade(connection)
-            sqlite.probe(connection)
-        directory.sync(data_dir)
-    except BaseException:
-        directory.release(lock)
-        raise
-    finally:
-        engine.dispose()
-    return lock
-
-
-def _full(journal: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str | None:
-    """Why data cannot be added, or None."""
-    free, needed = free_bytes(), reserve_bytes + sqlite.wal_bytes(journal)
-    if free >= needed:
-        return None
-    return f"{free} bytes are free for {journal.parent}, {needed} must stay free: free space and retry"

@@ -20,13 +20,13 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal import bulk, codec
+from memstream_server.adapters.journal.prepared import run
 from memstream_server.adapters.journal.schema import (
     anchors,
     fragments,
     jobs,
     key,
     memories,
-    observations,
     outbox,
     producers,
     vectors,
@@ -92,7 +92,7 @@ _REFILL = insert(outbox).from_select(
     .join(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == fragments.c.model))
     .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.forget_time_us.is_(None))
     .order_by(fragments.c.key),
-)
+).execution_options(preserve_rowcount=True)
 _CLEAR_UPSERTS = delete(outbox).where(outbox.c.deleted.is_(False))
 _STORED = (
     update(producers)
@@ -106,8 +106,8 @@ _REMOVE = (
     delete(anchors).where(anchors.c.memory == _number, anchors.c.id.in_(_ids)),
     delete(fragments).where(_SOME_FRAGMENTS),
 )
-_RELEASE = delete(anchors).where(anchors.c.memory == _number, anchors.c.id.in_(_ids))
-_CONSUME = delete(observations).where(observations.c.key.in_(_ids))
+_RELEASE = bulk.Bulk("DELETE FROM anchors WHERE (memory, id) IN (VALUES ", 2, ")")
+_CONSUME = bulk.Bulk("DELETE FROM observations WHERE key IN (VALUES ", 1, ")")
 _UNVECTOR = delete(vectors).where(vectors.c.key.in_(_ids))
 _FINISH = delete(jobs).where(jobs.c.memory == _number, jobs.c.id.in_(_ids))
 _DONE = delete(outbox).where(outbox.c.id.in_(_ids))
@@ -129,11 +129,11 @@ def commit(connection: Connection, commit: Commit, now_us: int) -> None:
     number = _advance(connection, commit)
     _delete(connection, _REMOVE, commit.removed, number)
     _put_rows(connection, number, commit.rows)
-    _delete(connection, (_RELEASE,), commit.released, number)
+    bulk.execute(connection, _RELEASE, [(number, id_) for id_ in commit.released])
     _put_anchors(connection, number, commit.anchors)
-    _delete(connection, (_CONSUME,), [key(number, position) for position in commit.stored_positions])
+    bulk.execute(connection, _CONSUME, [(key(number, position),) for position in commit.stored_positions])
     for name, stored in commit.producers:
-        connection.execute(_STORED, {"m": number, "producer": name, "s": stored})
+        run(connection, _STORED, {"m": number, "producer": name, "s": stored})
     _put_index(connection, commit.index)
     _delete(connection, (_FINISH,), commit.finish_jobs, number)
     _put_jobs(connection, number, commit.jobs)
@@ -154,7 +154,7 @@ def _advance(connection: Connection, commit: Commit) -> int:
         "new_labels": None if commit.labels is None else codec.encode_labels(commit.labels),
         "updated": commit.time_us if described else None,
     }
-    number: int | None = connection.execute(_ADVANCE, values).scalar_one_or_none()
+    number: int | None = run(connection, _ADVANCE, values).scalar_one_or_none()
     if number is None:
         raise Conflict(f"memory {commit.memory} is not at epoch {commit.epoch}, revision {commit.revision}")
     return number

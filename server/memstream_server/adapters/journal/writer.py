@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal import sqlite
+from memstream_server.adapters.journal.database import Database
 from memstream_server.ports.journal import JournalError, OutcomeUnknown, StorageFull
 
 GROUP_ROWS = 2_000
@@ -51,11 +51,10 @@ class _Outcome:
 
 
 class Writer:
-    """Group commit over one connection. `full` says why space is short, or nothing."""
+    """Group commit over one connection."""
 
-    def __init__(self, engine: Engine, full: Callable[[], str | None], loop: asyncio.AbstractEventLoop) -> None:
-        self._engine = engine
-        self._full = full
+    def __init__(self, database: Database, loop: asyncio.AbstractEventLoop) -> None:
+        self._database = database
         self._loop = loop
         self._queue: SimpleQueue[_Write | None] = SimpleQueue()
         self._closed = False
@@ -114,7 +113,7 @@ class Writer:
             ]
 
     def _perform(self, group: Sequence[_Write]) -> list[_Outcome]:
-        why = self._full() if any(write.adds for write in group) else None
+        why = self._database.full() if any(write.adds for write in group) else None
         if why is None:
             return self._together(group)
         refused = [_Outcome(write, error=StorageFull(why)) for write in group if write.adds]
@@ -122,21 +121,52 @@ class Writer:
         return refused + (self._together(rest) if rest else [])
 
     def _together(self, group: Sequence[_Write]) -> list[_Outcome]:
-        """One transaction for all; if it broke before COMMIT, one for each, which finds the write that broke it."""
+        """One transaction for all; if it broke before COMMIT, one for each, which finds the write that broke it.
+
+        A connection that was lost since the last group breaks nothing: all is done again over a new one.
+        """
+        before = self._connection
         try:
             connection = self._connect()
             connection.begin()  # from here only commit, rollback or closing ends it
-            outcomes = [_attempt(connection, write) for write in group]
-        except DBAPIError as error:
+            outcomes = [self._attempt(connection, write) for write in group]
+        except (DBAPIError, JournalError) as error:
+            connected = self._connection is not None
             self._disconnect()  # rolls back
-            if len(group) > 1:
+            if before is not None and isinstance(error, DBAPIError) and error.connection_invalidated:
+                return self._together(group)
+            if connected and len(group) > 1:
                 return [outcome for write in group for outcome in self._together([write])]
-            return [_Outcome(group[0], error=_chained(sqlite.translated(error), error))]
+            return [_Outcome(write, error=self._told(error)) for write in group]
         return self._commit(connection, outcomes)
+
+    def _attempt(self, connection: Connection, write: _Write) -> _Outcome:
+        """Refusals and mistakes undo this write alone. A broken transaction is raised."""
+        connection.exec_driver_sql("SAVEPOINT one")
+        try:
+            value = write.work(connection)
+        except DBAPIError as error:
+            if not self._database.refused(error):
+                raise
+            outcome = _Outcome(write, error=self._told(error))
+        except Exception as error:  # the port's own, or a value that cannot be written: the caller's to hear
+            outcome = _Outcome(write, error=error)
+        else:
+            connection.exec_driver_sql("RELEASE SAVEPOINT one")
+            return _Outcome(write, value)
+        connection.exec_driver_sql("ROLLBACK TO SAVEPOINT one")
+        connection.exec_driver_sql("RELEASE SAVEPOINT one")
+        return outcome
+
+    def _told(self, error: DBAPIError | JournalError) -> JournalError:
+        """What the caller of a write hears that left nothing; an error of its own for each caller."""
+        if isinstance(error, DBAPIError):
+            return _chained(self._database.translated(error), error)
+        return _chained(type(error)(*error.args), error)
 
     def _commit(self, connection: Connection, outcomes: list[_Outcome]) -> list[_Outcome]:
         try:
-            sqlite.commit(connection)
+            self._database.commit(connection)
         except Exception as error:  # whatever it was: the transaction may be on the disk or not
             self._disconnect()
             unknown = f"the commit failed ({error}): read again"
@@ -148,7 +178,7 @@ class Writer:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            self._connection = self._engine.connect()
+            self._connection = self._database.writer.connect()
         return self._connection
 
     def _disconnect(self) -> None:
@@ -157,25 +187,6 @@ class Writer:
         if connection is not None:
             connection.invalidate()
             connection.close()
-
-
-def _attempt(connection: Connection, write: _Write) -> _Outcome:
-    """Refusals and mistakes undo this write alone. A broken transaction is raised."""
-    connection.exec_driver_sql("SAVEPOINT one")
-    try:
-        value = write.work(connection)
-    except DBAPIError as error:
-        if not sqlite.refused(error):
-            raise
-        outcome = _Outcome(write, error=_chained(sqlite.translated(error), error))
-    except Exception as error:  # the port's own, or a value that cannot be written: the caller's to hear
-        outcome = _Outcome(write, error=error)
-    else:
-        connection.exec_driver_sql("RELEASE SAVEPOINT one")
-        return _Outcome(write, value)
-    connection.exec_driver_sql("ROLLBACK TO SAVEPOINT one")
-    connection.exec_driver_sql("RELEASE SAVEPOINT one")
-    return outcome
 
 
 def _chained(error: JournalError, cause: BaseException) -> JournalError:

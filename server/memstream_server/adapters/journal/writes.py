@@ -5,7 +5,9 @@ They raise the port's errors; what they did before raising is rolled back. State
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import takewhile
+from typing import Any
 
 from sqlalchemy import (
     BindParameter,
@@ -20,7 +22,8 @@ from sqlalchemy import (
     update,
 )
 
-from memstream_server.adapters.journal import codec
+from memstream_server.adapters.journal import bulk, codec
+from memstream_server.adapters.journal.prepared import run
 from memstream_server.adapters.journal.schema import (
     anchors,
     deletions,
@@ -39,11 +42,12 @@ from memstream_server.adapters.journal.schema import (
     vectors,
 )
 from memstream_server.core.events import Event
-from memstream_server.core.values import Tier
+from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal import (
     AlreadyExists,
     Answer,
     Conflict,
+    JournalError,
     MemoryRecord,
     Producer,
     Receipt,
@@ -62,7 +66,11 @@ _low: BindParameter[int] = bindparam("low")
 _high: BindParameter[int] = bindparam("high")
 _IDENTITY = (memories.c.number, memories.c.next_position)
 _FIND = select(*_IDENTITY).where(memories.c.uid == bindparam("u"))
-_OWNED = select(*_IDENTITY).where(memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"))
+_OWNED = (
+    select(*_IDENTITY)
+    .where(memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"))
+    .with_for_update(key_share=True)  # on PostgreSQL: until this is committed no other process can raise the epoch
+)
 _EXISTS = select(memories.c.uid).where(memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n"))
 _OWN = update(memories).where(memories.c.uid == bindparam("u")).values(epoch=memories.c.epoch + 1)
 _RESERVE = update(memories).where(memories.c.number == _number).values(next_position=bindparam("next"))
@@ -104,12 +112,13 @@ _RECEIVED = (
         ),
     )
 )
+_OBSERVATIONS = bulk.insertion(observations)
+_RECEIPTS = bulk.insertion(receipts)
+_EVENTS = bulk.insertion(events)
 _FIRST_PENDING = select(func.min(observations.c.first_sequence)).where(
     observations.c.key.between(_low, _high), observations.c.producer == bindparam("producer")
 )
-_OLDEST_EVENTS = (
-    select(events.c.key, events.c.time_us).where(events.c.key.between(_low, _high)).order_by(events.c.key)
-)
+_OLDEST_EVENTS = select(events.c.key, events.c.time_us).where(events.c.key.between(_low, _high)).order_by(events.c.key)
 _PRUNE = delete(events).where(events.c.key.between(_low, _high))
 _FORGET_ANSWERS = delete(requests).where(requests.c.time_us < bindparam("before"))
 _ANSWERED = select(requests.c.request).where(requests.c.request == bindparam("r"))
@@ -117,14 +126,14 @@ _META = update(meta).where(meta.c.name == bindparam("n")).values(value=bindparam
 
 
 def find(connection: Connection, uid: str) -> tuple[int, int]:
-    found = connection.execute(_FIND, {"u": uid}).one_or_none()
+    found: Sequence[Any] | None = run(connection, _FIND, {"u": uid}).one_or_none()
     if found is None:
         raise Conflict(f"memory {uid} is gone")
     return found[0], found[1]
 
 
 def _owned(connection: Connection, uid: str, epoch: int) -> tuple[int, int]:
-    found = connection.execute(_OWNED, {"u": uid, "e": epoch}).one_or_none()
+    found: Sequence[Any] | None = run(connection, _OWNED, {"u": uid, "e": epoch}).one_or_none()
     if found is None:
         raise Conflict(f"memory {uid} is gone or no longer at epoch {epoch}")
     return found[0], found[1]
@@ -228,25 +237,31 @@ def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
 
 
 def receive(connection: Connection, receipt: Receipt) -> None:
+    _check_texts(receipt.fragments)
     number, next_position = _owned(connection, receipt.memory, receipt.epoch)
     if receipt.producer:
         _advance_producer(connection, number, receipt)
     after = 1 + max([receipt.position, *(fragment.position for fragment in receipt.fragments)])
     if after > next_position:
-        connection.execute(_RESERVE, {"m": number, "next": after})
+        run(connection, _RESERVE, {"m": number, "next": after})
     if not receipt.fragments:
         return  # all were rejected: nothing to store, so nothing pending
-    connection.execute(
-        insert(observations),
-        {
-            "key": key(number, receipt.position),
-            "memory": number,
-            "producer": receipt.producer,
-            "first_sequence": receipt.first_sequence,
-            "count": len(receipt.fragments),
-            "payload": codec.encode_receipt(receipt),
-        },
+    row = (
+        key(number, receipt.position),
+        number,
+        receipt.producer,
+        receipt.first_sequence,
+        len(receipt.fragments),
+        codec.encode_receipt(receipt),
     )
+    bulk.execute(connection, _OBSERVATIONS, [row])
+
+
+def _check_texts(received: Sequence[Fragment]) -> None:
+    """Texts that become columns must do so on every database, or what is received could never be stored."""
+    for fragment in received:
+        if "\0" in fragment.session or "\0" in fragment.speaker or "\0" in fragment.external_id:
+            raise JournalError("a session, speaker or external id holds NUL, which PostgreSQL cannot")
 
 
 def _advance_producer(connection: Connection, number: int, receipt: Receipt) -> None:
@@ -259,21 +274,19 @@ def _advance_producer(connection: Connection, number: int, receipt: Receipt) -> 
         "last": last,
         "nothing": not receipt.fragments,
     }
-    if connection.execute(_RECEIVED, moved).rowcount != 1:
+    if run(connection, _RECEIVED, moved).rowcount != 1:
         raise Conflict(
             f"producer {receipt.producer} is not at epoch {receipt.producer_epoch}, expecting {receipt.first_sequence}"
         )
-    connection.execute(
-        insert(receipts),
-        {
-            "memory": number,
-            "producer": receipt.producer,
-            "last_sequence": last,
-            "first_sequence": receipt.first_sequence,
-            "hashes": codec.encode_hashes(receipt.hashes),
-            "rejections": codec.encode_rejections(receipt.rejections),
-        },
+    row = (
+        number,
+        receipt.producer,
+        last,
+        receipt.first_sequence,
+        codec.encode_hashes(receipt.hashes),
+        codec.encode_rejections(receipt.rejections),
     )
+    bulk.execute(connection, _RECEIPTS, [row])
 
 
 def put_answer(connection: Connection, answer: Answer | None, now_us: int) -> None:
@@ -292,8 +305,7 @@ def put_answer(connection: Connection, answer: Answer | None, now_us: int) -> No
 
 
 def log(connection: Connection, number: int, revision: int, time_us: int, happened: tuple[Event, ...]) -> None:
-    row = {"key": key(number, revision), "time_us": time_us, "payload": codec.encode_events(happened)}
-    connection.execute(insert(events), row)
+    bulk.execute(connection, _EVENTS, [(key(number, revision), time_us, codec.encode_events(happened))])
 
 
 def prune_events(connection: Connection, uid: str, before_us: int, limit: int) -> int:

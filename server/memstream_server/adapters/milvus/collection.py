@@ -106,7 +106,7 @@ class MilvusCollection:
         import pymilvus
 
         # It logs a traceback of every failure it raises; the failure itself is enough.
-        logging.getLogger("pymilvus.decorators").setLevel(logging.CRITICAL)
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         with unavailable("connect"):
             # Dedicated: a shared connection would outlive this object and be handed to the next one.
             client = pymilvus.MilvusClient(uri, token=token, timeout=timeouts.connect_s, dedicated=True)

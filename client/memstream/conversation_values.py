@@ -1,0 +1,156 @@
+"""Messages and plans as frozen values, to and from the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TypedDict
+
+from memstream.v1 import conversation_service_pb2 as pb
+from memstream.wiretypes import members, optional_moment
+
+
+class PlanState(StrEnum):
+    """Where a plan stands; TODO and RETRYING are to do. UNKNOWN: newer than this SDK."""
+
+    UNKNOWN = "unknown"
+    TODO = "todo"
+    RUNNING = "running"
+    WAITING = "waiting"
+    RETRYING = "retrying"
+    FAILED = "failed"
+    COMPLETE = "complete"
+
+
+_STATES = members(PlanState, pb.PlanState.DESCRIPTOR)
+_NUMBERS = {state: number for number, state in _STATES.items()}
+
+
+class MessageFields(TypedDict, total=False):
+    """What may be said of a message beside sender and content; see Message."""
+
+    receiver: str
+    role: str
+    rounds: int
+    success: bool
+    app_code: str
+    app_name: str
+    current_goal: str
+    context: str
+    review_info: str
+    action_report: str
+    model_name: str
+    resource_info: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message from one agent to another; `number` ascends in the conversation, the times are the server's.
+
+    `context`, `review_info`, `action_report` and `resource_info` are JSON, or empty.
+    """
+
+    number: int
+    sender: str
+    receiver: str
+    role: str
+    content: str
+    rounds: int
+    success: bool | None
+    app_code: str
+    app_name: str
+    current_goal: str
+    context: str
+    review_info: str
+    action_report: str
+    model_name: str
+    resource_info: str
+    create_time: datetime | None
+    update_time: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A step of a conversation's plan. `number` is from 1; `rely` has the numbers it relies on, joined by ",".
+
+    The times are the server's: what is given to `save_plans` is not used.
+    """
+
+    number: int
+    title: str = ""
+    content: str = ""
+    agent: str = ""
+    resource_name: str = ""
+    rely: str = ""
+    agent_model: str = ""
+    retry_times: int = 0
+    max_retry_times: int = 0
+    state: PlanState = PlanState.TODO
+    result: str = ""
+    create_time: datetime | None = None
+    update_time: datetime | None = None
+
+
+def message_from_wire(wire: pb.ConversationMessage) -> Message:
+    """A message as the server keeps it."""
+    return Message(
+        number=wire.number,
+        sender=wire.sender,
+        receiver=wire.receiver,
+        role=wire.role,
+        content=wire.content,
+        rounds=wire.rounds,
+        success=wire.success if wire.HasField("success") else None,
+        app_code=wire.app_code,
+        app_name=wire.app_name,
+        current_goal=wire.current_goal,
+        context=wire.context,
+        review_info=wire.review_info,
+        action_report=wire.action_report,
+        model_name=wire.model_name,
+        resource_info=wire.resource_info,
+        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
+        update_time=optional_moment(wire.update_time, wire.HasField("update_time")),
+    )
+
+
+def plan_from_wire(wire: pb.Plan) -> Plan:
+    """A plan as the server keeps it."""
+    return Plan(
+        number=wire.sub_task_number,
+        title=wire.sub_task_title,
+        content=wire.sub_task_content,
+        agent=wire.sub_task_agent,
+        resource_name=wire.resource_name,
+        rely=wire.rely,
+        agent_model=wire.agent_model,
+        retry_times=wire.retry_times,
+        max_retry_times=wire.max_retry_times,
+        state=_STATES.get(wire.state, PlanState.UNKNOWN),
+        result=wire.result,
+        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
+        update_time=optional_moment(wire.update_time, wire.HasField("update_time")),
+    )
+
+
+def plan_to_wire(plan: Plan) -> pb.Plan:
+    """A plan to save."""
+    return pb.Plan(
+        sub_task_number=plan.number,
+        sub_task_title=plan.title,
+        sub_task_content=plan.content,
+        sub_task_agent=plan.agent,
+        resource_name=plan.resource_name,
+        rely=plan.rely,
+        agent_model=plan.agent_model,
+        retry_times=plan.retry_times,
+        max_retry_times=plan.max_retry_times,
+        state=state_to_wire(plan.state),
+        result=plan.result,
+    )
+
+
+def state_to_wire(state: PlanState | None) -> pb.PlanState.ValueType:
+    """Not given for None (and UNKNOWN, which nobody can mean)."""
+    return pb.PlanState.ValueType(0 if state is None else _NUMBERS.get(state, 0))

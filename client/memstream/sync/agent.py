@@ -1,0 +1,71 @@
+"""An agent's memory for scripts: the methods of memstream.agent.AgentMemory, each waiting for its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from memstream.agent import SHORT_TERM_CAPACITY, ActionOutput, AgentTemplates
+from memstream.policy import PolicyLike, Profile
+from memstream.sync import AgentMemory as MemoryHandle
+from memstream.sync import Client
+from memstream.sync.conversations import Conversation
+from memstream.values import MemoryKind, Observation, RecallOptions, Structured
+
+
+class AgentMemory(AgentTemplates):
+    """See memstream.agent.AgentMemory."""
+
+    def __init__(
+        self,
+        memory: MemoryHandle,
+        conversation: Conversation | None = None,
+        *,
+        session: str | None = None,
+        options: RecallOptions | None = None,
+    ) -> None:
+        self.memory = memory
+        self.conversation = conversation
+        self.session = session if session is not None else conversation.name if conversation is not None else ""
+        self.options: RecallOptions = options or {}
+
+    @classmethod
+    def open(
+        cls,
+        client: Client,
+        path: str,
+        *,
+        conversation: str | None = None,
+        kind: MemoryKind = MemoryKind.SHORT_TERM,
+        policy: PolicyLike | None = None,
+    ) -> Self:
+        """The memory `namespace/name`, made if it is not there, and the conversation of that path, unless given."""
+        if policy is None and kind is MemoryKind.SHORT_TERM:
+            policy = {"profile": Profile.DBGPT, "short_term": {"capacity": SHORT_TERM_CAPACITY}}
+        memory = client.create_memory(path, kind=kind, policy=policy, exist_ok=True)
+        return cls(memory, client.conversation(conversation or path))
+
+    def read_memories(self, question: str) -> str:
+        """What the memory has for a question, as a text for the prompt."""
+        return self.memories_text(self.memory.recall_once(question, session=self.session, **self.options))
+
+    def prompt(self, question: str) -> str:
+        """The question with the memories it brings up, by `user_prompt_template`."""
+        return self.prompt_text(question, self.read_memories(question))
+
+    def write_memories(
+        self,
+        question: str,
+        ai_message: str,
+        action_output: ActionOutput | None = None,
+        check_pass: bool = True,
+        check_fail_reason: str | None = None,
+    ) -> None:
+        """Observes a turn; when this returns it is stored: every later read sees it."""
+        self.observe([self.memory_content(question, ai_message, action_output, check_pass, check_fail_reason)])
+
+    def observe(self, contents: Sequence[str | Structured]) -> None:
+        """Observes texts or steps in order, once each; raises why one was refused."""
+        result = self.memory.observe_batch([Observation(content, session=self.session) for content in contents])
+        for rejected in result.rejected:
+            raise rejected.error

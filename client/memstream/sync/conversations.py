@@ -1,0 +1,128 @@
+"""Conversations for scripts: each call waits for its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Self, Unpack
+
+from memstream import conversations
+from memstream.conversation_values import Message, MessageFields, Plan, PlanState
+from memstream.sync.loop import LOOP
+
+
+class Conversation:
+    """See memstream.Conversation."""
+
+    def __init__(self, inner: conversations.Conversation) -> None:
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return f"<sync.Conversation {self._inner.path}>"
+
+    @property
+    def path(self) -> str:
+        """`namespace/name`."""
+        return self._inner.path
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace."""
+        return self._inner.namespace
+
+    @property
+    def name(self) -> str:
+        """Its name in the namespace."""
+        return self._inner.name
+
+    def append(self, sender: str, content: str, **said: Unpack[MessageFields]) -> Message:
+        """Appends a message, durable when this returns."""
+        return LOOP.run(self._inner.append(sender, content, **said))
+
+    def messages(
+        self, agent: str = "", other_agent: str = "", *, current_goal: str = "", page_size: int = 0
+    ) -> Iterator[Message]:
+        """In order: all, those `agent` sent or received, or those between the two; only with that goal, if given."""
+        return LOOP.iterate(self._inner.messages(agent, other_agent, current_goal=current_goal, page_size=page_size))
+
+    def last_message(self) -> Message:
+        """The last one. Raises ConversationNotFound when there is none."""
+        return LOOP.run(self._inner.last_message())
+
+    def watch(self, after_number: int = 0, *, progress_interval: timedelta | None = None) -> ConversationWatch:
+        """The messages after a number and those to come; it ends when the conversation is completed."""
+
+        async def make() -> conversations.ConversationWatch:  # over there: it belongs to that loop
+            return self._inner.watch(after_number, progress_interval=progress_interval)
+
+        return ConversationWatch(LOOP.run(make()))
+
+    def complete(self) -> None:
+        """Ends the watches. A later message opens the conversation again."""
+        LOOP.run(self._inner.complete())
+
+    def delete_messages(self) -> int:
+        """Deletes all messages; how many they were."""
+        return LOOP.run(self._inner.delete_messages())
+
+    def save_plans(self, plans: Iterable[Plan]) -> tuple[Plan, ...]:
+        """Saves plans together; one of an existing number replaces it."""
+        return LOOP.run(self._inner.save_plans(plans))
+
+    def plans(self, numbers: Collection[int] = (), *, to_do: bool = False, page_size: int = 0) -> Iterator[Plan]:
+        """By number: all, those of `numbers`, or those to do (TODO or RETRYING)."""
+        return LOOP.iterate(self._inner.plans(numbers, to_do=to_do, page_size=page_size))
+
+    def update_plan(
+        self,
+        number: int,
+        *,
+        state: PlanState | None = None,
+        retry_times: int | None = None,
+        agent: str | None = None,
+        agent_model: str | None = None,
+        result: str | None = None,
+    ) -> Plan:
+        """Sets what is given."""
+        return LOOP.run(
+            self._inner.update_plan(
+                number, state=state, retry_times=retry_times, agent=agent, agent_model=agent_model, result=result
+            )
+        )
+
+    def complete_plan(self, number: int, result: str = "") -> Plan:
+        """Marks a plan complete, with its result."""
+        return LOOP.run(self._inner.complete_plan(number, result))
+
+    def remove_plans(self) -> int:
+        """Removes all plans; how many they were."""
+        return LOOP.run(self._inner.remove_plans())
+
+
+class ConversationWatch:
+    """See memstream.conversations.ConversationWatch."""
+
+    def __init__(self, inner: conversations.ConversationWatch) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> Self:
+        LOOP.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        return LOOP.iterate(self._inner)
+
+    @property
+    def number(self) -> int:
+        """Of the last message that was handed out."""
+        return self._inner.number
+
+    def close(self) -> None:
+        """Ends the watch."""
+        LOOP.run(self._inner.aclose())

@@ -1,0 +1,125 @@
+"""Jinja2 templates in a sandbox: what a template may reach, and how much it may make, is bounded.
+
+Rule 1. A template sees the values it is given and nothing behind them: no attributes with underscores, no calls but
+        `range`, no changes of what it was given (jinja2's ImmutableSandboxedEnvironment, and less).
+Rule 2. It ends: ranges have at most RANGE_MAX numbers, a template has at most LOOPS_MAX loops, and what it makes has
+        at most OUTPUT_CHARS_MAX characters, counted while it is being made.
+Rule 3. A name it was not given is a mistake, not an empty text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from memstream.errors import InvalidRequest
+from memstream.wiretypes import invalid
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import SandboxedEnvironment
+
+TEMPLATE_CHARS_MAX = 65_536
+OUTPUT_CHARS_MAX = 65_536
+RANGE_MAX = 1_000
+LOOPS_MAX = 2
+"""Loops in one template, nested or not: with RANGE_MAX, a million turns at most over ranges."""
+
+
+def render(field: str, template: str, values: Mapping[str, object]) -> str:
+    """The template with the values in it. Raises InvalidRequest, naming `field`, when it is refused or fails."""
+    return _bounded(field, template, values) if template else ""
+
+
+def _bounded(field: str, template: str, values: Mapping[str, object]) -> str:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ImportError("templates need jinja2: pip install 'memstream[agent]'") from error
+    if len(template) > TEMPLATE_CHARS_MAX:
+        raise invalid(field, f"has {len(template)} characters, at most {TEMPLATE_CHARS_MAX} are allowed")
+    parts: list[str] = []
+    left = OUTPUT_CHARS_MAX
+    try:
+        for part in _compiled(template).generate(values):
+            left -= len(part)
+            if left < 0:
+                raise _refused(field, f"makes more than {OUTPUT_CHARS_MAX} characters")
+            parts.append(part)
+    except jinja2.TemplateError as error:
+        raise _refused(field, f"is no template that can be used: {error.message}") from error
+    except InvalidRequest:
+        raise
+    except Exception as error:  # a template may fail in any way Python can: 1 / 0, a filter of the wrong type
+        raise _refused(field, f"failed with {type(error).__name__}: {error}") from error
+    return "".join(parts)
+
+
+def _refused(field: str, why: str) -> InvalidRequest:
+    return invalid(field, why)
+
+
+@lru_cache(maxsize=64)
+def _compiled(template: str) -> Any:
+    from jinja2 import TemplateSyntaxError, nodes
+
+    environment = _sandbox()
+    tree = environment.parse(template)
+    loops = list(tree.find_all(nodes.For))
+    if len(loops) > LOOPS_MAX:
+        raise TemplateSyntaxError(f"it has {len(loops)} loops, at most {LOOPS_MAX} are allowed", loops[-1].lineno)
+    for kind in (nodes.Macro, nodes.CallBlock):
+        if found := next(tree.find_all(kind), None):
+            raise TemplateSyntaxError("macros are not allowed", found.lineno)
+    if any(loop.recursive for loop in loops):
+        raise TemplateSyntaxError("recursive loops are not allowed", loops[0].lineno)
+    return environment.from_string(template)
+
+
+@lru_cache(maxsize=1)
+def _sandbox() -> SandboxedEnvironment:
+    from jinja2 import StrictUndefined
+    from jinja2.exceptions import SecurityError
+    from jinja2.runtime import Context
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """With the operators and filters that make much of little bounded."""
+
+        intercepted_binops = frozenset({"*", "**", "%", "+"})
+
+        def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+            numbers = isinstance(left, int | float) and isinstance(right, int | float)
+            if operator == "+":
+                made = super().call_binop(context, operator, left, right)
+                if hasattr(made, "__len__") and len(made) > OUTPUT_CHARS_MAX:
+                    raise SecurityError("what it makes grows too large")
+                return made
+            if operator == "**" or not numbers:
+                raise SecurityError(f"{operator} is not allowed here")
+            return super().call_binop(context, operator, left, right)
+
+        def is_safe_callable(self, obj: Any) -> bool:
+            return obj is _range  # not even a text's methods: "".ljust(n) and "".replace make as much as they are told
+
+    sandbox = Sandbox(undefined=StrictUndefined, autoescape=False)
+    sandbox.globals = {"range": _range}
+    sandbox.filters = {name: sandbox.filters[name] for name in _FILTERS}
+    return sandbox
+
+
+def _range(*bounds: int) -> range:
+    from jinja2.exceptions import SecurityError
+
+    numbers = range(*bounds)
+    if len(numbers) > RANGE_MAX:
+        raise SecurityError(f"a range of more than {RANGE_MAX} numbers is not allowed")
+    return numbers
+
+
+_FILTERS = (
+    *("capitalize", "default", "escape", "first", "float", "int", "join", "last", "length", "list", "lower", "map"),
+    *("reject", "rejectattr", "reverse", "round", "select", "selectattr", "sort", "string", "striptags"),
+    *("sum", "title", "trim", "truncate", "unique", "upper", "urlencode", "wordcount"),
+)
+"""Those that cannot make much of little: center, indent, replace and tojson pad as they are told to."""

@@ -1,0 +1,319 @@
+"""The port of conversations in the journal's database: same file, same writer, same snapshots.
+
+A message's and a plan's key is the conversation's number and its own in one integer, as a fragment's is (schema.py).
+Only what a query selects by is a column beside the payload. Lists are bounded by a page, so rows are read one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    Row,
+    Table,
+    UniqueConstraint,
+    delete,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from memstream_server.adapters.journal import codec, writes
+from memstream_server.adapters.journal.schema import BIG_KEY, TEXT, key, metadata, span
+from memstream_server.ports.conversations import (
+    NEVER,
+    TO_DO,
+    AnswerOf,
+    ConversationName,
+    Message,
+    MessageQuery,
+    NotThere,
+    Plan,
+    PlanChange,
+    PlanQuery,
+    Status,
+)
+
+T = TypeVar("T")
+
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("number", BIG_KEY, primary_key=True, autoincrement=True),
+    Column("namespace", TEXT, nullable=False),
+    Column("name", TEXT, nullable=False),
+    Column("last_number", BigInteger, nullable=False),
+    Column("completed", Boolean, nullable=False),
+    Column("completions", BigInteger, nullable=False),
+    Column("completed_number", BigInteger, nullable=False),
+    Column("create_time_us", BigInteger, nullable=False),
+    UniqueConstraint("namespace", "name", name="conversations_name"),
+    sqlite_autoincrement=True,
+)
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
+    Column("sender", TEXT, nullable=False),
+    Column("receiver", TEXT, nullable=False),
+    Column("current_goal", TEXT, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+)
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
+    Column("state", TEXT, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+)
+
+
+class Write(Protocol):
+    """Runs `work` in a transaction; durable when it returns (writer.py)."""
+
+    def __call__(self, work: Callable[[Connection], T], rows: int, adds: bool) -> Awaitable[T]: ...
+
+
+class Read(Protocol):
+    """Runs `work` in a snapshot."""
+
+    def __call__(self, work: Callable[[Connection], T]) -> Awaitable[T]: ...
+
+
+class SqlConversations:
+    """`ports.conversations.ConversationStore` over a journal's writer and readers."""
+
+    def __init__(self, write: Write, read: Read) -> None:
+        self._write = write
+        self._read = read
+
+    async def append(
+        self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
+    ) -> Message:
+        return await self._commit(lambda c: _append(c, conversation, message, now_us), 3, True, now_us, answer)
+
+    async def messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
+        return await self._read(lambda c: _messages(c, conversation, query))
+
+    async def last_message(self, conversation: ConversationName) -> Message:
+        return await self._read(lambda c: _last_message(c, conversation))
+
+    async def status(self, conversation: ConversationName) -> Status:
+        return await self._read(lambda c: _status(c, conversation))
+
+    async def complete(self, conversation: ConversationName, now_us: int, answer: AnswerOf[None] = None) -> None:
+        await self._commit(lambda c: _complete(c, conversation, now_us), 2, False, now_us, answer)
+
+    async def delete_messages(self, conversation: ConversationName, now_us: int, answer: AnswerOf[int] = None) -> int:
+        return await self._commit(lambda c: _delete(c, messages, conversation), 1_000, False, now_us, answer)
+
+    async def save_plans(
+        self,
+        conversation: ConversationName,
+        plans: Sequence[Plan],
+        now_us: int,
+        answer: AnswerOf[tuple[Plan, ...]] = None,
+    ) -> tuple[Plan, ...]:
+        rows = 2 + 2 * len(plans)
+        return await self._commit(lambda c: _save_plans(c, conversation, plans, now_us), rows, True, now_us, answer)
+
+    async def plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
+        return await self._read(lambda c: _plans(c, conversation, query))
+
+    async def change_plan(
+        self,
+        conversation: ConversationName,
+        number: int,
+        change: PlanChange,
+        now_us: int,
+        answer: AnswerOf[Plan] = None,
+    ) -> Plan:
+        return await self._commit(
+            lambda c: _change_plan(c, conversation, number, change, now_us), 2, True, now_us, answer
+        )
+
+    async def remove_plans(self, conversation: ConversationName, now_us: int, answer: AnswerOf[int] = None) -> int:
+        return await self._commit(lambda c: _delete(c, plans, conversation), 1_000, False, now_us, answer)
+
+    async def _commit(
+        self, work: Callable[[Connection], T], rows: int, adds: bool, now_us: int, answer: AnswerOf[T]
+    ) -> T:
+        """What the work does and the answer that says so, in one transaction."""
+
+        def both(connection: Connection) -> T:
+            done = work(connection)
+            writes.put_answer(connection, None if answer is None else answer(done), now_us)
+            return done
+
+        return await self._write(both, rows, adds)
+
+
+# ---- conversations
+
+
+def _found(connection: Connection, conversation: ConversationName) -> Row[Any] | None:
+    named = (conversations.c.namespace == conversation.namespace) & (conversations.c.name == conversation.name)
+    return connection.execute(select(conversations).where(named)).one_or_none()
+
+
+def _number(connection: Connection, conversation: ConversationName) -> int:
+    found = _found(connection, conversation)
+    if found is None:
+        raise NotThere(f"there is no conversation {conversation}", conversation)
+    return int(found.number)
+
+
+def _made(connection: Connection, conversation: ConversationName, now_us: int) -> Row[Any]:
+    """The conversation's row, new if it was not there."""
+    found = _found(connection, conversation)
+    if found is not None:
+        return found
+    row = {
+        "namespace": conversation.namespace,
+        "name": conversation.name,
+        "last_number": 0,
+        "completed": False,
+        "completions": 0,
+        "completed_number": 0,
+        "create_time_us": now_us,
+    }
+    return connection.execute(insert(conversations).returning(*conversations.c), row).one()
+
+
+def _set(connection: Connection, number: int, **values: int | bool) -> None:
+    connection.execute(update(conversations).where(conversations.c.number == number).values(**values))
+
+
+def _status(connection: Connection, conversation: ConversationName) -> Status:
+    found = _found(connection, conversation)
+    if found is None:
+        return NEVER
+    return Status(found.last_number, bool(found.completed), found.completions, found.completed_number)
+
+
+def _complete(connection: Connection, conversation: ConversationName, now_us: int) -> None:
+    row = _made(connection, conversation, now_us)
+    if not row.completed:
+        _set(
+            connection,
+            row.number,
+            completed=True,
+            completions=row.completions + 1,
+            completed_number=row.last_number,
+        )
+
+
+def _delete(connection: Connection, table: Table, conversation: ConversationName) -> int:
+    """All rows of a conversation: in one transaction, because the answer says how many."""
+    low, high = span(_number(connection, conversation))
+    return connection.execute(delete(table).where(table.c.key.between(low, high))).rowcount
+
+
+# ---- messages
+
+
+def _append(connection: Connection, conversation: ConversationName, message: Message, now_us: int) -> Message:
+    row = _made(connection, conversation, now_us)
+    made = replace(message, number=row.last_number + 1, create_time_us=now_us, update_time_us=now_us)
+    _set(connection, row.number, last_number=made.number, completed=False)
+    values = {
+        "key": key(row.number, made.number),
+        "sender": made.sender,
+        "receiver": made.receiver,
+        "current_goal": made.current_goal,
+        "payload": codec.encode_message(made),
+    }
+    connection.execute(insert(messages), values)
+    return made
+
+
+def _messages(connection: Connection, conversation: ConversationName, query: MessageQuery) -> list[Message]:
+    number = _number(connection, conversation)
+    _, high = span(number)
+    wanted: list[ColumnElement[bool]] = [messages.c.key.between(key(number, query.after) + 1, high)]
+    if query.current_goal:
+        wanted.append(messages.c.current_goal == query.current_goal)
+    if query.agent:
+        sent = messages.c.sender == query.agent
+        got = messages.c.receiver == query.agent
+        if query.other_agent:
+            sent &= messages.c.receiver == query.other_agent
+            got &= messages.c.sender == query.other_agent
+        wanted.append(or_(sent, got))
+    statement = select(messages.c.payload).where(*wanted).order_by(messages.c.key).limit(query.limit)
+    return [codec.decode_message(blob) for blob in connection.execute(statement).scalars()]
+
+
+def _last_message(connection: Connection, conversation: ConversationName) -> Message:
+    low, high = span(_number(connection, conversation))
+    statement = (
+        select(messages.c.payload).where(messages.c.key.between(low, high)).order_by(messages.c.key.desc()).limit(1)
+    )
+    blob = connection.execute(statement).scalar_one_or_none()
+    if blob is None:
+        raise NotThere(f"the conversation {conversation} has no messages", conversation)
+    return codec.decode_message(blob)
+
+
+# ---- plans
+
+
+def _save_plans(
+    connection: Connection, conversation: ConversationName, given: Sequence[Plan], now_us: int
+) -> tuple[Plan, ...]:
+    row = _made(connection, conversation, now_us)
+    saved = tuple(replace(plan, create_time_us=now_us, update_time_us=now_us) for plan in given)
+    for plan in saved:
+        _put_plan(connection, row.number, plan)
+    return saved
+
+
+def _put_plan(connection: Connection, number: int, plan: Plan) -> None:
+    place, payload = key(number, plan.number), codec.encode_plan(plan)
+    connection.execute(delete(plans).where(plans.c.key == place))
+    connection.execute(insert(plans), {"key": place, "state": plan.state.value, "payload": payload})
+
+
+def _plans(connection: Connection, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
+    number = _number(connection, conversation)
+    _, high = span(number)
+    wanted: list[ColumnElement[bool]] = [plans.c.key.between(key(number, query.after) + 1, high)]
+    if query.numbers:
+        wanted.append(plans.c.key.in_([key(number, each) for each in query.numbers]))
+    if query.to_do:
+        wanted.append(plans.c.state.in_([state.value for state in TO_DO]))
+    statement = select(plans.c.payload).where(*wanted).order_by(plans.c.key).limit(query.limit)
+    return [codec.decode_plan(blob) for blob in connection.execute(statement).scalars()]
+
+
+def _change_plan(
+    connection: Connection, conversation: ConversationName, sub_task: int, change: PlanChange, now_us: int
+) -> Plan:
+    number = _number(connection, conversation)
+    statement = select(plans.c.payload).where(plans.c.key == key(number, sub_task))
+    blob = connection.execute(statement).scalar_one_or_none()
+    if blob is None:
+        raise NotThere(f"the conversation {conversation} has no plan {sub_task}", conversation)
+    old = codec.decode_plan(blob)
+    plan = replace(
+        old,
+        state=old.state if change.state is None else change.state,
+        retry_times=old.retry_times if change.retry_times is None else change.retry_times,
+        agent=old.agent if change.agent is None else change.agent,
+        agent_model=old.agent_model if change.agent_model is None else change.agent_model,
+        result=old.result if change.result is None else change.result,
+        update_time_us=now_us,
+    )
+    _put_plan(connection, number, plan)
+    return plan

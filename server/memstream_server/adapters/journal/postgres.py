@@ -1,0 +1,283 @@
+"""All that is PostgreSQL's own: connections, how durable they are, who holds the database, errors.
+
+Rule 1. A server's writer holds a session lock from its first statement to its end (SINGLE). A writer that lost its
+connection therefore begins again only when its old session, and with it a COMMIT that was under way, has ended: what
+is read after that is final.
+Rule 2. Nothing here keeps a URL's password but the engines, and no text that leaves has it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from memstream_server.adapters.journal import migrate
+from memstream_server.ports.journal import (
+    AlreadyExists,
+    Conflict,
+    JournalError,
+    OutcomeUnknown,
+    StorageFull,
+    Unreadable,
+)
+
+logger = logging.getLogger(__name__)
+
+LOCK_WAIT_S = 5.0
+"""How long a session waits for one of its own server that is still ending, before it calls the database in use."""
+LOCK_PAUSE_S = 0.1
+SINGLE, MIGRATING = 0x6D656D73, 0x6D656D6D
+"""First keys of the advisory locks (of a server that writes, of a migration); the second is the schema's hash."""
+_SCHEMA = "hashtext(coalesce(current_schema(), ''))"
+PREPARED_MAX = 500
+"""Statements prepared on a connection: bulk.py has some 40 texts a table."""
+SERVER_VERSION_MIN = 12
+PATIENCE: Mapping[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,  # a COMMIT that nobody answers is given up after so many milliseconds
+}
+"""libpq's parameters where the URL gives no others: a network that swallows packets is found out in half a minute."""
+_SESSION = (
+    "SET tcp_keepalives_idle = 30",  # a server's lock outlives its machine by a minute, not by hours
+    "SET tcp_keepalives_interval = 10",
+    "SET tcp_keepalives_count = 3",
+    # What is acknowledged survives power loss: never weaker than this, but as much stronger as the database has it.
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
+)
+_HOLDER = (
+    "SELECT coalesce(a.application_name, '') || coalesce(' at ' || host(a.client_addr), '')"
+    " FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+    f" WHERE l.locktype = 'advisory' AND l.granted AND l.classid = {SINGLE}"
+    f" AND l.objid::bigint = {_SCHEMA}::bigint & 4294967295"
+    " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+_TABLE_EXISTS = "42P07"
+_DISK_FULL = "53100"
+_FOR_GOOD = ("28", "3D", "3F", "42", "XX")
+"""Classes of errors that no retry cures: credentials, names, privileges, damage."""
+
+
+def url_of(text: str) -> URL:
+    """A journal's URL with its driver. Raises Unreadable when it is none, or psycopg is not installed."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise Unreadable("journal_url is no URL: it should read postgresql://user:password@host/database") from None
+    if url.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise Unreadable(f"a journal cannot be on {url.drivername}: journal_url begins with postgresql://")
+    if importlib.util.find_spec("psycopg") is None:
+        raise Unreadable("PostgreSQL needs psycopg: pip install 'memstream[server,postgres]'")
+    return url.set(drivername="postgresql+psycopg")
+
+
+class PostgresDatabase:
+    """`database.Database` on a PostgreSQL server. Made by `open_database`."""
+
+    def __init__(self, url: URL, readers: int, lock_wait_s: float) -> None:
+        self.description = "postgresql"
+        # One connection that stays: a NullPool would let go of the lock between opening and the first write.
+        self.writer = _engine(url, "READ COMMITTED", pool_size=1)
+        self.reader = _engine(url, "REPEATABLE READ", pool_size=readers)
+        event.listen(self.writer, "connect", lambda raw, _: _hold(raw, lock_wait_s))
+        event.listen(self.reader, "connect", lambda raw, _: _run(raw, "SET default_transaction_read_only = on"))
+
+    def commit(self, connection: Connection) -> None:
+        """COMMIT of a transaction that failed unnoticed would roll back, and psycopg say nothing."""
+        from psycopg.pq import TransactionStatus
+
+        status = connection.connection.driver_connection.info.transaction_status  # type: ignore[union-attr]  # psycopg's
+        if status is not TransactionStatus.INTRANS:
+            raise JournalError(f"the transaction is {status.name}")
+        connection.commit()
+
+    def refused(self, error: DBAPIError) -> bool:
+        """Constraints, and values that PostgreSQL cannot hold."""
+        return _is_data_error(error) or _state(error).startswith("23")
+
+    def translated(self, error: DBAPIError) -> JournalError:
+        """See database.py."""
+        state, text = _state(error), _text(error)
+        if state == _DISK_FULL:
+            return StorageFull(f"the database's disk is full ({text}): free space there and retry")
+        if state.startswith("23"):
+            return AlreadyExists(text) if _is_taken(error) else Conflict(text)
+        if _is_data_error(error):
+            return JournalError(f"PostgreSQL cannot hold a value: {text}")
+        if state.startswith(_FOR_GOOD):
+            return Unreadable(f"the database refuses ({text}, SQLSTATE {state})")
+        return OutcomeUnknown(text)
+
+    def full(self) -> str | None:
+        """The database's disk is out of sight: it says itself when it is full."""
+        return None
+
+    def backup(self, target: Path) -> None:
+        """Not ours to make."""
+        raise JournalError("the journal is on PostgreSQL: back it up with pg_dump")
+
+    def close(self) -> None:
+        """The lock goes with its session."""
+        self.reader.dispose()
+        self.writer.dispose()
+
+
+def open_database(url: str, *, readers: int, lock_wait_s: float = LOCK_WAIT_S) -> PostgresDatabase:
+    """Connect, take the lock, make or migrate the tables. Blocking.
+
+    Raises Unreadable when the database cannot be reached, used or understood, or another server holds it.
+    """
+    database = PostgresDatabase(url_of(url), readers, lock_wait_s)
+    try:
+        with database.writer.begin() as connection:
+            database.description = _checked(connection)
+            # Of servers that start at once all migrate, one after the other; the later ones find nothing to do.
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING}, {_SCHEMA})")
+            migrate.upgrade(connection)
+    except DBAPIError as error:
+        database.close()
+        raise Unreadable(_why_not(error)) from error
+    except BaseException:
+        database.close()
+        raise
+    logger.warning("one server for each database is supported: others that are started on this one will refuse")
+    return database
+
+
+def fetch(
+    connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
+) -> list[list[Any]]:
+    """All rows of `statement`, in its order. psycopg reads them in C, without giving the interpreter lock away."""
+    return [list(row) for row in connection.execute(statement, parameters)]
+
+
+# ---- connections
+
+
+def _engine(url: URL, isolation: str, pool_size: int) -> Engine:
+    patience = {name: value for name, value in PATIENCE.items() if name not in url.query}
+    engine = create_engine(
+        url,
+        isolation_level=isolation,
+        pool_size=pool_size,
+        max_overflow=0,
+        hide_parameters=True,
+        connect_args=patience | {"client_encoding": "utf8", "application_name": _name()},
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(raw: Any, _: object) -> None:
+        raw.prepared_max = PREPARED_MAX
+
+    return engine
+
+
+def _name() -> str:
+    """Who this is, in pg_stat_activity and to a server that finds the database in use; PostgreSQL keeps 63 bytes."""
+    return f"memstream pid {os.getpid()} on {socket.gethostname()}"[:63]
+
+
+def _run(raw: Any, *statements: str) -> None:
+    """On a new connection of the driver, each statement a transaction of its own, as SET needs to last."""
+    with raw.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+            raw.commit()
+
+
+def _hold(raw: Any, wait_s: float) -> None:
+    """Make a new connection a writer's. Raises Unreadable when another session has the lock; closes it then."""
+    try:
+        _run(raw, *_SESSION)
+        until = time.monotonic() + wait_s
+        while not _locked(raw):
+            if time.monotonic() >= until:
+                raise Unreadable(
+                    f"the database is in use by {_holder(raw)}: stop it, or give this server another database"
+                )
+            time.sleep(LOCK_PAUSE_S)
+    except BaseException:
+        raw.close()
+        raise
+
+
+def _locked(raw: Any) -> bool:
+    """Ask for the lock; the transaction ends, the lock stays."""
+    with raw.cursor() as cursor:
+        cursor.execute(f"SELECT pg_try_advisory_lock({SINGLE}, {_SCHEMA})")
+        (taken,) = cursor.fetchone()
+    raw.commit()
+    return bool(taken)
+
+
+def _holder(raw: Any) -> str:
+    with raw.cursor() as cursor:
+        cursor.execute(_HOLDER)
+        found = cursor.fetchone()
+    return str(found[0]) if found and found[0] else "another server"
+
+
+# ---- opening
+
+
+def _checked(connection: Connection) -> str:
+    """The description of a database that can hold a journal. Raises Unreadable for another."""
+
+    def shown(name: str) -> str:
+        return str(connection.exec_driver_sql(f"SHOW {name}").scalar_one())
+
+    if connection.exec_driver_sql("SELECT current_schema()").scalar_one() is None:
+        raise Unreadable("the database has no schema to put tables into: correct search_path, or make the schema")
+    version, encoding = shown("server_version"), shown("server_encoding")
+    if int(shown("server_version_num")) < SERVER_VERSION_MIN * 10_000:
+        raise Unreadable(f"PostgreSQL {version} is too old: {SERVER_VERSION_MIN} or newer is needed")
+    if encoding != "UTF8":
+        raise Unreadable(f"the database's encoding is {encoding}: make one with ENCODING 'UTF8'")
+    if shown("transaction_read_only") == "on":
+        raise Unreadable("the database is read-only (a standby?): journal_url must lead to the primary")
+    if shown("fsync") == "off":
+        logger.warning("PostgreSQL runs with fsync off: what is acknowledged does not survive a power loss")
+    return f"postgresql {version.partition(' ')[0]}"
+
+
+def _why_not(error: DBAPIError) -> str:
+    if _state(error) == _TABLE_EXISTS:
+        return (
+            f"the database holds tables of something else ({_text(error)}): give memstream one, or a schema, of its own"
+        )
+    return f"the database cannot be used: {_text(error)}"
+
+
+# ---- errors
+
+
+def _state(error: DBAPIError) -> str:
+    """The five characters of SQLSTATE; empty where the server has not said one."""
+    return getattr(error.orig, "sqlstate", None) or ""
+
+
+def _text(error: DBAPIError) -> str:
+    return " ".join(str(error.orig).split())
+
+
+def _is_data_error(error: DBAPIError) -> bool:
+    """A value out of range, or a text with NUL, which psycopg refuses before the server sees it."""
+    from psycopg import DataError
+
+    return isinstance(error.orig, DataError)
+
+
+def _is_taken(error: DBAPIError) -> bool:
+    name = getattr(getattr(error.orig, "diag", None), "constraint_name", None)
+    return name in ("memories_name", "fragments_external_id")

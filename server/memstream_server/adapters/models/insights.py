@@ -1,0 +1,87 @@
+"""Insights by an LLM: on promotion, and by reflection with cited evidence (Generative Agents, section 4.2).
+
+Questions are refused or unavailable as a whole: an endpoint that refuses even a harmless one is unavailable, so that a
+misconfigured one ends no job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from memstream_server.adapters.models import answers
+from memstream_server.adapters.models.openai_chat import ChatModel, Question, Role, numbered
+from memstream_server.adapters.models.openai_errors import RefusedError
+from memstream_server.adapters.models.prompts import Prompts
+from memstream_server.adapters.models.scoring import HARMLESS
+from memstream_server.core.rendering import clip_for_index
+from memstream_server.ports.models import ModelRefused, ModelUnavailable
+
+Value = TypeVar("Value")
+
+
+class ChatInsights:
+    """ports.models.Insights. Long texts are clipped as for the lexical index, and texts beyond the room left out."""
+
+    def __init__(self, chat: ChatModel, prompts: Prompts, characters: int = 60_000) -> None:
+        """`characters`: of all texts shown at once."""
+        self._chat = chat
+        self._prompts = prompts
+        self._characters = characters
+
+    async def promotion_insights(self, texts: Sequence[str]) -> list[str]:
+        """What these say together; empty when nothing follows. Raises ModelUnavailable or ModelRefused."""
+        shown = self._fitting(texts)
+        if not shown:
+            return []
+        question = Question(
+            Role.INSIGHTS, self._prompts.insight.substitute(), {"texts": numbered(shown)}, answers.INSIGHTS
+        )
+        return await self._ask(question, lambda answer: answers.texts(answer, "insights"))
+
+    async def questions(self, texts: Sequence[str], count: int) -> list[str]:
+        """At most `count` questions of a high level about the latest texts. Raises as promotion_insights does."""
+        shown = self._fitting(reversed(texts))[::-1]  # the oldest are left out first
+        if not shown:
+            return []
+        guidance = self._prompts.questions.substitute(count=count)
+        question = Question(Role.INSIGHTS, guidance, {"texts": numbered(shown)}, answers.QUESTIONS)
+        return (await self._ask(question, lambda answer: answers.texts(answer, "questions")))[:count]
+
+    async def reflect(self, question: str, texts: Sequence[str], count: int) -> list[tuple[str, tuple[int, ...]]]:
+        """At most `count` of (insight, places in `texts` of its evidence). Raises as promotion_insights does."""
+        shown = self._fitting(texts)
+        if not shown:
+            return []
+        guidance = self._prompts.reflection.substitute(count=count)
+        asked = Question(Role.INSIGHTS, guidance, {"question": question, "texts": numbered(shown)}, answers.CITED)
+        return (await self._ask(asked, lambda answer: answers.cited(answer, len(shown))))[:count]
+
+    def _fitting(self, texts: Iterable[str]) -> list[str]:
+        """The first texts that fit together, so that places stay what they are; at least one."""
+        shown: list[str] = []
+        room = self._characters
+        for text in map(clip_for_index, texts):
+            room -= len(text)
+            if shown and room < 0:
+                break
+            shown.append(text)
+        return shown
+
+    async def _ask(self, question: Question, read: Callable[[Any], Value]) -> Value:
+        try:
+            return await self._chat.ask(question, read)
+        except RefusedError as error:
+            await self._harmless(question)
+            texts = question.data["texts"]
+            raise ModelRefused(
+                f"the model will not take these {len(texts)} texts: {error}", range(len(texts))
+            ) from error
+
+    async def _harmless(self, question: Question) -> None:
+        data = {name: numbered([HARMLESS]) if name == "texts" else HARMLESS for name in question.data}
+        try:
+            await self._chat.ask(replace(question, data=data), lambda answer: answer)
+        except RefusedError as error:
+            raise ModelUnavailable(f"the endpoint refuses any question: {error}") from error

@@ -1,0 +1,150 @@
+"""Conversations as the wire calls them: the store's errors as the engine's, its times, and watching.
+
+A watch ends when its conversation is completed: now, before it began, or (the conversation is open again) in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import TypeVar
+
+from memstream_server.engine.clock import Clock
+from memstream_server.engine.errors import ConversationNotFound, JournalUnavailable, StorageIsFull
+from memstream_server.ports.conversations import (
+    AnswerOf,
+    ConversationName,
+    ConversationStore,
+    Message,
+    MessageQuery,
+    NotThere,
+    Plan,
+    PlanChange,
+    PlanQuery,
+    Status,
+)
+from memstream_server.ports.journal import Answer, Journal, JournalError, StorageFull
+
+T = TypeVar("T")
+PAGE = 256
+"""Messages a watch reads at once."""
+QUIET_S = 5.0
+"""After so long a watch looks again by itself: what another process wrote wakes nobody here."""
+
+
+class Conversations:
+    """All conversations. Methods raise ConversationNotFound, StorageIsFull, JournalUnavailable.
+
+    JournalUnavailable also where a request_id was answered meanwhile: rpc/repeats.py serves that answer.
+    """
+
+    def __init__(self, store: ConversationStore, journal: Journal, clock: Clock) -> None:
+        self._store = store
+        self._journal = journal
+        self._clock = clock
+        self._waiting: dict[ConversationName, set[asyncio.Event]] = defaultdict(set)
+
+    async def stored_answer(self, request: str) -> Answer | None:
+        """The answer a request_id got before."""
+        return await _answered(self._journal.answer(request))
+
+    async def append(
+        self, conversation: ConversationName, message: Message, answer: AnswerOf[Message] = None
+    ) -> Message:
+        """The message with its number and times; watchers are told."""
+        writing = self._store.append(conversation, message, self._clock.now_us(), answer)
+        return await self._telling(conversation, writing)
+
+    async def messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
+        """Ascending by number."""
+        return await _answered(self._store.messages(conversation, query))
+
+    async def last_message(self, conversation: ConversationName) -> Message:
+        """The one of the highest number."""
+        return await _answered(self._store.last_message(conversation))
+
+    async def complete(self, conversation: ConversationName, answer: AnswerOf[None] = None) -> None:
+        """Watchers end. Makes the conversation if need be: they may wait for one that never got a message."""
+        await self._telling(conversation, self._store.complete(conversation, self._clock.now_us(), answer))
+
+    async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
+        """How many they were."""
+        return await _answered(self._store.delete_messages(conversation, self._clock.now_us(), answer))
+
+    async def save_plans(
+        self, conversation: ConversationName, plans: Sequence[Plan], answer: AnswerOf[tuple[Plan, ...]] = None
+    ) -> tuple[Plan, ...]:
+        """The plans with their times; one of an existing number replaces it."""
+        return await _answered(self._store.save_plans(conversation, plans, self._clock.now_us(), answer))
+
+    async def plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
+        """Ascending by number."""
+        return await _answered(self._store.plans(conversation, query))
+
+    async def change_plan(
+        self, conversation: ConversationName, number: int, change: PlanChange, answer: AnswerOf[Plan] = None
+    ) -> Plan:
+        """The plan as changed."""
+        return await _answered(self._store.change_plan(conversation, number, change, self._clock.now_us(), answer))
+
+    async def remove_plans(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
+        """How many they were."""
+        return await _answered(self._store.remove_plans(conversation, self._clock.now_us(), answer))
+
+    async def watch(self, conversation: ConversationName, after: int) -> AsyncGenerator[list[Message], None]:
+        """Pages of messages after a number as they come; returns when the conversation is completed."""
+        news = asyncio.Event()
+        self._waiting[conversation].add(news)
+        try:
+            before: Status | None = None
+            while True:
+                news.clear()
+                # The status first: a page that is read after it has every message that it speaks of.
+                status = await _answered(self._store.status(conversation))
+                before = before or status
+                ended = status.completed or status.completions > before.completions
+                page = await self._page(conversation, after, status)
+                shown = [message for message in page if not ended or message.number <= status.completed_number]
+                if shown:
+                    after = shown[-1].number
+                    yield shown
+                if ended and (len(page) < PAGE or len(shown) < len(page)):
+                    return
+                if len(page) < PAGE:
+                    await _woken(news)
+        finally:
+            self._waiting[conversation].discard(news)
+            if not self._waiting[conversation]:
+                del self._waiting[conversation]
+
+    async def _page(self, conversation: ConversationName, after: int, status: Status) -> list[Message]:
+        if status.last_number <= after:
+            return []
+        return await self.messages(conversation, MessageQuery(after=after, limit=PAGE))
+
+    async def _telling(self, conversation: ConversationName, writing: Awaitable[T]) -> T:
+        written = await _answered(writing)
+        for event in self._waiting.get(conversation, ()):
+            event.set()
+        return written
+
+
+async def _answered(work: Awaitable[T]) -> T:
+    """The store's refusals as the engine's."""
+    try:
+        return await work
+    except NotThere as error:
+        raise ConversationNotFound(str(error), conversation=error.conversation.name) from error
+    except StorageFull as error:
+        raise StorageIsFull(str(error), retry_after_s=5.0) from error
+    except JournalError as error:  # Conflict included: its answer is there by now, and will be served
+        raise JournalUnavailable(f"the journal refused: {error}", retry_after_s=0.5) from error
+
+
+async def _woken(news: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(QUIET_S):
+            await news.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,63 @@
+"""Put: one observation to its tier in a single decision, so that a precondition and the answer hold for just that.
+
+An observation of a stream is received before it is decided; this one is acknowledged only as stored, and so needs no
+receipt. It may overtake what streams have had received and not yet stored: no order between them was promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memstream_server.core.events import EventType
+from memstream_server.core.values import Fragment
+from memstream_server.engine.decision import Decision, decide_observations
+from memstream_server.engine.errors import EtagMismatch
+from memstream_server.engine.gather import Gathered
+from memstream_server.engine.intake import fragment_of
+from memstream_server.engine.lifecycle import decided, some
+from memstream_server.engine.requests import NewObservation, Once, Outcome, Put, fragment_etag
+
+if TYPE_CHECKING:
+    from memstream_server.engine.actor import Actor
+    from memstream_server.engine.dependencies import Dependencies
+
+
+async def put(
+    actor: Actor, new: NewObservation, etag: str, dependencies: Dependencies, once: Once[Put] | None = None
+) -> Put:
+    """Observe, or update the fragment of `new.external_id`. Raises EtagMismatch when that one's etag is another."""
+    part = await _gathered(actor, new, dependencies)
+
+    async def decide(now: Actor) -> tuple[Decision, Callable[[int], Put]]:
+        existing = await some(now, [now.working.id_of(new.external_id)], dependencies)
+        if etag and etag not in map(fragment_etag, existing):
+            current = fragment_etag(existing[0]) if existing else ""
+            raise EtagMismatch(f"fragment {new.external_id!r} has changed since; read it again", etag=current)
+        position = now.take_position()
+        placed = replace(part, fragment=part.fragment.but(position=position))
+        keyed = {fragment.external_id: fragment for fragment in existing}
+        decision, outcomes = await decide_observations(now.working, (), [placed], keyed, dependencies)
+        return decision, lambda revision: _result(decision, outcomes[position], revision)
+
+    return await decided(actor, once, dependencies, decide)
+
+
+async def _gathered(actor: Actor, new: NewObservation, dependencies: Dependencies) -> Gathered:
+    record = actor.working.record
+    fragment = fragment_of(new, dependencies.ids.next(), dependencies.clock.now_us(), 0, record)
+    own = {} if new.vector is None else {fragment.id: new.vector}
+    return (await dependencies.gatherer.gather([fragment], own, [new.importance], record.kind, record.policy))[0]
+
+
+def _result(decision: Decision, outcome: Outcome, revision: int) -> Put:
+    kept = None if outcome.other else _put(decision, outcome.fragment)
+    if kept is None:
+        return Put(None, False, revision)
+    return Put(replace(kept, version=revision), outcome.type is not EventType.UPDATED, revision)
+
+
+def _put(decision: Decision, fragment_id: str) -> Fragment | None:
+    puts = () if decision.transition is None else decision.transition.puts
+    return next((fragment for fragment in puts if fragment.id == fragment_id), None)

@@ -1,0 +1,284 @@
+"""ConversationService: messages and plans, and the stream that watches a conversation until it is completed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc.aio
+from google.protobuf.message import Message as WireMessage
+
+from memstream.v1 import conversation_service_pb2 as pb
+from memstream_server.ports.conversations import (
+    AnswerOf,
+    ConversationName,
+    Message,
+    MessageQuery,
+    PlanChange,
+    PlanQuery,
+    PlanState,
+)
+from memstream_server.rpc import page_tokens, validation
+from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.repeats import Repeatable, answered, repeatable
+from memstream_server.rpc.validation import Violations, identifier
+from memstream_server.rpc.wire import conversations as wire
+from memstream_server.rpc.wire import scalars
+
+if TYPE_CHECKING:
+    from memstream_server.engine.conversations import Conversations
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
+R = TypeVar("R", bound=WireMessage)
+PROGRESS_DEFAULT_S = 10.0
+PROGRESS_MIN_S = 0.1
+_NUMBER_MAX = 2**32 - 2
+
+
+class ConversationService:
+    """All rpcs of the service."""
+
+    def __init__(self, conversations: Conversations, limits: Limits, drain: Drain) -> None:
+        self._conversations = conversations
+        self._limits = limits
+        self._drain = drain
+
+    # ---- messages
+    async def append_message(self, request: pb.AppendMessageRequest, _context: _Context) -> pb.AppendMessageResponse:
+        found = Violations()
+        named = wire.conversation_name(
+            found, request.namespace, request.message.conversation, self._limits, prefix="message."
+        )
+        message = wire.read_message(found, request.message, self._limits)
+        self._check(found, request.request_id)
+        return await self._once(
+            request,
+            request.namespace,
+            lambda answer: self._conversations.append(named, message, answer),
+            lambda done: pb.AppendMessageResponse(message=wire.message_of(named, done)),
+        )
+
+    async def list_messages(self, request: pb.ListMessagesRequest, _context: _Context) -> pb.ListMessagesResponse:
+        found = Violations()
+        named = self._named(found, request)
+        size = validation.page_size(found, request.page_size, self._limits)
+        agent = identifier(found, "agent", request.agent, self._limits)
+        other = identifier(found, "other_agent", request.other_agent, self._limits)
+        if other and not agent:
+            found.add("agent", "is required with other_agent")
+        goal = wire.goal(found, "current_goal", request.current_goal, self._limits)
+        found.check()
+        query = MessageQuery(agent, other, goal, _after(request), size + 1)
+        rows = await self._conversations.messages(named, query)
+        shown, token = self._page(request, [wire.message_of(named, row) for row in rows], size, lambda row: row.number)
+        return pb.ListMessagesResponse(messages=shown, next_page_token=token)
+
+    async def get_last_message(
+        self, request: pb.GetLastMessageRequest, _context: _Context
+    ) -> pb.GetLastMessageResponse:
+        named = self._checked_name(request)
+        message = await self._conversations.last_message(named)
+        return pb.GetLastMessageResponse(message=wire.message_of(named, message))
+
+    async def watch_messages(
+        self, request: pb.WatchMessagesRequest, _context: _Context
+    ) -> AsyncIterator[pb.WatchMessagesResponse]:
+        found = Violations()
+        named = self._named(found, request)
+        after = int(validation.within(found, "after_number", request.after_number, 0, _NUMBER_MAX))
+        progress_s = PROGRESS_DEFAULT_S
+        if request.HasField("progress_interval"):
+            progress_s = scalars.duration_us(found, "progress_interval", request.progress_interval) / 1e6
+        found.check()
+        watch = _Watch(named, max(progress_s, PROGRESS_MIN_S), self._drain, self._limits.page_bytes_max)
+        async with aclosing(watch.responses(self._conversations.watch(named, after))) as responses:
+            async for response in responses:
+                yield response
+
+    async def complete_conversation(
+        self, request: pb.CompleteConversationRequest, _context: _Context
+    ) -> pb.CompleteConversationResponse:
+        named = self._checked_name(request, request.request_id)
+        return await self._once(
+            request,
+            request.namespace,
+            lambda answer: self._conversations.complete(named, answer),
+            lambda _: pb.CompleteConversationResponse(),
+        )
+
+    async def delete_messages(self, request: pb.DeleteMessagesRequest, _context: _Context) -> pb.DeleteMessagesResponse:
+        named = self._checked_name(request, request.request_id)
+        return await self._once(
+            request,
+            request.namespace,
+            lambda answer: self._conversations.delete_messages(named, answer),
+            lambda count: pb.DeleteMessagesResponse(deleted=count),
+        )
+
+    # ---- plans
+    async def save_plans(self, request: pb.SavePlansRequest, _context: _Context) -> pb.SavePlansResponse:
+        found = Violations()
+        named = self._named(found, request)
+        plans = wire.read_plans(found, request.plans, request.conversation, self._limits)
+        self._check(found, request.request_id)
+        return await self._once(
+            request,
+            request.namespace,
+            lambda answer: self._conversations.save_plans(named, plans, answer),
+            lambda saved: pb.SavePlansResponse(plans=[wire.plan_of(named, plan) for plan in saved]),
+        )
+
+    async def list_plans(self, request: pb.ListPlansRequest, _context: _Context) -> pb.ListPlansResponse:
+        found = Violations()
+        named = self._named(found, request)
+        size = validation.page_size(found, request.page_size, self._limits)
+        if len(request.sub_task_numbers) > self._limits.page_size_max:
+            found.add("sub_task_numbers", f"has more than {self._limits.page_size_max} numbers")
+        for place, number in enumerate(request.sub_task_numbers[: self._limits.page_size_max]):
+            wire.plan_number(found, f"sub_task_numbers[{place}]", number)
+        found.check()
+        query = PlanQuery(tuple(request.sub_task_numbers), request.to_do, _after(request), size + 1)
+        rows = await self._conversations.plans(named, query)
+        shown, token = self._page(
+            request, [wire.plan_of(named, row) for row in rows], size, lambda row: row.sub_task_number
+        )
+        return pb.ListPlansResponse(plans=shown, next_page_token=token)
+
+    async def update_plan(self, request: pb.UpdatePlanRequest, _context: _Context) -> pb.UpdatePlanResponse:
+        found = Violations()
+        change = wire.read_change(found, request, self._limits)
+        return await self._change(found, request, change, pb.UpdatePlanResponse)
+
+    async def complete_plan(self, request: pb.CompletePlanRequest, _context: _Context) -> pb.CompletePlanResponse:
+        found = Violations()
+        result = wire.text(found, "result", request.result, self._limits)
+        return await self._change(
+            found, request, PlanChange(PlanState.COMPLETE, result=result), pb.CompletePlanResponse
+        )
+
+    async def remove_plans(self, request: pb.RemovePlansRequest, _context: _Context) -> pb.RemovePlansResponse:
+        named = self._checked_name(request, request.request_id)
+        return await self._once(
+            request,
+            request.namespace,
+            lambda answer: self._conversations.remove_plans(named, answer),
+            lambda count: pb.RemovePlansResponse(removed=count),
+        )
+
+    # ---- inside
+    async def _change(self, found: Violations, request: Any, change: PlanChange, response: Callable[..., R]) -> R:
+        named = self._named(found, request)
+        number = wire.plan_number(found, "sub_task_number", request.sub_task_number)
+        self._check(found, request.request_id)
+        return await self._once(
+            request,
+            request.namespace,
+            lambda answer: self._conversations.change_plan(named, number, change, answer),
+            lambda plan: response(plan=wire.plan_of(named, plan)),
+        )
+
+    def _named(self, found: Violations, request: Any) -> ConversationName:
+        return wire.conversation_name(found, request.namespace, request.conversation, self._limits)
+
+    def _checked_name(self, request: Any, request_id: str = "") -> ConversationName:
+        found = Violations()
+        named = self._named(found, request)
+        self._check(found, request_id)
+        return named
+
+    def _check(self, found: Violations, request_id: str) -> None:
+        identifier(found, "request_id", request_id, self._limits)
+        found.check()
+
+    async def _once(
+        self,
+        request: Any,
+        namespace: str,
+        write: Callable[[AnswerOf[T]], Awaitable[T]],
+        response: Callable[[T], R],
+    ) -> R:
+        """Writes and answers; a repeat of a request_id gets what the first one got, also when both run at once."""
+        call: Repeatable[R] | None = repeatable(request, namespace, request.request_id, _response_type(request))
+
+        async def act() -> R:
+            return response(await write(None if call is None else lambda done: call.answer(response(done))))
+
+        return await answered(call, self._conversations, act)
+
+    def _page(self, request: Any, rows: Sequence[R], size: int, number: Callable[[R], int]) -> tuple[Sequence[R], str]:
+        """The rows that make the page, of one more than were asked for, and the token that continues after them."""
+        shown = next(_parts(rows[:size], self._limits.page_bytes_max), [])
+        return shown, page_tokens.make(request, str(number(shown[-1]))) if len(shown) < len(rows) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """One open watch."""
+
+    conversation: ConversationName
+    progress_s: float
+    drain: Drain
+    bytes_max: int
+
+    async def responses(
+        self, pages: AsyncGenerator[list[Message], None]
+    ) -> AsyncGenerator[pb.WatchMessagesResponse, None]:
+        """Messages and progress marks until the conversation is completed, or the client or the server goes away."""
+        drained = asyncio.Event()
+        draining = asyncio.create_task(drained.wait())
+        page = asyncio.create_task(_next(pages))
+        try:
+            with self.drain.told(drained.set):
+                while not draining.done():
+                    await asyncio.wait({page, draining}, timeout=self.progress_s, return_when=asyncio.FIRST_COMPLETED)
+                    if not page.done():
+                        if not draining.done():
+                            yield pb.WatchMessagesResponse()
+                        continue
+                    if (messages := page.result()) is None:
+                        yield pb.WatchMessagesResponse(completed=True)
+                        return
+                    page = asyncio.create_task(_next(pages))
+                    told = [wire.message_of(self.conversation, message) for message in messages]
+                    for part in _parts(told, self.bytes_max):
+                        yield pb.WatchMessagesResponse(messages=part)
+            raise self.drain.error()
+        finally:
+            page.cancel()
+            draining.cancel()
+            await asyncio.gather(page, draining, return_exceptions=True)
+            await pages.aclose()
+
+
+async def _next(pages: AsyncGenerator[list[Message], None]) -> list[Message] | None:
+    return await anext(pages, None)
+
+
+def _parts(messages: Iterable[R], bytes_max: int) -> Iterator[list[R]]:
+    """The messages in order, as many together as fit; one that does not fit by itself is alone."""
+    part: list[R] = []
+    size = 0
+    for message in messages:
+        more = message.ByteSize()
+        if part and size + more > bytes_max:
+            yield part
+            part, size = [], 0
+        part.append(message)
+        size += more
+    if part:
+        yield part
+
+
+def _after(request: Any) -> int:
+    payload = page_tokens.read(request)
+    return int(payload) if payload else 0
+
+
+def _response_type(request: WireMessage) -> Any:
+    """AppendMessageRequest is answered by AppendMessageResponse."""
+    return getattr(pb, request.DESCRIPTOR.name.removesuffix("Request") + "Response")

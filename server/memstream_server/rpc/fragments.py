@@ -1,0 +1,218 @@
+"""MemoryService's fragments: read, put, changed, forgotten, restored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from memstream.v1 import fragment_pb2
+from memstream.v1 import memory_service_pb2 as pb
+from memstream_server.core.filters import Filter
+from memstream_server.core.values import Fragment
+from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.requests import Changed, Put
+from memstream_server.rpc import page_tokens, validation
+from memstream_server.rpc.errors import PageTokenInvalid
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.repeats import answered, once_of, repeatable
+from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
+from memstream_server.rpc.wire import observations, scalars
+from memstream_server.rpc.wire.fragments import fragment_message, read_filter
+
+if TYPE_CHECKING:
+    from memstream_server.engine.engine import Engine
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_IDS_MAX = 1_000
+_MASKED = ("content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker")
+
+
+class FragmentMethods:
+    """What of MemoryService is about fragments."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self._engine = engine
+        self._limits = limits
+
+    async def get_fragment(self, request: pb.GetFragmentRequest, _context: _Context) -> pb.GetFragmentResponse:
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        key = request.WhichOneof("key")
+        if key == "external_id":
+            identifier(found, "external_id", request.external_id, self._limits, required=True)
+        else:
+            validation.fragment_id(found, "id", request.id)
+        found.check()
+        fragment, merged, revision = await self._engine.get_fragment(
+            namespace, name, id=request.id, external_id=request.external_id
+        )
+        return pb.GetFragmentResponse(fragment=fragment_message(fragment, merged), revision=revision)
+
+    async def list_fragments(self, request: pb.ListFragmentsRequest, _context: _Context) -> pb.ListFragmentsResponse:
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        size = validation.page_size(found, request.page_size, self._limits)
+        chosen = read_filter(found, request.filter, self._limits, "filter") if request.HasField("filter") else Filter()
+        found.check()
+        position, _, uid_before = page_tokens.read(request).partition(":")
+        after = int(position) if position else -1
+        fragments, following, revision, uid = await self._engine.list_fragments(
+            namespace, name, chosen, request.forgotten, after, size
+        )
+        if uid_before and uid_before != uid:
+            raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
+        messages = _fitting([fragment_message(fragment) for fragment in fragments], self._limits.page_bytes_max)
+        if len(messages) < len(fragments):
+            following = fragments[len(messages) - 1].position
+        return pb.ListFragmentsResponse(
+            fragments=messages,
+            next_page_token="" if following is None else page_tokens.make(request, f"{following}:{uid}"),
+            revision=revision,
+            memory_uid=uid,
+        )
+
+    async def put_fragment(self, request: pb.PutFragmentRequest, _context: _Context) -> pb.PutFragmentResponse:
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        new = observations.read(
+            found, request.observation, b"", "", self._limits, self._engine.dimension, prefix="observation."
+        )
+        if not new.external_id:
+            found.add("observation.external_id", "is required: it says which fragment is put")
+        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        found.check()
+        call = repeatable(request, namespace, request_id, pb.PutFragmentResponse)
+
+        async def put() -> pb.PutFragmentResponse:
+            return _put(await self._engine.put_fragment(namespace, name, new, request.etag, once_of(call, _put)))
+
+        return await answered(call, self._engine, put)
+
+    async def update_fragment(self, request: pb.UpdateFragmentRequest, _context: _Context) -> pb.UpdateFragmentResponse:
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        change = _change(found, request, self._limits)
+        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        found.check()
+        call = repeatable(request, namespace, request_id, pb.UpdateFragmentResponse)
+
+        async def update() -> pb.UpdateFragmentResponse:
+            return _updated(await self._engine.update_fragment(namespace, name, change, once_of(call, _updated)))
+
+        return await answered(call, self._engine, update)
+
+    async def forget_fragments(
+        self, request: pb.ForgetFragmentsRequest, _context: _Context
+    ) -> pb.ForgetFragmentsResponse:
+        namespace, name, which = self._which(request)
+        call = repeatable(request, namespace, request.request_id, pb.ForgetFragmentsResponse)
+
+        async def forget() -> pb.ForgetFragmentsResponse:
+            return _forgotten(await self._engine.forget_fragments(namespace, name, which, once_of(call, _forgotten)))
+
+        return await answered(call, self._engine, forget)
+
+    async def restore_fragments(
+        self, request: pb.RestoreFragmentsRequest, _context: _Context
+    ) -> pb.RestoreFragmentsResponse:
+        namespace, name, which = self._which(request)
+        call = repeatable(request, namespace, request.request_id, pb.RestoreFragmentsResponse)
+
+        async def restore() -> pb.RestoreFragmentsResponse:
+            return _restored(await self._engine.restore_fragments(namespace, name, which, once_of(call, _restored)))
+
+        return await answered(call, self._engine, restore)
+
+    def _which(
+        self, request: pb.ForgetFragmentsRequest | pb.RestoreFragmentsRequest
+    ) -> tuple[str, str, list[str] | Filter]:
+        """(namespace, memory, ids or a filter that restricts something). Raises InvalidField."""
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        identifier(found, "request_id", request.request_id, self._limits)
+        chosen = read_filter(found, request.filter, self._limits, "filter")
+        if request.ids and request.HasField("filter"):
+            found.add("filter", "is given beside ids: give one of them")
+        elif not request.ids and not request.HasField("filter"):
+            found.add("ids", "is empty, and there is no filter: say which fragments are meant")
+        elif not request.ids and chosen == Filter():
+            found.add("filter", "is empty, which would mean every fragment: name a condition")
+        elif len(request.ids) > _IDS_MAX:
+            found.add("ids", f"has {len(request.ids):,} entries, at most {_IDS_MAX:,} are allowed")
+        else:
+            for number, each in enumerate(request.ids):
+                validation.fragment_id(found, f"ids[{number}]", each)
+        found.check()
+        return namespace, name, list(request.ids) or chosen
+
+
+def _change(found: Violations, request: pb.UpdateFragmentRequest, limits: Limits) -> FragmentChange:
+    """What the mask names, from the message; an expire_time that is named and not set takes the expiry away."""
+    message, paths = request.fragment, set(request.update_mask.paths)
+    validation.fragment_id(found, "fragment.id", message.id)
+    _check_mask(found, request.update_mask.paths)
+    expires = "expire_time" in paths and message.HasField("expire_time")
+    importance = message.importance if "importance" in paths else None
+    if importance is not None:
+        validation.within(found, "fragment.importance", importance, 0, 1)
+    structured, content = None, None
+    if "structured" in paths:
+        structured = observations.structured_of(message.structured)
+        content = observations.content_checked(found, "fragment.structured", structured.text(), limits)
+    elif "content" in paths:
+        content = observations.content_checked(found, "fragment.content", message.content, limits)
+    return FragmentChange(
+        id=message.id,
+        content=content,
+        structured=structured,
+        speaker=identifier(found, "fragment.speaker", message.speaker, limits) if "speaker" in paths else None,
+        importance=importance,
+        metadata=scalars.metadata(found, "fragment.metadata", message.metadata, limits)
+        if "metadata" in paths
+        else None,
+        expire_time_us=scalars.time_us(found, "fragment.expire_time", message.expire_time) if expires else None,
+        never_expires="expire_time" in paths and not expires,
+        pinned=message.pinned if "pinned" in paths else None,
+        etag=message.etag,
+    )
+
+
+def _check_mask(found: Violations, paths: Iterable[str]) -> None:
+    given = list(paths)
+    if not given:
+        found.add("update_mask", "is empty: name the fields to set")
+    for path in given:
+        if path not in _MASKED:
+            found.add("update_mask", f"has {shown(path)}: one of {', '.join(_MASKED)} can be set")
+    if {"content", "structured"} <= set(given):
+        found.add("update_mask", "has content and structured: a fragment says one of them")
+
+
+def _put(put: Put) -> pb.PutFragmentResponse:
+    fragment = None if put.fragment is None else fragment_message(put.fragment)
+    return pb.PutFragmentResponse(fragment=fragment, created=put.created, revision=put.revision)
+
+
+def _updated(result: tuple[Fragment, int]) -> pb.UpdateFragmentResponse:
+    fragment, revision = result
+    return pb.UpdateFragmentResponse(fragment=fragment_message(fragment), revision=revision)
+
+
+def _forgotten(changed: Changed) -> pb.ForgetFragmentsResponse:
+    return pb.ForgetFragmentsResponse(forgotten=changed.count, revision=changed.revision)
+
+
+def _restored(changed: Changed) -> pb.RestoreFragmentsResponse:
+    return pb.RestoreFragmentsResponse(restored=changed.count, revision=changed.revision)
+
+
+def _fitting(messages: list[fragment_pb2.Fragment], bytes_max: int) -> list[fragment_pb2.Fragment]:
+    """The first of them that fit together, at least one."""
+    size = 0
+    for number, message in enumerate(messages):
+        size += message.ByteSize()
+        if size > bytes_max and number:
+            return messages[:number]
+    return messages

@@ -1,0 +1,179 @@
+"""Messages and plans of conversations between the wire and the domain."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+from memstream.v1 import conversation_service_pb2 as pb
+from memstream_server.ports.conversations import ConversationName, Message, Plan, PlanChange, PlanState
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.validation import Violations, identifier, name, not_negative, shown, within
+from memstream_server.rpc.wire.scalars import Enums, timestamp
+
+PLAN_STATES = Enums(pb.PlanState, PlanState)
+NUMBER_MAX = 2**31 - 1
+"""The largest number of a sub-task."""
+_NUMBERS = re.compile(r"\s*(?:\d+\s*(?:,\s*\d+\s*)*)?")
+
+
+def conversation_name(
+    found: Violations, namespace: str, conversation: str, limits: Limits, prefix: str = ""
+) -> ConversationName:
+    """The conversation a request names."""
+    name(found, "namespace", namespace, limits)
+    name(found, f"{prefix}conversation", conversation, limits)
+    return ConversationName(namespace, conversation)
+
+
+def text(found: Violations, field: str, value: str, limits: Limits) -> str:
+    """A text of any length up to the limit of content; empty is one too."""
+    size = len(value) if value.isascii() else len(value.encode())
+    if size > limits.content_bytes_max:
+        found.add(field, f"has {size} bytes, at most {limits.content_bytes_max} are allowed")
+    return value
+
+
+def goal(found: Violations, field: str, value: str, limits: Limits) -> str:
+    """The goal is selected by, so it is a text of the database, which cannot hold NUL everywhere."""
+    if "\0" in value:
+        found.add(field, "has a NUL character")
+    return text(found, field, value, limits)
+
+
+def _json(found: Violations, field: str, value: str, limits: Limits) -> str:
+    if value and text(found, field, value, limits):
+        try:
+            json.loads(value, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            found.add(field, f"is not JSON: {error}")
+    return value
+
+
+def _no_constant(value: str) -> None:
+    raise ValueError(f"{value} is no number of JSON")
+
+
+def read_message(found: Violations, message: pb.ConversationMessage, limits: Limits) -> Message:
+    """A message to append; its number and times are the server's to give."""
+    at = "message."
+    return Message(
+        sender=identifier(found, f"{at}sender", message.sender, limits, required=True),
+        receiver=identifier(found, f"{at}receiver", message.receiver, limits),
+        role=identifier(found, f"{at}role", message.role, limits),
+        content=text(found, f"{at}content", message.content, limits),
+        rounds=not_negative(found, f"{at}rounds", message.rounds),
+        success=message.success if message.HasField("success") else None,
+        app_code=identifier(found, f"{at}app_code", message.app_code, limits),
+        app_name=identifier(found, f"{at}app_name", message.app_name, limits),
+        current_goal=goal(found, f"{at}current_goal", message.current_goal, limits),
+        context=_json(found, f"{at}context", message.context, limits),
+        review_info=_json(found, f"{at}review_info", message.review_info, limits),
+        action_report=_json(found, f"{at}action_report", message.action_report, limits),
+        model_name=identifier(found, f"{at}model_name", message.model_name, limits),
+        resource_info=_json(found, f"{at}resource_info", message.resource_info, limits),
+    )
+
+
+def message_of(conversation: ConversationName, message: Message) -> pb.ConversationMessage:
+    """A message of the wire."""
+    return pb.ConversationMessage(
+        number=message.number,
+        conversation=conversation.name,
+        sender=message.sender,
+        receiver=message.receiver,
+        role=message.role,
+        content=message.content,
+        rounds=message.rounds,
+        success=message.success,
+        app_code=message.app_code,
+        app_name=message.app_name,
+        current_goal=message.current_goal,
+        context=message.context,
+        review_info=message.review_info,
+        action_report=message.action_report,
+        model_name=message.model_name,
+        resource_info=message.resource_info,
+        create_time=timestamp(message.create_time_us),
+        update_time=timestamp(message.update_time_us),
+    )
+
+
+def read_plans(found: Violations, plans: Iterable[pb.Plan], conversation: str, limits: Limits) -> tuple[Plan, ...]:
+    """Plans to save, with numbers that differ."""
+    read = tuple(_read_plan(found, f"plans[{place}].", plan, conversation, limits) for place, plan in enumerate(plans))
+    if not read:
+        found.add("plans", "is empty")
+    if len(read) > limits.batch_max:
+        found.add("plans", f"has {len(read)} plans, at most {limits.batch_max} are allowed")
+    if len({plan.number for plan in read}) < len(read):
+        found.add("plans", "has one number twice")
+    return read
+
+
+def _read_plan(found: Violations, at: str, plan: pb.Plan, conversation: str, limits: Limits) -> Plan:
+    if plan.conversation not in ("", conversation):
+        found.add(f"{at}conversation", f"is {shown(plan.conversation)}, the request's is {shown(conversation)}")
+    if not _NUMBERS.fullmatch(text(found, f"{at}rely", plan.rely, limits)):
+        found.add(f"{at}rely", f'is {shown(plan.rely)}: numbers joined by "," are allowed')
+    return Plan(
+        number=plan_number(found, f"{at}sub_task_number", plan.sub_task_number),
+        title=text(found, f"{at}sub_task_title", plan.sub_task_title, limits),
+        content=text(found, f"{at}sub_task_content", plan.sub_task_content, limits),
+        agent=identifier(found, f"{at}sub_task_agent", plan.sub_task_agent, limits),
+        resource_name=identifier(found, f"{at}resource_name", plan.resource_name, limits),
+        rely=plan.rely,
+        agent_model=identifier(found, f"{at}agent_model", plan.agent_model, limits),
+        retry_times=not_negative(found, f"{at}retry_times", plan.retry_times),
+        max_retry_times=not_negative(found, f"{at}max_retry_times", plan.max_retry_times),
+        state=PLAN_STATES.read(found, f"{at}state", plan.state, PlanState.TODO),
+        result=text(found, f"{at}result", plan.result, limits),
+    )
+
+
+def plan_number(found: Violations, field: str, value: int) -> int:
+    """A sub-task's number."""
+    return int(within(found, field, value, 1, NUMBER_MAX))
+
+
+def read_change(found: Violations, request: pb.UpdatePlanRequest, limits: Limits) -> PlanChange:
+    """What an update sets; at least one thing."""
+    change = PlanChange(
+        state=PLAN_STATES.read(found, "state", request.state, PlanState.TODO) if request.state else None,
+        retry_times=(
+            not_negative(found, "retry_times", request.retry_times) if request.HasField("retry_times") else None
+        ),
+        agent=(
+            identifier(found, "sub_task_agent", request.sub_task_agent, limits)
+            if request.HasField("sub_task_agent")
+            else None
+        ),
+        agent_model=(
+            identifier(found, "agent_model", request.agent_model, limits) if request.HasField("agent_model") else None
+        ),
+        result=text(found, "result", request.result, limits) if request.HasField("result") else None,
+    )
+    if change == PlanChange():
+        found.add("state", "nothing is set: give a state, retries, an agent, a model or a result")
+    return change
+
+
+def plan_of(conversation: ConversationName, plan: Plan) -> pb.Plan:
+    """A plan of the wire."""
+    return pb.Plan(
+        conversation=conversation.name,
+        sub_task_number=plan.number,
+        sub_task_title=plan.title,
+        sub_task_content=plan.content,
+        sub_task_agent=plan.agent,
+        resource_name=plan.resource_name,
+        rely=plan.rely,
+        agent_model=plan.agent_model,
+        retry_times=plan.retry_times,
+        max_retry_times=plan.max_retry_times,
+        state=PLAN_STATES.number(plan.state),
+        result=plan.result,
+        create_time=timestamp(plan.create_time_us),
+        update_time=timestamp(plan.update_time_us),
+    )

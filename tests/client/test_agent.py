@@ -1,0 +1,255 @@
+"""An agent's memory against a real server: DB-GPT's examples of reading and writing, and hostile templates."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memstream
+import memstream.sync
+from memstream import InvalidRequest, MemoryKind, Structured, templates
+from memstream.agent import ActionOutput, AgentMemory, AgentTemplates
+from memstream.sync.agent import AgentMemory as SyncAgentMemory
+from tests.support.server import ServerProcess
+
+JOKE = "Sure thing, Bob! Why don't scientists trust atoms?\n\nBecause they make up everything!"
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("agents") / "data", disk_free_min_bytes=0) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(real: ServerProcess) -> Any:
+    async with memstream.connect(real.address) as connected:
+        yield connected
+
+
+@pytest.fixture
+def path() -> str:
+    return f"t-{uuid.uuid4().hex[:12]}/joy"
+
+
+async def test_the_prompt_of_the_second_question_has_the_first(client: memstream.Client, path: str) -> None:
+    joy = await AgentMemory.open(client, path)
+    assert await joy.prompt("My name is bob, please tell me a joke") == (
+        "Question: My name is bob, please tell me a joke\n"
+    )
+    await joy.write_memories("My name is bob, please tell me a joke", JOKE)
+    assert await joy.prompt("What's my name?") == (
+        "What was said and done before:\n"
+        "user: My name is bob, please tell me a joke\n"
+        f"assistant: {JOKE}\n"
+        "\n"
+        "Question: What's my name?\n"
+    )
+
+
+async def test_by_default_the_last_five_turns_are_held(client: memstream.Client, path: str) -> None:
+    joy = await AgentMemory.open(client, path)
+    for turn in range(1, 8):
+        await joy.write_memories(f"question {turn}", f"answer {turn}")
+    lines = (await joy.read_memories("anything")).splitlines()
+    assert lines == [f"{who} {turn}" for turn in range(3, 8) for who in ("user: question", "assistant: answer")]
+    described = await joy.memory.describe()
+    assert described.kind is MemoryKind.SHORT_TERM
+
+
+async def test_the_examples_own_templates(client: memstream.Client, path: str) -> None:
+    """With the line breaks of DB-GPT's templates, whose `\\` joins lines."""
+
+    class Joy(AgentMemory):
+        write_memory_template = (
+            "{% if question %}user: {{ question }} {% endif %}\n{% if thought %}assistant: {{ thought }} {% endif %}"
+        )
+        user_prompt_template = (
+            "{% if most_recent_memories %}Most recent observations:\n{{ most_recent_memories }}\n{% endif %}\n"
+            "{% if question %}Question: {{ question }}\n{% endif %}"
+        )
+
+    joy = await Joy.open(client, path)
+    await joy.write_memories("My name is bob", "Hello, bob")
+    assert await joy.prompt("What's my name?") == (
+        "Most recent observations:\nuser: My name is bob \nassistant: Hello, bob\n\nQuestion: What's my name?\n"
+    )
+
+
+async def test_reading_and_writing_by_overriding(client: memstream.Client, path: str) -> None:
+    class Joy(AgentMemory):
+        async def read_memories(self, question: str) -> str:
+            return "".join(hit.fragment.content for hit in await self.memory.recall_once(question))
+
+        async def write_memories(
+            self,
+            question: str,
+            ai_message: str,
+            action_output: ActionOutput | None = None,
+            check_pass: bool = True,
+            check_fail_reason: str | None = None,
+        ) -> None:
+            if action_output is None:
+                raise ValueError("there is no action to remember")
+            await self.observe([f"[{question} -> {action_output.thoughts or ai_message}]"])
+
+    joy = await Joy.open(client, path)
+    with pytest.raises(ValueError, match="no action"):
+        await joy.write_memories("q", "a")
+    await joy.write_memories("q1", "a1", ActionOutput())
+    await joy.write_memories("q2", "a2", ActionOutput(thoughts="t2"))
+    assert await joy.read_memories("q") == "[q1 -> a1][q2 -> t2]"
+
+
+async def test_without_a_template_steps_are_structured(client: memstream.Client, path: str) -> None:
+    class Joy(AgentMemory):
+        write_memory_template = None
+
+    joy = await Joy.open(client, path)
+    done = ActionOutput(
+        thoughts="search the weather",
+        phase="research",
+        action_intention="know",
+        action_reason="asked",
+        action="search",
+        action_input="Ulm",
+        observations="it rains",
+    )
+    await joy.write_memories("How is the weather?", "raw", done)
+    await joy.write_memories("And now?", "I do not know", check_pass=False, check_fail_reason="too vague")
+    held = [fragment.structured async for fragment in joy.memory.list_fragments()]
+    assert held == [
+        Structured(
+            question="How is the weather?",
+            thought="search the weather",
+            phase="research",
+            action_intention="know",
+            action_reason="asked",
+            action="search",
+            action_input="Ulm",
+            observation="it rains",
+        ),
+        Structured(question="And now?", thought="I do not know", observation="too vague"),
+    ]
+    assert (await joy.read_memories("weather")).endswith(
+        "question: And now?\nthought: I do not know\nobservation: too vague"
+    )
+
+
+async def test_a_hybrid_memory_recalls_before_what_is_recent(client: memstream.Client, path: str) -> None:
+    joy = await AgentMemory.open(
+        client, path, kind=MemoryKind.HYBRID, policy={"short_term": {"capacity": 2}, "recall": {"limit": 1}}
+    )
+    for question, answer in (
+        ("I bake bread on Sundays", "How nice"),
+        ("Lena plays the cello", "Lovely"),
+        ("It rains in Ulm", "A pity"),
+        ("The train is late", "Again"),
+    ):
+        await joy.write_memories(question, answer)
+    text = await joy.read_memories("What do I bake?")
+    assert text.splitlines()[::2] == [
+        "user: I bake bread on Sundays",
+        "user: It rains in Ulm",
+        "user: The train is late",
+    ]
+
+
+async def test_the_conversation_is_beside_the_memory(client: memstream.Client, path: str) -> None:
+    joy = await AgentMemory.open(client, path)
+    assert joy.conversation is not None
+    await joy.conversation.append("user", "My name is bob", receiver="joy")
+    await joy.conversation.save_plans([memstream.Plan(number=1, title="tell a joke")])
+    assert [plan.title async for plan in joy.conversation.plans(to_do=True)] == ["tell a joke"]
+    await joy.write_memories("q", "a")
+    (fragment,) = [fragment async for fragment in joy.memory.list_fragments()]
+    assert fragment.session == joy.conversation.name == "joy"
+
+
+async def test_what_cannot_be_stored_is_raised(client: memstream.Client, path: str) -> None:
+    joy = await AgentMemory.open(client, path)
+    with pytest.raises(InvalidRequest):
+        await joy.write_memories("", "")
+    assert await joy.read_memories("anything") == ""
+
+
+def test_the_blocking_facade(real: ServerProcess, path: str) -> None:
+    with memstream.sync.connect(real.address) as client:
+        joy = SyncAgentMemory.open(client, path)
+        joy.write_memories("My name is bob", JOKE)
+        assert "user: My name is bob" in joy.prompt("What's my name?")
+        assert joy.conversation is not None
+        assert joy.conversation.append("user", "hi").number == 1
+
+
+HOSTILE = [
+    "{{ question.__class__.__mro__ }}",
+    "{{ ''.__class__.__base__.__subclasses__() }}",
+    "{{ question|attr('__class__') }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ lipsum.__globals__ }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+    "{% extends 'x' %}",
+    "{{ 'x' * 1000000000 }}",
+    "{{ 2 ** 1000000000 }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '{:1000000000}'.format(1) }}",
+    "{{ 'x'.ljust(1000000000) }}",
+    "{{ question|center(1000000000) }}",
+    "{{ question|indent(1000000000) }}",
+    "{{ [1]|tojson(indent=1000000000) }}",
+    "{% for i in range(1000000000) %}x{% endfor %}",
+    "{% for i in range(1000) %}{% for j in range(1000) %}xx{% endfor %}{% endfor %}",
+    "{% for i in [1] %}{% for j in [1] %}{% for k in [1] %}{% endfor %}{% endfor %}{% endfor %}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% for i in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}",
+    "{{ 1 / 0 }}",
+    "{{ no_such_name }}",
+    "{% if question %}",
+    "{{ question",
+    "x" * 65_537,
+    "(" * 3_000 + "{{ " + "(" * 3_000,
+]
+
+
+@pytest.mark.parametrize("template", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_template_that_reaches_out_or_fails_is_refused(template: str) -> None:
+    class Joy(AgentTemplates):
+        write_memory_template = template
+
+    with pytest.raises(InvalidRequest) as caught:
+        Joy().memory_content("q", "a")
+    assert caught.value.violations[0].field == "write_memory_template"
+
+
+def test_what_templates_say_is_not_read_as_a_template() -> None:
+    text = "{{ 1 + 1 }} {% for %} <b>&"
+    assert AgentTemplates().memory_content(text, "") == f"user: {text}"
+
+
+def test_templates_can_do_what_prompts_need() -> None:
+    made = templates.render(
+        "t",
+        "{% for word in words %}{{ loop.index }}. {{ word|upper }}{% if not loop.last %}, {% endif %}{% endfor %}",
+        {"words": ["a", "b"]},
+    )
+    assert made == "1. A, 2. B"
+    assert (
+        templates.render("t", "{{ range(3)|join('-') }} {{ 2 * 3 }} {{ 'a' + 'b' }} {{ 'a' ~ 1 }}", {})
+        == "0-1-2 6 ab a1"
+    )
+
+
+def test_without_jinja_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "jinja2").mkdir()
+    (tmp_path / "jinja2" / "__init__.py").write_text("raise ImportError('not installed')\n")
+    monkeypatch.delitem(__import__("sys").modules, "jinja2", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"memstream\[agent\]"):
+        templates.render("t", "x", {})

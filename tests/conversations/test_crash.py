@@ -1,0 +1,86 @@
+"""A server killed, or stopped, in the middle of a conversation: what was acknowledged is there, watches go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sized
+from pathlib import Path
+
+import pytest
+
+import memstream
+from memstream import Plan, PlanState
+from tests.server.conftest import QUICK, check_log
+from tests.support.server import ServerProcess, free_address
+from tests.support.waiting import until
+
+RETRY = memstream.Retry(first_s=30.0, later_s=60.0, delay_min_s=0.01, delay_max_s=0.2)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "data", free_address(), **QUICK) as started:
+        yield started
+    check_log(started)
+
+
+async def test_what_was_acknowledged_survives_a_kill(server: ServerProcess) -> None:
+    acknowledged: dict[int, str] = {}
+
+    async def talking(talk: memstream.Conversation, name: str) -> None:
+        for place in range(10_000):
+            content = f"{name} {place}"
+            try:
+                acknowledged[(await talk.append(name, content)).number] = content
+            except memstream.MemstreamError:
+                return
+
+    # A time limit below the restart's: the appends in flight fail, and nobody says whether they were written.
+    async with memstream.connect(server.address, timeout_s=0.5) as client:
+        talk = client.conversation("comedy/monday")
+        await talk.save_plans([Plan(number=1)])
+        await talk.update_plan(1, state=PlanState.RETRYING)
+        writers = [asyncio.create_task(talking(talk, name)) for name in ("joy", "bob", "ann")]
+        await until(lambda: _reached(acknowledged, 60))
+        server.kill()
+        await asyncio.gather(*writers)
+    await asyncio.to_thread(server.start)
+    async with memstream.connect(server.address) as client:
+        talk = client.conversation("comedy/monday")
+        found = {message.number: message.content async for message in talk.messages(page_size=1_000)}
+        assert {number: found.get(number) for number in acknowledged} == acknowledged
+        assert sorted(found) == list(range(1, len(found) + 1))
+        assert len(set(found.values())) == len(found)  # nothing twice
+        assert [plan.state async for plan in talk.plans()] == [PlanState.RETRYING]
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+async def test_a_watch_survives_a_restart(server: ServerProcess, how: str) -> None:
+    async with memstream.connect(server.address, retry=RETRY) as client:
+        talk = client.conversation("comedy/monday")
+        seen: list[int] = []
+        watch = talk.watch()
+
+        async def watching() -> None:
+            async for message in watch:
+                seen.append(message.number)
+
+        reader = asyncio.create_task(watching())
+        for _ in range(3):
+            await talk.append("joy", "before")
+        await until(lambda: _reached(seen, 3))
+        if how == "stopped":
+            assert await asyncio.to_thread(server.stop) == 0
+        await asyncio.to_thread(server.restart)
+        # By a client that was not there: the other one's channel may still wait before it connects again.
+        async with memstream.connect(server.address) as fresh:
+            for _ in range(3):
+                await fresh.conversation(talk.path).append("joy", "after")
+            await fresh.conversation(talk.path).complete()
+        await reader
+        assert seen == [1, 2, 3, 4, 5, 6]
+        assert watch.connections > 1
+
+
+async def _reached(what: Sized, size: int) -> bool:
+    return len(what) >= size

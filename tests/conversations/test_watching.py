@@ -1,0 +1,84 @@
+"""Watching, step by step: what a watch sees does not depend on when it looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from memstream_server.adapters.journal import open_journal
+from memstream_server.engine import conversations
+from memstream_server.engine.clock import Clock
+from memstream_server.engine.conversations import Conversations
+from memstream_server.ports.conversations import ConversationName, Message, MessageQuery
+
+TALK = ConversationName("comedy", "monday")
+
+
+@pytest.fixture
+async def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Conversations]:
+    monkeypatch.setattr(conversations, "QUIET_S", 3_600.0)  # only being told wakes a watch
+    journal = await open_journal(tmp_path / "data", clock_us=Clock().now_us, reserve_bytes=0)
+    yield Conversations(journal.conversations, journal, Clock())
+    await journal.close()
+
+
+async def say(talks: Conversations, times: int = 1) -> None:
+    for _ in range(times):
+        await talks.append(TALK, Message("joy"))
+
+
+async def rest(talks: Conversations, after: int = 0) -> list[int]:
+    async with asyncio.timeout(30):
+        return [message.number async for page in talks.watch(TALK, after) for message in page]
+
+
+async def test_an_end_between_two_looks_is_seen_and_what_followed_it_is_not(talks: Conversations) -> None:
+    await say(talks)
+    watch = talks.watch(TALK, 0)
+    assert [message.number for message in await anext(watch)] == [1]
+    await say(talks)
+    await talks.complete(TALK)
+    await say(talks)
+    assert [message.number async for page in watch for message in page] == [2]
+
+
+async def test_an_end_before_the_watch_is_none_once_the_conversation_goes_on(talks: Conversations) -> None:
+    await say(talks)
+    await talks.complete(TALK)
+    await say(talks)
+    watch = talks.watch(TALK, 0)
+    assert [message.number for message in await anext(watch)] == [1, 2]
+    await talks.complete(TALK)
+    assert [page async for page in watch] == []
+
+
+async def test_what_is_written_wakes_the_watches_of_that_conversation(talks: Conversations) -> None:
+    ending = [asyncio.create_task(rest(talks)) for _ in range(3)]
+    await asyncio.sleep(0.1)  # they wait: the test is as good without it, and weaker
+    await talks.append(ConversationName("comedy", "tuesday"), Message("joy"))
+    await say(talks, 2)
+    await talks.complete(TALK)
+    assert await asyncio.gather(*ending) == [[1, 2]] * 3
+    assert not talks._waiting
+
+
+async def test_pages_follow_each_other_to_the_end(talks: Conversations, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "PAGE", 2)
+    await say(talks, 4)
+    await talks.complete(TALK)
+    assert await rest(talks) == [1, 2, 3, 4]
+    assert await rest(talks, 3) == [4]
+    await say(talks, 3)
+    await talks.complete(TALK)
+    assert await rest(talks) == [1, 2, 3, 4, 5, 6, 7]
+
+
+async def test_deleted_messages_do_not_hold_a_watch_up(talks: Conversations) -> None:
+    await say(talks, 3)
+    await talks.delete_messages(TALK)
+    await talks.complete(TALK)
+    assert await rest(talks) == []
+    assert await talks.messages(TALK, MessageQuery()) == []

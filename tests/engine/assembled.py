@@ -1,0 +1,142 @@
+"""An engine put together by a test: any index, any models, its journal behind a `FaultyJournal`, short pauses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from memstream_server import app
+from memstream_server.adapters.journal import open_journal
+from memstream_server.core.events import Event
+from memstream_server.core.fold import fold_all, place_of
+from memstream_server.engine import actor, indexing, jobs, registry
+from memstream_server.engine.clock import Clock
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import EngineError, MemoryNotFound
+from memstream_server.observability import Metrics
+from memstream_server.ports.journal import Image
+from memstream_server.settings import Settings
+from tests.support.faulty_journal import FaultyJournal
+from tests.support.memory_index import MemoryIndex
+from tests.support.scripted_models import ScriptedEmbedder
+from tests.support.waiting import until
+
+NAMESPACE = "test"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assembled:
+    """The engine with what it stands on."""
+
+    engine: Engine
+    journal: FaultyJournal
+    index: MemoryIndex
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses before something is tried again, shortened."""
+    for module, name in (
+        (actor, "STORAGE_RETRY_S"),
+        (registry, "REVIVE_PAUSE_S"),
+        (registry, "REVIVE_PAUSE_MAX_S"),
+        (jobs, "RETRY_S"),
+        (indexing, "RETRY_S"),
+        (indexing, "RETRY_MAX_S"),
+    ):
+        monkeypatch.setattr(module, name, 0.01)
+
+
+@asynccontextmanager
+async def assembled(
+    data_dir: Path,
+    *,
+    models: app.Models | None = None,
+    index: MemoryIndex | None = None,
+    clock: Clock | None = None,
+    **settings: object,
+) -> AsyncIterator[Assembled]:
+    """An engine on `data_dir`. A MemoryIndex given again stands for an index that outlived the process."""
+    values = {"index_flush_interval_s": 0.05, "access_flush_interval_s": 0.05} | settings
+    chosen = Settings(data_dir=data_dir, **values)  # type: ignore[arg-type]  # pydantic checks
+    now = clock or Clock()
+    used, vectors = models or app.Models(ScriptedEmbedder()), index or MemoryIndex()
+    stored = await open_journal(data_dir, clock_us=now.now_us)
+    journal = FaultyJournal(stored)
+    space, embedding = await app._space(stored, used.embedder, chosen)
+    parts = app._dependencies(chosen, stored, vectors, used, embedding, Metrics(), now)
+    parts.journal = journal
+    engine = Engine(parts, space)
+    await engine.start()
+    try:
+        yield Assembled(engine, journal, vectors)
+    finally:
+        journal.disarm()
+        vectors.disarm()
+        await engine.stop()
+        await stored.close()
+
+
+# ---- what holds at any time
+
+
+async def image_of(engine: Engine, name: str) -> Image:
+    """What a restart would read."""
+    record = await engine.get_memory(NAMESPACE, name)
+    return await engine._journal.load(record.uid, engine.info().embedding.name, 1_000_000)
+
+
+async def events_of(engine: Engine, uid: str) -> list[Event]:
+    """All events of a memory, having checked that its revisions are contiguous."""
+    recorded = await engine._journal.events(uid, 0, 100_000)
+    assert [one.revision for one in recorded] == list(range(1, len(recorded) + 1))
+    return [event for one in recorded for event in one.events]
+
+
+async def check(engine: Engine, name: str) -> Image:
+    """Journal, RAM and events of a memory tell the same; returns what the journal has."""
+    async with engine._registry.use(NAMESPACE, name) as active:
+        image, working = await image_of(engine, name), active.working
+    assert image.record.revision == working.record.revision
+    assert image.record.reflection_aggregate == pytest.approx(working.record.reflection_aggregate)
+    for stored, held in ((image.sensory, working.state.sensory), (image.short_term, working.state.short_term)):
+        assert [(one.fragment.id, one.enhancements) for one in stored] == [
+            (one.fragment.id, one.enhancements) for one in held
+        ]
+    assert {row.fragment.id for row in image.rows} == set(working.columns.live_ids())
+    positions = [row.fragment.position for row in image.rows]
+    assert len(set(positions)) == len(positions)
+    assert image.next_position > max(positions, default=-1)
+    enhancements = {held.fragment.id: held.enhancements for held in (*image.sensory, *image.short_term)}
+    listed = {row.fragment.id: place_of(row.fragment, enhancements.get(row.fragment.id, ())) for row in image.rows}
+    assert fold_all(await events_of(engine, image.record.uid)) == listed
+    return image
+
+
+async def check_index(parts: Assembled, name: str) -> None:
+    """In the end the index has what belongs there, and nothing waits."""
+    uid = (await parts.engine.get_memory(NAMESPACE, name)).uid
+
+    async def settled() -> bool:
+        return await parts.engine._journal.outbox_size() == 0
+
+    await until(settled)
+    assert parts.index.stored(uid) == set(await parts.engine._journal.indexable(uid))
+
+
+async def gone(engine: Engine, name: str) -> bool:
+    """Whether there is no such memory."""
+    try:
+        await engine.get_memory(NAMESPACE, name)
+    except MemoryNotFound:
+        return True
+    return False
+
+
+def passing(error: EngineError) -> bool:
+    """Whether a good client tries again."""
+    return error.retry_after_s is not None

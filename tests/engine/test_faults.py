@@ -1,0 +1,231 @@
+"""Every write of a session failed once, in every way a write can fail: nothing acknowledged is lost or doubled.
+
+In the manner of SQLite's tests for lack of memory: the n-th call fails, for every n, until a run meets no failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from memstream_server import app
+from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import EngineError, MemoryNotFound
+from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, Refusal
+from memstream_server.ports.index import IndexLost, IndexUnavailable
+from memstream_server.ports.models import ModelError, ModelRefused, ModelUnavailable
+from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check_index, gone, hasty, passing
+from tests.engine.memory import observation
+from tests.support.faulty_journal import Fault
+from tests.support.memory_index import MemoryIndex
+from tests.support.scripted_models import ScriptedEmbedder
+from tests.support.waiting import until
+
+__all__ = ["hasty"]
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+T = TypeVar("T")
+Item = NewObservation | Refusal
+TRIES_MAX = 50
+BATCH = 3
+SMALL = with_value(DEFAULT, "short_term.capacity", 3)
+REFUSED = Refusal(3, "INVALID_FIELD", "scripted", b"r" * 16)
+FIRST: list[Item] = [
+    observation("the otter eats fish"),
+    observation("the otter eats fish today"),
+    REFUSED,
+    observation("a heron stands in the reeds"),
+    observation("it rained on Monday"),
+    observation("the otter eats fish again"),
+    observation("badgers dig at night"),
+]
+SECOND: list[Item] = [observation(f"line {number} of the log") for number in range(1, 6)]
+
+
+async def insist(call: Callable[[], Awaitable[T]]) -> T:
+    """Ask again while the engine says that it helps."""
+    for _ in range(TRIES_MAX):
+        try:
+            return await call()
+        except EngineError as error:
+            if not passing(error):
+                raise
+            await asyncio.sleep(0.01)
+    raise AssertionError(f"still refused after {TRIES_MAX} tries")
+
+
+async def say(engine: Engine, memory: str, producer: str, items: list[Item]) -> None:
+    """A good client: many batches in flight; after an error it opens again and goes on from `opened`."""
+
+    async def once() -> None:
+        session = await engine.open_observe(NAMESPACE, memory, producer)
+        try:
+            start = session.opened.received
+            sent = [
+                session.submit(first + 1, items[first : first + BATCH]) for first in range(start, len(items), BATCH)
+            ]
+            answers = await asyncio.gather(*sent, return_exceptions=True)
+            for answer in answers:
+                if answer is not None:
+                    raise answer
+            await session.reached(AckLevel.STORED, len(items))
+        finally:
+            session.close()
+
+    await insist(once)
+
+
+async def remove(engine: Engine, name: str) -> None:
+    try:
+        await insist(lambda: engine.delete_memory(NAMESPACE, name))
+    except MemoryNotFound:
+        return  # deleted by a try whose outcome was unknown
+
+
+async def scripted_session(engine: Engine, run: str) -> None:
+    """Two memories, two producers, a change of policy, a recall with reinforcement, a deletion."""
+    one, two, three = f"one-{run}", f"two-{run}", f"three-{run}"
+    for name, kind in ((one, MemoryKind.HYBRID), (two, MemoryKind.LONG_TERM), (three, MemoryKind.HYBRID)):
+        await insist(partial(create, engine, name, kind, SMALL))
+    await asyncio.gather(
+        say(engine, one, "left", FIRST), say(engine, one, "right", SECOND), say(engine, two, "left", SECOND)
+    )
+    await say(engine, three, "left", FIRST[:2])
+    change = MemoryChange(policy=with_value(SMALL, "short_term.capacity", 2))
+    await insist(lambda: engine.update_memory(NAMESPACE, one, change))
+    await insist(lambda: engine.recall(NAMESPACE, one, Query(text="what does the otter eat?", limit=4)))
+    await engine.settled()
+    await remove(engine, three)
+    await say(engine, two, "left", [*SECOND, *FIRST])
+
+
+async def create(engine: Engine, name: str, kind: MemoryKind, policy: Policy) -> None:
+    await engine.create_memory(NewMemory(NAMESPACE, name, kind, policy, exist_ok=True))
+
+
+def texts(*items: Item) -> list[str]:
+    return sorted(item.content for item in items if isinstance(item, NewObservation))
+
+
+async def verify(parts: Assembled, run: str) -> None:
+    expected = {f"one-{run}": texts(*FIRST, *SECOND), f"two-{run}": texts(*SECOND, *FIRST)}
+    for name, contents in expected.items():
+        image = await check(parts.engine, name)
+        assert sorted(row.fragment.content for row in image.rows) == contents
+        assert image.pending == ()
+        assert all(producer.stored == producer.received for producer in image.producers)
+        await check_index(parts, name)
+    received = {producer.name: producer.received for producer in (await check(parts.engine, f"one-{run}")).producers}
+    assert received == {"left": len(FIRST), "right": len(SECOND)}
+    assert await gone(parts.engine, f"three-{run}")
+
+
+@pytest.mark.parametrize("fault", Fault)
+async def test_no_failing_write_loses_or_doubles_anything(tmp_path: Path, fault: Fault) -> None:
+    index, failed, number = MemoryIndex(), set[str](), 0
+    async with assembled(tmp_path, index=index) as parts:
+        while number == 0 or parts.journal.failed:
+            number += 1
+            parts.journal.fail_at(number, fault)
+            await scripted_session(parts.engine, str(number))
+            failed.add(parts.journal.failed)
+            await verify(parts, str(number))
+    assert {"open_producer", "receive", "commit"} <= failed
+    assert fault is Fault.CONFLICT or {"create_memory", "own", "delete_memory"} <= failed
+    async with assembled(tmp_path, index=index) as parts:  # and a restart finds the same
+        for run in range(1, number + 1):
+            await verify(parts, str(run))
+
+
+# ---- models
+
+
+class FailingEmbedder(ScriptedEmbedder):
+    """Fails its n-th call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 0
+        self.error: ModelError = ModelUnavailable("scripted")
+
+    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return await super().embed(texts)
+
+
+async def talk(engine: Engine, name: str, policy: Policy) -> None:
+    await create(engine, name, MemoryKind.HYBRID, policy)
+    await say(engine, name, "left", FIRST)
+    await insist(lambda: engine.recall(NAMESPACE, name, Query(text="what does the otter eat?", limit=4)))
+    await engine.settled()
+    await say(engine, name, "right", SECOND)
+
+
+@pytest.mark.parametrize(
+    ("profile", "error"),
+    [(DEFAULT, ModelUnavailable("down")), (DEFAULT, ModelRefused("no", (0,))), (DBGPT, ModelUnavailable("down"))],
+)
+async def test_no_failing_call_of_the_embedder_loses_anything(
+    tmp_path: Path, profile: Policy, error: ModelError
+) -> None:
+    embedder = FailingEmbedder()
+    embedder.error = error
+    policy = with_value(with_value(profile, "short_term.capacity", 3), "short_term.overflow", "promote")
+    async with assembled(tmp_path, models=app.Models(embedder)) as parts:
+        number = 0
+        while number == 0 or embedder.left <= 0:
+            number += 1
+            embedder.left = number
+            name = f"m-{number}"
+            await talk(parts.engine, name, policy)
+            contents = [row.fragment.content for row in (await check(parts.engine, name)).rows]
+            if profile is DEFAULT:
+                assert sorted(contents) == texts(*FIRST, *SECOND)
+            else:  # merged texts are contents there
+                assert set(texts(*FIRST, *SECOND)) == {part for content in contents for part in content.split(";")}
+            if isinstance(error, ModelUnavailable):
+                await until(lambda name=name: all_have_vectors(parts.engine, name))  # type: ignore[misc]  # a lambda's default has no type
+            await check_index(parts, name)
+        assert number > 3
+
+
+async def all_have_vectors(engine: Engine, name: str) -> bool:
+    return all(row.vector is not None for row in (await check(engine, name)).rows)
+
+
+# ---- the index
+
+
+@pytest.mark.parametrize("error", [IndexUnavailable, IndexLost])
+async def test_no_failing_call_of_the_index_leaves_it_wanting(tmp_path: Path, error: type[IndexUnavailable]) -> None:
+    index, failed, number = MemoryIndex(), set[str](), 0
+    async with assembled(tmp_path, index=index, dense_in_memory_max=0) as parts:
+        while number == 0 or index.failed:
+            number += 1
+            name = f"m-{number}"
+            await create(parts.engine, name, MemoryKind.LONG_TERM, DEFAULT)
+            index.fail_at(number, error)
+            await say(parts.engine, name, "left", SECOND)
+            answers = [await parts.engine.recall(NAMESPACE, name, Query(text=one, limit=1)) for one in texts(*SECOND)]
+            assert [answer.recollections[0].fragment.content for answer in answers] == texts(*SECOND)
+            await check_index(parts, name)
+            await parts.engine.delete_memory(NAMESPACE, name)
+            await until(lambda: nothing_indexed(index))
+            failed.add(index.failed)
+    assert {"search", "upsert", "flush", "delete"} <= failed
+
+
+async def nothing_indexed(index: MemoryIndex) -> bool:
+    return not index.flushed

@@ -1,0 +1,161 @@
+"""Forgetting in the background: by expiry, ttl, strength and room; erasure after the grace; pruned events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from memstream_server.core.events import EventType, Reason
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.clock import Clock
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import CursorCompacted, FragmentNotFound
+from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.requests import Query
+from tests.engine.conftest import open_engine
+from tests.engine.memory import SettableClock
+from tests.engine.test_by_request import NAME, create, listed, tell, told
+
+SECOND_US = 1_000_000
+OFF_S = 86_400.0
+
+
+@pytest.fixture
+def clock() -> SettableClock:
+    return SettableClock()
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, clock: SettableClock) -> AsyncIterator[Engine]:
+    """Maintained by hand alone."""
+    given = Clock(now_us=clock.now_us)
+    async with open_engine(tmp_path / "data", clock=given, maintenance_interval_s=OFF_S) as opened:
+        yield opened
+
+
+async def contents(engine: Engine) -> list[str]:
+    return [one.content for one in await listed(engine)]
+
+
+async def why(engine: Engine) -> dict[str, Reason]:
+    return {event.fragment: event.reason for event in await told(engine, EventType.FORGOTTEN)}
+
+
+async def test_expired_fragments_are_forgotten_and_pinned_ones_stay(engine: Engine, clock: SettableClock) -> None:
+    await create(engine, MemoryKind.HYBRID)
+    (soon,) = await tell(engine, "soon", ttl_us=SECOND_US)
+    (pinned,) = await tell(engine, "pinned", ttl_us=SECOND_US)
+    await tell(engine, "never")
+    await engine.update_fragment(*NAME, FragmentChange(id=pinned, pinned=True))
+    await engine.maintain()
+    assert await contents(engine) == ["soon", "pinned", "never"]
+    clock.offset_us += 2 * SECOND_US
+    await engine.maintain()
+    assert await contents(engine) == ["pinned", "never"]
+    assert await why(engine) == {soon: Reason.EXPIRED}
+    await engine.update_fragment(*NAME, FragmentChange(id=pinned, pinned=False))
+    await engine.maintain()
+    assert await contents(engine) == ["never"]
+
+
+async def test_the_ttl_counts_from_creation_for_those_without_an_expiry(engine: Engine, clock: SettableClock) -> None:
+    await create(engine, retention__ttl_s=100)
+    old = await tell(engine, "old", observe_time_us=1)
+    await tell(engine, "own", ttl_us=1_000 * SECOND_US)
+    clock.offset_us += 60 * SECOND_US
+    await tell(engine, "young")
+    await engine.maintain()
+    assert await contents(engine) == ["old", "own", "young"]
+    clock.offset_us += 60 * SECOND_US
+    await engine.maintain()
+    assert await contents(engine) == ["own", "young"]
+    assert await why(engine) == dict.fromkeys(old, Reason.EXPIRED)
+
+
+async def test_what_faded_is_forgotten_and_what_is_recalled_is_kept(engine: Engine, clock: SettableClock) -> None:
+    await create(engine, retention__retention_min=0.4, retention__strength_half_life_s=100)
+    await tell(engine, "the heron by the canal", "an umbrella in the hall")
+    (weak,) = await tell(engine, "a trifle", importance=0.0)
+    clock.offset_us += 50 * SECOND_US
+    await engine.maintain()
+    assert await why(engine) == {weak: Reason.RETENTION}
+    clock.offset_us += 60 * SECOND_US
+    assert (await engine.recall(*NAME, Query(text="heron", limit=1))).recollections
+    await engine._reinforcement._write_accesses()  # what the background does every few seconds
+    clock.offset_us += 60 * SECOND_US
+    await engine.maintain()
+    assert await contents(engine) == ["the heron by the canal"]
+
+
+async def test_beyond_the_capacity_the_weakest_leave(engine: Engine, clock: SettableClock) -> None:
+    await create(engine, retention__long_term_capacity=3)
+    for number, importance in enumerate((0.9, 0.1, 0.2, 0.8, 0.7, 0.0)):
+        await tell(engine, f"line {number}", importance=importance)
+    pinned = (await listed(engine))[5]
+    await engine.update_fragment(*NAME, FragmentChange(id=pinned.id, pinned=True))
+    clock.offset_us += 3_000_000 * SECOND_US
+    await engine.maintain()
+    assert await contents(engine) == ["line 0", "line 3", "line 5"]
+    assert set((await why(engine)).values()) == {Reason.CAPACITY}
+    await engine.maintain()
+    assert len(await listed(engine)) == 3
+
+
+async def test_after_the_grace_a_fragment_is_erased(engine: Engine, clock: SettableClock) -> None:
+    await create(engine, retention__forget_grace_s=100)
+    ids = await tell(engine, "one", "two")
+    await engine.forget_fragments(*NAME, ids[:1])
+    clock.offset_us += 90 * SECOND_US
+    await engine.maintain()
+    assert (await engine.restore_fragments(*NAME, ids[:1])).count == 1
+    await engine.forget_fragments(*NAME, ids[:1])
+    clock.offset_us += 90 * SECOND_US
+    await engine.maintain()
+    assert [one.id for one in await listed(engine, forgotten=True)] == ids[:1]
+    clock.offset_us += 20 * SECOND_US
+    await engine.maintain()
+    assert await listed(engine, forgotten=True) == []
+    assert await contents(engine) == ["two"]
+    erased = await told(engine, EventType.ERASED)
+    assert [(event.fragment, event.reason) for event in erased] == [(ids[0], Reason.EXPIRED)]
+    with pytest.raises(FragmentNotFound):
+        await engine.get_fragment(*NAME, id=ids[0])
+    assert await engine._journal.vectors(erased[0].fragment, engine.info().embedding.name, ids[:1]) == {}
+
+
+async def test_a_memory_that_is_not_active_is_maintained_too(tmp_path: Path, clock: SettableClock) -> None:
+    given = Clock(now_us=clock.now_us)
+    async with open_engine(tmp_path / "data", clock=given, maintenance_interval_s=OFF_S) as engine:
+        await create(engine, retention__ttl_s=100)
+        await tell(engine, "old")
+    clock.offset_us += 200 * SECOND_US
+    async with open_engine(tmp_path / "data", clock=given, maintenance_interval_s=OFF_S) as engine:
+        await engine.maintain()
+        assert await listed(engine) == []
+        assert len(await listed(engine, forgotten=True)) == 1
+
+
+@pytest.mark.parametrize("lines_after", [0, 3])
+async def test_a_watch_from_before_the_events_kept_is_told_where_they_begin(
+    engine: Engine, clock: SettableClock, lines_after: int
+) -> None:
+    """Also when every event was pruned, and nothing is left to show the gap."""
+    await create(engine, retention__event_retention_s=100)
+    await tell(engine, "one")
+    await tell(engine, "two")
+    pruned = (await engine.get_memory(*NAME)).revision
+    clock.offset_us += 200 * SECOND_US
+    for number in range(lines_after):
+        await tell(engine, f"late {number}")
+    await engine.maintain()
+    for cursor in (0, pruned - 1):
+        steps = engine.watch(*NAME, "", cursor, 0)
+        with pytest.raises(CursorCompacted) as refused:
+            await anext(steps)
+        assert refused.value.details["oldest_revision"] == str(pruned)
+    steps = engine.watch(*NAME, "", pruned, 0)
+    await tell(engine, "news")
+    assert (await anext(steps))[1] == pruned + 1
+    await steps.aclose()

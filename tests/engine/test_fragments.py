@@ -1,0 +1,247 @@
+"""What requests, restarts and clocks do to fragments behind the engine: names, etags, echoes, jobs, order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from memstream_server import app
+from memstream_server.core.events import EventType
+from memstream_server.core.filters import Filter
+from memstream_server.core.policy import DEFAULT, Policy, with_value
+from memstream_server.core.rendering import indexed_text
+from memstream_server.core.values import Fragment, MemoryKind, Tier
+from memstream_server.engine import jobs
+from memstream_server.engine.clock import Clock
+from memstream_server.engine.decision import packed
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import EtagMismatch
+from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, fragment_etag
+from tests.engine.assembled import NAMESPACE, assembled, check, check_index, events_of, hasty
+from tests.engine.memory import SettableClock, observation
+from tests.support.scripted_models import ScriptedEmbedder, ScriptedInsights
+from tests.support.waiting import until
+
+__all__ = ["hasty"]
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+TEA = "Bob likes tea more than anything"
+
+
+async def create(engine: Engine, policy: Policy = DEFAULT, kind: MemoryKind = MemoryKind.HYBRID) -> str:
+    record, _ = await engine.create_memory(NewMemory(NAMESPACE, "joy", kind, policy))
+    return record.uid
+
+
+async def observe(engine: Engine, *items: str | NewObservation, level: AckLevel = AckLevel.STORED) -> list[str]:
+    new = [observation(item) if isinstance(item, str) else item for item in items]
+    done = await engine.observe_batch(NAMESPACE, "joy", "", 1, new, level)
+    return [outcome.fragment for outcome in done.outcomes]
+
+
+async def live(engine: Engine) -> list[Fragment]:
+    return (await engine.list_fragments(NAMESPACE, "joy", Filter(), False, -1, 1_000))[0]
+
+
+def keyed(text: str, key: str = "k") -> NewObservation:
+    return observation(text, external_id=key)
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.LONG_TERM])
+async def test_a_forgotten_fragment_said_again_under_its_external_id_is_back(tmp_path: Path, kind: MemoryKind) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, kind=kind)
+        (first,) = await observe(parts.engine, keyed("the otter eats fish"))
+        await parts.engine.forget_fragments(NAMESPACE, "joy", [first])
+        assert await observe(parts.engine, keyed("the otter eats frogs")) == [first]
+        answer = await parts.engine.recall(NAMESPACE, "joy", Query(text="what does the otter eat?"))
+        assert [found.fragment.content for found in answer.recollections] == ["the otter eats frogs"]
+        await check(parts.engine, "joy")
+        await check_index(parts, "joy")
+
+
+async def test_an_external_id_promoted_and_said_again_in_one_group_stays_promoted(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, with_value(DEFAULT, "short_term.capacity", 2))
+        (first,) = await observe(parts.engine, keyed("the otter eats fish"))
+        await observe(parts.engine, "it rained on Monday", "badgers dig at night", keyed("the otter eats frogs"))
+        (found,) = [one for one in await live(parts.engine) if one.id == first]
+        assert (found.content, found.tier) == ("the otter eats frogs", Tier.LONG_TERM)
+        await check(parts.engine, "joy")
+
+
+async def test_an_external_id_dropped_and_said_again_in_one_group_is_there_anew(tmp_path: Path) -> None:
+    policy = with_value(with_value(DEFAULT, "short_term.capacity", 2), "short_term.overflow", "drop")
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, policy)
+        (first,) = await observe(parts.engine, keyed("the otter eats fish"))
+        *_, again = await observe(
+            parts.engine, "it rained on Monday", "badgers dig at night", keyed("the otter eats frogs")
+        )
+        assert again != first
+        assert [one.content for one in await live(parts.engine) if one.external_id] == ["the otter eats frogs"]
+        await check(parts.engine, "joy")
+
+
+async def test_the_etag_of_a_held_fragment_is_the_one_it_is_listed_with(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        (id_,) = await observe(parts.engine, "the otter eats fish")
+        await observe(parts.engine, "it rained on Monday")
+        (listed, _) = await live(parts.engine)
+        assert listed.tier is Tier.SHORT_TERM
+        change = FragmentChange(id_, importance=0.9, etag=fragment_etag(listed))
+        changed, _ = await parts.engine.update_fragment(NAMESPACE, "joy", change)
+        assert fragment_etag(changed) == fragment_etag((await live(parts.engine))[0])
+        with pytest.raises(EtagMismatch):
+            await parts.engine.update_fragment(NAMESPACE, "joy", change)
+
+
+async def test_the_words_of_a_forgotten_fragment_are_no_echo(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        uid = await create(parts.engine)
+        (first,) = await observe(parts.engine, observation(TEA, session="s"))
+        await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
+        await observe(parts.engine, observation(TEA, session="s"))
+        assert EventType.ECHOED in [event.type for event in await events_of(parts.engine, uid)]
+        await parts.engine.forget_fragments(NAMESPACE, "joy", [first])
+        (second,) = await observe(parts.engine, observation(TEA, session="s"))
+        assert [one.id for one in await live(parts.engine)] == [second]
+
+
+async def test_an_echo_counts_as_an_access(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        await observe(parts.engine, observation(TEA, session="s"))
+        await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
+        await observe(parts.engine, observation(TEA, session="s"))
+
+        async def counted() -> bool:
+            return [one.access_count for one in await live(parts.engine)] == [2]
+
+        await until(counted)
+
+
+async def test_order_holds_when_the_clock_goes_back_across_a_restart(tmp_path: Path) -> None:
+    clock = SettableClock()
+    texts = [f"line {number} of the log" for number in range(1, 9)]
+    for start in range(0, len(texts), 2):
+        async with assembled(tmp_path, clock=Clock(now_us=clock.now_us)) as parts:
+            if start == 0:
+                await create(parts.engine, with_value(DEFAULT, "short_term.capacity", 3))
+            await observe(parts.engine, *texts[start : start + 2])
+            image = await check(parts.engine, "joy")
+            assert [row.fragment.content for row in image.rows] == texts[: start + 2]
+            assert [held.fragment.content for held in image.short_term] == texts[: start + 2][-3:]
+        clock.offset_us -= 3_600_000_000
+
+
+async def test_more_jobs_than_are_taken_at_once_are_all_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "PAGE", 2)
+    insights = ScriptedInsights()
+    insights.fail(times=12)  # so that all of them wait together
+    async with assembled(tmp_path, models=app.Models(ScriptedEmbedder(), insights=insights)) as parts:
+        await create(parts.engine, with_value(DEFAULT, "short_term.enhance_threshold", 1))
+        for subject in ("otters", "herons", "badgers", "foxes", "weasels"):
+            await observe(parts.engine, f"{subject} were seen by the river", f"{subject} were seen by the river today")
+
+        async def done() -> bool:
+            return not await parts.engine._journal.jobs(100)
+
+        await until(done)
+        assert sum(one.kind == "insight" for one in await live(parts.engine)) >= 5
+        await check(parts.engine, "joy")
+
+
+async def test_jobs_of_a_deleted_memory_go_with_it(tmp_path: Path) -> None:
+    insights = ScriptedInsights()
+    insights.fail(times=1_000_000)
+    async with assembled(tmp_path, models=app.Models(ScriptedEmbedder(), insights=insights)) as parts:
+        await create(parts.engine, with_value(DEFAULT, "short_term.enhance_threshold", 1))
+        await observe(parts.engine, TEA, f"{TEA} today")
+        assert [job.type for job in await parts.engine._journal.jobs(10)] == ["insight"]
+        await parts.engine.delete_memory(NAMESPACE, "joy")
+        assert await parts.engine._journal.jobs(10) == []
+        calls = insights.calls
+        await asyncio.sleep(0.1)
+        assert insights.calls <= calls + 1
+
+
+async def test_a_policy_that_makes_fragments_ripe_asks_for_their_insights(tmp_path: Path) -> None:
+    scripted = ScriptedInsights(["Bob is a tea drinker"])
+    async with assembled(tmp_path, models=app.Models(ScriptedEmbedder(), insights=scripted)) as parts:
+        await create(parts.engine)
+        await observe(parts.engine, TEA, f"{TEA} today")
+        record = await parts.engine.get_memory(NAMESPACE, "joy")
+        ripe = with_value(record.policy, "short_term.enhance_threshold", 1)
+        await parts.engine.update_memory(NAMESPACE, "joy", MemoryChange(policy=ripe))
+
+        async def there() -> bool:
+            return any(one.content == "Bob is a tea drinker" for one in await live(parts.engine))
+
+        await until(there)
+        await check(parts.engine, "joy")
+
+
+async def test_a_memory_that_outgrows_ram_finds_what_the_index_has_not_got_yet(tmp_path: Path) -> None:
+    texts = [f"{animal} at the river" for animal in ("otters", "herons", "badgers", "foxes", "weasels", "martens")]
+    async with assembled(tmp_path, dense_in_memory_max=2, index_flush_interval_s=3_600.0) as parts:
+        await create(parts.engine)
+        for text in texts:
+            await observe(parts.engine, text)
+        async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+            assert actor.working.dense is None
+        for text in texts:
+            query = Query(text=text, reinforce=False, limit=1)
+            (found,) = (await parts.engine.recall(NAMESPACE, "joy", query)).recollections
+            assert found.fragment.content == text
+            assert found.scored.cosine is not None
+            assert found.scored.cosine > 0.5
+
+
+class GatedEmbedder(ScriptedEmbedder):
+    """Holds the calls with a text about otters until `gate` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.waiting = False
+
+    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        answer = await super().embed(texts)
+        if any("otter" in text for text in texts):
+            self.waiting = True
+            await self.gate.wait()
+        return answer
+
+
+async def test_a_vector_that_comes_late_does_not_undo_a_change(tmp_path: Path) -> None:
+    embedder = GatedEmbedder()
+    embedder.fail()
+    async with assembled(tmp_path, models=app.Models(embedder)) as parts:
+        uid = await create(parts.engine, kind=MemoryKind.LONG_TERM)
+        (id_,) = await observe(parts.engine, "the otter eats fish")
+
+        async def asked() -> bool:
+            return embedder.waiting
+
+        await until(asked)
+        await parts.engine.update_fragment(NAMESPACE, "joy", FragmentChange(id_, content="badgers dig at night"))
+        embedder.gate.set()
+
+        async def done() -> bool:
+            return not await parts.engine._journal.jobs(10)
+
+        await until(done)
+        (found,) = await live(parts.engine)
+        assert found.content == "badgers dig at night"
+        (vector,) = await embedder.embed([indexed_text(found)])
+        assert await parts.engine._journal.vectors(uid, found.model, [id_]) == {id_: packed(vector)}
+        await check(parts.engine, "joy")

@@ -1,0 +1,290 @@
+"""Producers: contiguous numbers, repeats, conflicts, rejections, newer streams, what a client that gives up leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from memstream_server import app
+from memstream_server.core.policy import DEFAULT, Policy, with_value
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine import producers
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import BacklogFull, ProducerSuperseded, SequenceConflict, SequenceGap
+from memstream_server.engine.producers import ObserveSession
+from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Progress, Refusal
+from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
+from tests.engine.memory import observation
+from tests.support.scripted_models import ScriptedEmbedder
+from tests.support.waiting import until
+
+__all__ = ["hasty"]
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+REFUSED = Refusal(3, "INVALID_FIELD", "scripted", b"r" * 16)
+LINES = [observation(f"line {number} of the log") for number in range(1, 21)]
+STORED = AckLevel.STORED
+
+
+@pytest.fixture
+async def parts(tmp_path: Path) -> AsyncIterator[Assembled]:
+    async with assembled(tmp_path) as found:
+        await create(found.engine)
+        yield found
+
+
+async def create(engine: Engine, policy: Policy = DEFAULT, kind: MemoryKind = MemoryKind.HYBRID) -> None:
+    await engine.create_memory(NewMemory(NAMESPACE, "joy", kind, policy, exist_ok=True))
+
+
+async def opened(engine: Engine, producer: str = "p") -> ObserveSession:
+    return await engine.open_observe(NAMESPACE, "joy", producer)
+
+
+async def sent(session: ObserveSession, first: int, items: Sequence[NewObservation | Refusal]) -> Progress:
+    await session.submit(first, items)
+    return await session.reached(STORED, first + len(items) - 1)
+
+
+async def contents(engine: Engine) -> list[str]:
+    return [row.fragment.content for row in (await check(engine, "joy")).rows]
+
+
+def words(items: Sequence[NewObservation]) -> list[str]:
+    return [item.content for item in items]
+
+
+async def test_a_gap_is_refused_with_the_number_expected(parts: Assembled) -> None:
+    session = await opened(parts.engine)
+    await sent(session, 1, LINES[:2])
+    with pytest.raises(SequenceGap) as refused:
+        session.submit(4, LINES[3:4])
+    assert refused.value.details == {"expected_sequence": "3"}
+    assert (await sent(session, 3, LINES[2:4])).stored == 4
+    assert await contents(parts.engine) == words(LINES[:4])
+
+
+async def test_a_repeat_is_acknowledged_and_not_applied_again(parts: Assembled) -> None:
+    session = await opened(parts.engine)
+    await sent(session, 1, LINES[:3])
+    assert (await sent(session, 1, LINES[:3])).stored == 3
+    assert (await sent(session, 2, LINES[1:2])).stored == 3
+    assert await contents(parts.engine) == words(LINES[:3])
+
+
+async def test_a_batch_that_is_part_repeat_and_part_new_adds_the_new_part(parts: Assembled) -> None:
+    session = await opened(parts.engine)
+    await sent(session, 1, LINES[:3])
+    assert (await sent(session, 2, LINES[1:6])).stored == 6
+    assert await contents(parts.engine) == words(LINES[:6])
+
+
+async def test_of_a_batch_that_conflicts_nothing_is_taken(parts: Assembled) -> None:
+    session = await opened(parts.engine)
+    await sent(session, 1, LINES[:3])
+    with pytest.raises(SequenceConflict) as refused:
+        session.submit(3, [LINES[10], LINES[3]])
+    assert refused.value.details == {"sequence": "3"}
+    assert (await opened(parts.engine)).opened.received == 3
+    assert await contents(parts.engine) == words(LINES[:3])
+
+
+async def test_rejections_take_their_numbers_and_are_told_again(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        session = await opened(parts.engine)
+        first = await sent(session, 1, [LINES[0], REFUSED, LINES[1], REFUSED])
+        assert [rejection.sequence for rejection in first.rejected] == [2, 4]
+        assert first.stored == 4
+        again = await sent(session, 2, [REFUSED, LINES[1]])
+        assert again.rejected == first.rejected[:1]
+        assert (await sent(session, 5, [REFUSED, REFUSED])).stored == 6
+    async with assembled(tmp_path) as parts:
+        session = await opened(parts.engine)
+        assert (session.opened.received, session.opened.stored) == (6, 6)
+        assert (await sent(session, 1, [LINES[0], REFUSED, LINES[1], REFUSED])).rejected == first.rejected
+        assert await contents(parts.engine) == words(LINES[:2])
+
+
+async def test_repeats_are_known_after_a_restart_and_past_what_ram_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producers, "RECENT_MAX", 4)
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        session = await opened(parts.engine)
+        await sent(session, 1, LINES)
+        assert (await sent(session, 1, LINES)).stored == len(LINES)
+    async with assembled(tmp_path) as parts:
+        session = await opened(parts.engine)
+        assert session.opened.stored == len(LINES)
+        assert (await sent(session, 1, LINES)).stored == len(LINES)
+        with pytest.raises(SequenceConflict):
+            await session.submit(2, [LINES[7]])
+        with pytest.raises(SequenceConflict):
+            await session.reached(AckLevel.INDEXED, len(LINES) + 1)
+        assert await contents(parts.engine) == words(LINES)
+
+
+async def test_a_repeat_of_what_is_in_flight_is_not_acknowledged_before_it(parts: Assembled) -> None:
+    session = await opened(parts.engine)
+    release = parts.journal.hold("receive")
+    first, again = session.submit(1, LINES[:2]), session.submit(1, LINES[:2])
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not again.done()
+    with pytest.raises(SequenceConflict):
+        session.submit(2, LINES[2:3])
+    release()
+    await asyncio.gather(first, again)
+    assert (await session.reached(STORED, 2)).received == 2
+    assert await contents(parts.engine) == words(LINES[:2])
+
+
+async def test_a_newer_stream_counts_what_the_older_one_has_in_flight(parts: Assembled) -> None:
+    older = await opened(parts.engine)
+    in_flight = [older.submit(1, LINES[:3]), older.submit(4, LINES[3:5])]
+    newer = await opened(parts.engine)
+    assert newer.opened.received == 5
+    await asyncio.gather(*in_flight)
+    with pytest.raises(ProducerSuperseded):
+        older.submit(6, LINES[5:6])
+    assert (await sent(newer, 6, LINES[5:8])).stored == 8
+    assert await contents(parts.engine) == words(LINES[:8])
+
+
+async def test_what_an_older_stream_sends_too_late_is_refused_and_disturbs_nobody(parts: Assembled) -> None:
+    older = await opened(parts.engine)
+    await sent(older, 1, LINES[:2])
+    release = parts.journal.hold("receive")
+    late = older.submit(3, [LINES[18]])
+    newer = await opened(parts.engine)
+    assert newer.opened.received == 2
+    ahead = [newer.submit(3, LINES[2:4]), newer.submit(5, LINES[4:5])]
+    release()
+    with pytest.raises(ProducerSuperseded):
+        await late
+    await asyncio.gather(*ahead)
+    assert (await sent(newer, 6, LINES[5:6])).stored == 6
+    assert await contents(parts.engine) == words(LINES[:6])
+    async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+        assert actor.backlog == 0
+
+
+async def test_who_stops_waiting_for_received_takes_nothing_with_them(parts: Assembled) -> None:
+    session = await opened(parts.engine)
+    release = parts.journal.hold("receive")
+    waiting = session.submit(1, LINES[:2])
+    await asyncio.sleep(0)
+    waiting.cancel()
+    release()
+    assert (await session.reached(STORED, 2)).stored == 2
+    assert (await sent(session, 3, LINES[2:3])).stored == 3
+    assert await contents(parts.engine) == words(LINES[:3])
+
+
+async def test_a_batch_call_cancelled_at_any_await_is_stored_whole_or_not_at_all(parts: Assembled) -> None:
+    expected: list[str] = []
+    for steps in range(1, 40):
+        new = [observation(f"try {steps}, item {item}") for item in (1, 2)]
+        call = asyncio.create_task(parts.engine.observe_batch(NAMESPACE, "joy", f"p-{steps}", 1, new, STORED))
+        for _ in range(steps):
+            await asyncio.sleep(0.0005 if steps > 20 else 0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        session = await opened(parts.engine, f"p-{steps}")
+        assert session.opened.received in (0, 2)
+        if session.opened.received:
+            await session.reached(STORED, 2)
+            expected += words(new)
+        session.close()
+    assert sorted(await contents(parts.engine)) == sorted(expected)
+    async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+        assert actor.backlog == 0
+    assert actor.idle
+
+
+async def test_an_open_that_was_given_up_supersedes_all_the_same_and_leaves_no_session(parts: Assembled) -> None:
+    older = await opened(parts.engine)
+    release = parts.journal.hold("open_producer")
+    given_up = asyncio.create_task(opened(parts.engine))
+    await asyncio.sleep(0.01)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    release()
+    with pytest.raises(ProducerSuperseded):
+        await older.reached(STORED, 1)
+    older.close()
+    async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+        assert actor.failed is None
+
+    async def idle() -> bool:
+        return actor.idle
+
+    await until(idle)
+
+
+async def test_unnumbered_batches_keep_their_order_and_no_producer(parts: Assembled) -> None:
+    calls = [parts.engine.observe_batch(NAMESPACE, "joy", "", 1, [one], STORED) for one in LINES]
+    assert {done.stored for done in await asyncio.gather(*calls)} == {1}
+    image = await check(parts.engine, "joy")
+    assert sorted(row.fragment.content for row in image.rows) == sorted(words(LINES))
+    assert image.producers == ()
+
+
+async def test_the_backlog_is_bounded_and_given_back(tmp_path: Path) -> None:
+    embedder = ScriptedEmbedder()
+    policy = with_value(with_value(DEFAULT, "wait_for_models", True), "backlog_max", 4)
+    async with assembled(tmp_path, models=app.Models(embedder)) as parts:
+        await create(parts.engine, policy)
+        session = await opened(parts.engine)
+        embedder.fail(times=1_000_000)
+        await session.submit(1, LINES[:4])
+        with pytest.raises(BacklogFull) as refused:
+            session.submit(5, LINES[4:5])
+        assert refused.value.retry_after_s
+        embedder.heal()
+        await session.reached(STORED, 4)
+        assert (await sent(session, 5, LINES[4:8])).stored == 8
+        assert await contents(parts.engine) == words(LINES[:8])
+
+
+async def test_levels_only_rise_and_end_at_all_of_them(parts: Assembled) -> None:
+    session = await opened(parts.engine)
+    seen: list[Progress] = []
+
+    async def follow() -> None:
+        while not seen or seen[-1].indexed < len(LINES):
+            seen.append(await session.changed())
+
+    following = asyncio.create_task(follow())
+    for first in range(0, len(LINES), 2):
+        await session.submit(first + 1, LINES[first : first + 2])
+    await asyncio.wait_for(following, 30)
+    for name in ("received", "stored", "indexed", "revision"):
+        levels = [getattr(progress, name) for progress in seen]
+        assert levels == sorted(levels)
+    assert all(progress.indexed <= progress.stored <= progress.received for progress in seen)
+    assert sorted(one.sequence for progress in seen for one in progress.outcomes) == list(range(1, len(LINES) + 1))
+
+
+async def test_what_was_indexed_before_a_restart_is_so_after_it(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        await parts.engine.observe_batch(NAMESPACE, "joy", "p", 1, LINES, AckLevel.INDEXED)
+        index = parts.index
+    async with assembled(tmp_path, index=index) as parts:
+
+        async def started() -> bool:
+            return parts.engine.info().degraded == ""
+
+        await until(started)
+        await asyncio.sleep(0.2)  # the index has looked at the outbox, and nothing is to come
+        again = await asyncio.wait_for(
+            parts.engine.observe_batch(NAMESPACE, "joy", "p", 1, LINES, AckLevel.INDEXED), 30
+        )
+        assert again.indexed == len(LINES)

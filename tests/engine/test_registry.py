@@ -1,0 +1,262 @@
+"""Active memories: activated once, evicted only when idle, read again after a failure, gone when deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memstream_server import app
+from memstream_server.core.policy import DEFAULT, Policy, with_value
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import JournalUnavailable, MemoryNotFound, ModelMismatch
+from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, Query
+from memstream_server.ports.models import EmbeddingModel
+from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, gone, hasty
+from tests.engine.memory import observation
+from tests.support.faulty_journal import Fault
+from tests.support.scripted_models import ScriptedEmbedder
+from tests.support.waiting import until
+
+__all__ = ["hasty"]
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+MEMORIES = [f"m-{number}" for number in range(8)]
+ROUNDS = 12
+SMALL = with_value(DEFAULT, "short_term.capacity", 3)
+
+
+async def create(engine: Engine, name: str, policy: Policy = SMALL) -> None:
+    await engine.create_memory(NewMemory(NAMESPACE, name, MemoryKind.HYBRID, policy))
+
+
+async def observe(engine: Engine, name: str, *texts: str, level: AckLevel = AckLevel.STORED) -> None:
+    await engine.observe_batch(NAMESPACE, name, "", 1, [observation(text) for text in texts], level)
+
+
+async def recalled(engine: Engine, name: str, text: str) -> list[str]:
+    answer = await engine.recall(NAMESPACE, name, Query(text=text))
+    return [found.fragment.content for found in answer.recollections]
+
+
+async def contents(engine: Engine, name: str) -> list[str]:
+    return sorted(row.fragment.content for row in (await check(engine, name)).rows)
+
+
+async def test_two_places_for_eight_memories_in_use_lose_and_double_nothing(tmp_path: Path) -> None:
+    def said(name: str, producer: str, number: int) -> str:
+        return f"{producer} says number {number} in {name}"
+
+    async def speak(engine: Engine, name: str, producer: str) -> None:
+        for number in range(1, ROUNDS + 1):
+            item = observation(said(name, producer, number))
+            await engine.observe_batch(NAMESPACE, name, producer, number, [item], AckLevel.STORED)
+
+    async def ask(engine: Engine, name: str) -> None:
+        for number in range(ROUNDS):
+            assert all(name in content for content in await recalled(engine, name, f"what is number {number}?"))
+            change = MemoryChange(policy=with_value(SMALL, "short_term.capacity", 2 + number % 3))
+            await engine.update_memory(NAMESPACE, name, change)
+
+    async with assembled(tmp_path, active_memories_max=2) as parts:
+        for name in MEMORIES:
+            await create(parts.engine, name)
+        loads = counted(parts, "load")
+        speakers = [speak(parts.engine, name, producer) for name in MEMORIES for producer in ("left", "right")]
+        await asyncio.gather(*speakers, *(ask(parts.engine, name) for name in MEMORIES))
+        await parts.engine.settled()
+        for name in MEMORIES:
+            expected = [said(name, who, number) for who in ("left", "right") for number in range(1, ROUNDS + 1)]
+            assert await contents(parts.engine, name) == sorted(expected)
+        assert len(parts.engine._registry) <= 2
+        assert len(loads) > 2 * len(MEMORIES)
+        assert parts.journal.written.count("own") == len(MEMORIES)
+
+
+async def test_a_memory_wanted_by_many_at_once_is_read_once(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        loads = counted(parts, "load")
+        await asyncio.gather(*(recalled(parts.engine, "joy", "anything") for _ in range(20)))
+        assert len(loads) == 1
+
+
+def counted(parts: Assembled, name: str, gate: asyncio.Event | None = None) -> list[Any]:
+    """Calls of one of the journal's methods from now on; each answers when `gate` is set."""
+    calls: list[Any] = []
+    method = getattr(parts.journal, name)
+
+    async def call(*arguments: Any) -> Any:
+        calls.append(arguments)
+        answer = await method(*arguments)
+        if gate is not None:
+            await gate.wait()
+        return answer
+
+    setattr(parts.journal, name, call)
+    return calls
+
+
+async def test_whoever_gives_up_an_activation_ends_it_for_nobody_else(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        gate = asyncio.Event()
+        loads = counted(parts, "load", gate)
+        first, second = (asyncio.create_task(recalled(parts.engine, "joy", "anything")) for _ in range(2))
+        await until(lambda: begun(loads))
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        gate.set()
+        assert await second == []
+        assert len(loads) == 1
+
+
+async def begun(calls: list[Any]) -> bool:
+    return bool(calls)
+
+
+class OtherModel(ScriptedEmbedder):
+    """Another embedding space."""
+
+    async def model(self) -> EmbeddingModel:
+        return EmbeddingModel("other", 384)
+
+
+async def test_data_of_another_model_is_refused_and_the_way_out_named(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        await observe(parts.engine, "joy", "the otter eats fish")
+    with pytest.raises(ModelMismatch, match="memstream reindex"):
+        async with assembled(tmp_path, models=app.Models(OtherModel())):
+            pass
+
+
+async def test_a_name_made_anew_is_another_memory_while_the_old_one_is_still_being_removed(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        await observe(parts.engine, "joy", "the otter eats fish")
+        release = parts.journal.hold("delete_memory", done=True)
+        deleting = asyncio.create_task(parts.engine.delete_memory(NAMESPACE, "joy"))
+        await until(lambda: gone(parts.engine, "joy"))
+        assert not deleting.done()
+        with pytest.raises(MemoryNotFound):
+            await recalled(parts.engine, "joy", "what does the otter eat?")
+        await create(parts.engine, "joy")
+        assert await recalled(parts.engine, "joy", "what does the otter eat?") == []
+        await observe(parts.engine, "joy", "a heron stands in the reeds")
+        release()
+        await deleting
+        await observe(parts.engine, "joy", "badgers dig at night")
+        assert await contents(parts.engine, "joy") == ["a heron stands in the reeds", "badgers dig at night"]
+
+
+async def test_a_deletion_whose_caller_is_gone_ends_all_the_same(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        await observe(parts.engine, "joy", "the otter eats fish")
+        release = parts.journal.hold("delete_memory", done=True)
+        deleting = asyncio.create_task(parts.engine.delete_memory(NAMESPACE, "joy"))
+        await until(lambda: gone(parts.engine, "joy"))
+        deleting.cancel()
+        await asyncio.gather(deleting, return_exceptions=True)
+        release()
+
+        async def left() -> bool:
+            return len(parts.engine._registry) == 0
+
+        await until(left)
+
+
+async def test_a_memory_deleted_while_it_is_activated_does_not_come_back(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        gate = asyncio.Event()
+        loads = counted(parts, "load", gate)
+        reading = asyncio.create_task(recalled(parts.engine, "joy", "anything"))
+        await until(lambda: begun(loads))
+        await asyncio.sleep(0.05)  # the image is read, and waits
+        await parts.engine.delete_memory(NAMESPACE, "joy")
+        gate.set()
+        with pytest.raises(MemoryNotFound):
+            await reading
+        assert len(parts.engine._registry) == 0
+
+
+async def test_sessions_and_waiting_recalls_of_a_deleted_memory_are_told(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        session = await parts.engine.open_observe(NAMESPACE, "joy", "p")
+        waiting = asyncio.create_task(
+            parts.engine.recall(NAMESPACE, "joy", Query(text="anything", min_revision=100, wait_s=60))
+        )
+        changed = asyncio.create_task(session.changed())
+        await asyncio.sleep(0.01)
+        await parts.engine.delete_memory(NAMESPACE, "joy")
+        for told in (waiting, changed):
+            with pytest.raises(MemoryNotFound):
+                await told
+
+
+async def test_who_waits_for_a_revision_is_told_to_try_again_when_the_memory_is_read_anew(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        uid = (await parts.engine.get_memory(NAMESPACE, "joy")).uid
+        query = Query(text="otter", min_revision=2, wait_s=60)
+        await recalled(parts.engine, "joy", "otter")
+        waiting = asyncio.create_task(parts.engine.recall(NAMESPACE, "joy", query))
+        await asyncio.sleep(0.01)
+        parts.engine._registry.reread(uid)
+        with pytest.raises(JournalUnavailable) as refused:
+            await waiting
+        assert refused.value.retry_after_s
+        again = asyncio.create_task(parts.engine.recall(NAMESPACE, "joy", query))
+        await observe(parts.engine, "joy", "the otter eats fish")
+        assert [found.fragment.content for found in (await again).recollections] == ["the otter eats fish"]
+
+
+async def test_what_was_received_is_stored_after_failures_though_nobody_asks(tmp_path: Path) -> None:
+    embedder = ScriptedEmbedder()
+    async with assembled(tmp_path, models=app.Models(embedder)) as parts:
+        await create(parts.engine, "joy", with_value(SMALL, "wait_for_models", True))
+        uid = (await parts.engine.get_memory(NAMESPACE, "joy")).uid
+        embedder.fail(times=1_000_000)
+        await observe(parts.engine, "joy", "the otter eats fish", level=AckLevel.RECEIVED)
+
+        async def active() -> bool:
+            return parts.engine._registry.peek(uid) is not None
+
+        for _ in range(3):  # and when it is read again that fails, too
+            await until(active)
+            parts.journal.fail_at(1, Fault.LOST)
+            parts.engine._registry.reread(uid)
+            await until(lambda: failed(parts))
+        embedder.heal()
+
+        async def stored() -> bool:
+            return (await parts.engine.statistics(NAMESPACE, "joy")).counts.pending == 0
+
+        await until(stored)
+        assert await contents(parts.engine, "joy") == ["the otter eats fish"]
+
+
+async def failed(parts: Assembled) -> bool:
+    return bool(parts.journal.failed)
+
+
+async def test_an_engine_that_stops_while_a_model_is_waited_for_keeps_what_it_received(tmp_path: Path) -> None:
+    embedder = ScriptedEmbedder()
+    embedder.fail(times=1_000_000)
+    async with assembled(tmp_path, models=app.Models(embedder)) as parts:
+        await create(parts.engine, "joy", with_value(SMALL, "wait_for_models", True))
+        await observe(parts.engine, "joy", "the otter eats fish", "badgers dig", level=AckLevel.RECEIVED)
+    async with assembled(tmp_path) as parts:
+
+        async def stored() -> bool:
+            return (await parts.engine.statistics(NAMESPACE, "joy")).counts.pending == 0
+
+        await until(stored)
+        assert await contents(parts.engine, "joy") == ["badgers dig", "the otter eats fish"]

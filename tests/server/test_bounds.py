@@ -1,0 +1,128 @@
+"""Bounds of RAM, time and patience: memories that come and go, expiry, backlog, windows."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import memstream
+from memstream import AgentMemory, MemoryKind, Observation
+from tests.server.conftest import MakeServer, started
+from tests.server.listing import contents, fragments, observed_once
+from tests.support.waiting import until
+
+MEMORIES = 6
+
+
+async def test_more_memories_than_fit_into_ram(make_server: MakeServer) -> None:
+    """Six memories in turn where two are held: each answers for itself, before and after it had to leave."""
+    server = await started(make_server(active_memories_max=2))
+    async with memstream.connect(server.address) as client:
+        memories = [await client.create_memory(f"bounds/m{number}") for number in range(MEMORIES)]
+        for turn in range(5):
+            for number, memory in enumerate(memories):
+                await memory.observe_batch([f"In turn {turn} memory {number} had the code {turn * 100 + number}."])
+                answer = await memory.recall_once(f"code {turn * 100 + number}", limit=1)
+                assert answer[0].fragment.content == _said(turn, number)
+        for number, memory in enumerate(memories):
+            assert sorted(await contents(memory)) == sorted(_said(turn, number) for turn in range(5))
+        active = [(await memory.stats()).active for memory in memories]
+        assert sum(active) <= 2
+
+
+def _said(turn: int, number: int) -> str:
+    return f"In turn {turn} memory {number} had the code {turn * 100 + number}."
+
+
+async def test_memories_used_at_once_where_two_fit(make_server: MakeServer) -> None:
+    """Nobody is refused because somebody else's memory needs the room: those in use stay, and leave later."""
+    server = await started(make_server(active_memories_max=2))
+    async with memstream.connect(server.address) as client:
+        memories = [await client.create_memory(f"bounds/m{number}") for number in range(MEMORIES)]
+
+        async def use(number: int, memory: AgentMemory) -> None:
+            for turn in range(25):
+                await memory.observe_batch([_said(turn, number)])
+                answer = await memory.recall_once(f"code {turn * 100 + number}", limit=1)
+                assert answer[0].fragment.content == _said(turn, number)
+
+        await asyncio.gather(*(use(number, memory) for number, memory in enumerate(memories) for _ in range(1)))
+        for number, memory in enumerate(memories):
+            assert sorted(await contents(memory)) == sorted(_said(turn, number) for turn in range(25))
+            assert await observed_once(memory) == 25
+
+
+async def test_streams_keep_their_memories(make_server: MakeServer) -> None:
+    server = await started(make_server(active_memories_max=1))
+    async with memstream.connect(server.address) as client:
+        memories = [await client.create_memory(f"bounds/m{number}") for number in range(3)]
+
+        async def talk(memory: AgentMemory) -> None:
+            async with memory.observe("joy") as stream, memory.recall() as recall:
+                for number in range(100):
+                    await stream.send(f"{memory.name} said {number}")
+                    if number % 20 == 0:
+                        await stream.flush()
+                        assert len(await recall.query(f"said {number}", limit=1)) == 1
+
+        await asyncio.gather(*(talk(memory) for memory in memories))
+        for memory in memories:
+            assert await contents(memory) == [f"{memory.name} said {number}" for number in range(100)]
+
+
+async def test_a_memory_that_outgrows_ram_keeps_answering(make_server: MakeServer) -> None:
+    """Past twice the bound vectors leave RAM for Milvus; nothing is hidden while they do."""
+    server = await started(make_server(dense_in_memory_max=40))
+    vectors = {number: _vector(number) for number in range(120)}
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("bounds/growing", kind=MemoryKind.LONG_TERM)
+        for number in range(120):
+            await memory.observe_batch([Observation(f"entry {number}", embedding=vectors[number])])
+            # By the vector alone: no word of the query is in any entry.
+            for asked in {number, number // 2, 0}:
+                answer = await memory.recall_once("zzz", embedding=vectors[asked], limit=1, reinforce=False)
+                assert answer[0].fragment.content == f"entry {asked}", (number, answer.degraded)
+
+
+def _vector(number: int) -> list[float]:
+    """Of unit length, in a direction of its own."""
+    vector = [0.0] * 384
+    vector[number] = 1.0
+    return vector
+
+
+async def test_what_has_expired_is_not_recalled(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
+    await memory.observe_batch(
+        [
+            Observation("the password is swordfish", ttl=timedelta(milliseconds=400)),
+            Observation("the password was herring"),
+        ]
+    )
+    await until(lambda: _recalled_alone(memory, "the password was herring"))
+    pinned = await memory.recall_once("swordfish", limit=5)
+    assert "the password is swordfish" not in [one.fragment.content for one in pinned]
+
+
+async def _recalled_alone(memory: AgentMemory, content: str) -> bool:
+    answer = await memory.recall_once("password", reinforce=False)
+    return [one.fragment.content for one in answer] == [content]
+
+
+async def test_a_small_backlog_throttles_and_loses_nothing(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path, policy={"backlog_max": 20})
+    async with memory.observe("joy") as stream:
+        for number in range(1_000):
+            await stream.send(f"word {number}")
+    assert await contents(memory) == [f"word {number}" for number in range(1_000)]
+
+
+async def test_a_small_window_bounds_and_loses_nothing(make_server: MakeServer) -> None:
+    server = await started(make_server(window_observations=3, window_bytes=65_536))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("bounds/window", kind=MemoryKind.LONG_TERM)
+        said = [f"{number} {'x' * (number * 97 % 30_000)}" for number in range(200)]
+        async with memory.observe("joy") as stream:
+            for words in said:
+                await stream.send(words)
+        assert [one.content for one in await fragments(memory)] == said

@@ -1,0 +1,385 @@
+"""A server with an LLM: importance, insights with lineage, and what an endpoint that is down or odd does to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memstream
+from memstream import AckLevel, AgentMemory, EventType, Fragment, FragmentKind, MemoryKind, Observation, Profile
+from tests.server.conftest import MakeServer, restarted, started, stopped
+from tests.server.listing import contents, fragments, history
+from tests.support.fake_openai import JSON, FakeOpenAI, Fault
+from tests.support.server import ServerProcess, free_address
+from tests.support.waiting import until
+
+TEA = "Bob likes tea more than anything"
+SIMILAR = [TEA, *(f"{TEA} {ending}" for ending in ("today", "tomorrow", "always"))]
+OUTAGE = [Fault(hang_up=True)] * 10_000
+ON_PROMOTION = "Tea is what keeps Bob going."
+
+
+class Llm:
+    """What the endpoint's model says: scores by text (5 for others), and insights by the form of the question."""
+
+    def __init__(self, fake: FakeOpenAI) -> None:
+        self.scores: dict[str, int] = {}
+        self.promotion = [ON_PROMOTION]
+        self.reflection = ["Whoever lives here drinks."]
+        self.asked: list[tuple[str, list[str]]] = []
+        fake.complete = self
+
+    def __call__(self, body: JSON) -> str:
+        form = body["response_format"]["json_schema"]["name"]
+        numbers, texts = self._texts(body)
+        self.asked.append((form, texts))
+        return json.dumps(getattr(self, f"_{form}")(numbers, texts))
+
+    def count(self, form: str) -> int:
+        """How many questions of a form were asked."""
+        return sum(asked == form for asked, _ in self.asked)
+
+    def latest(self, form: str) -> list[str]:
+        """The texts of the last question of a form."""
+        return [texts for asked, texts in self.asked if asked == form][-1]
+
+    def _texts(self, body: JSON) -> tuple[list[int], list[str]]:
+        shown = json.loads(body["messages"][1]["content"])["texts"]
+        return [one["number"] for one in shown], [one["text"] for one in shown]
+
+    def _scores(self, numbers: list[int], texts: list[str]) -> Any:
+        rated = zip(numbers, texts, strict=True)
+        return {"scores": [{"number": number, "score": self.scores.get(text, 5)} for number, text in rated]}
+
+    def _insights(self, _numbers: list[int], _texts: list[str]) -> Any:
+        return {"insights": self.promotion}
+
+    def _questions(self, _numbers: list[int], _texts: list[str]) -> Any:
+        return {"questions": ["Who drinks what?"]}
+
+    def _cited_insights(self, numbers: list[int], _texts: list[str]) -> Any:
+        return {"insights": [{"insight": said, "evidence": numbers} for said in self.reflection]}
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI(dimension=16) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def llm(fake: FakeOpenAI) -> Llm:
+    return Llm(fake)
+
+
+def using(make_server: MakeServer, fake: FakeOpenAI, **settings: str | float) -> ServerProcess:
+    """A server with the LLM. Few retries: what is tested is what comes after them."""
+    given: dict[str, str | float] = {
+        "llm_model": "fake-llm",
+        "llm_base_url": fake.base_url,
+        "llm_api_key": "sk-llm",
+        "llm_retries": 0,
+        "llm_timeout_s": 2.0,
+    }
+    return make_server(**(given | settings))
+
+
+async def insights(memory: AgentMemory) -> list[Fragment]:
+    return [one for one in await fragments(memory) if one.kind is FragmentKind.INSIGHT]
+
+
+async def importances(memory: AgentMemory) -> dict[str, float]:
+    return {one.content: round(one.importance, 6) for one in await fragments(memory)}
+
+
+async def test_importance_is_the_models_where_the_client_and_the_policy_leave_it(
+    make_server: MakeServer, fake: FakeOpenAI, llm: Llm
+) -> None:
+    llm.scores = {TEA: 9}
+    listen = free_address()
+    server = await started(using(make_server, fake, metrics_listen=listen))
+    async with memstream.connect(server.address) as client:
+        info = await client.server_info()
+        assert (info.scorer_model, info.insight_model) == ("fake-llm", "fake-llm")
+        memory = await client.create_memory("llm/joy")
+        await memory.observe_batch([TEA, Observation("The client knows", importance=0.2), "Something else"])
+        assert await importances(memory) == {TEA: 0.9, "The client knows": 0.2, "Something else": 0.5}
+        plain = await client.create_memory("llm/plain", policy={"score_importance": False, "importance_default": 0.3})
+        await plain.observe_batch([TEA])
+        assert await importances(plain) == {TEA: 0.3}
+        assert (await plain.describe()).policy.score_importance is False
+    assert llm.asked == [("scores", [TEA, "Something else"])]
+    assert {seen.key for seen in fake.seen} == {"sk-llm"}
+    assert "sk-llm" not in server.log()
+    page = (await asyncio.to_thread(urllib.request.urlopen, f"http://{listen}/metrics")).read().decode()
+    assert 'memstream_model_calls_total{outcome="ok",role="scorer"} 1.0' in page
+    assert 'memstream_model_tokens_total{kind="prompt",role="scorer"} 1.0' in page
+
+
+async def test_a_malformed_reply_is_asked_again(make_server: MakeServer, fake: FakeOpenAI, llm: Llm) -> None:
+    llm.scores = {TEA: 9}
+    fake.say("I would say about a nine.", '{"scores": [{"number": 1, "score": 90}]}')
+    server = await started(using(make_server, fake, llm_retries=3))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("llm/joy")
+        await memory.observe_batch([TEA])
+        assert await importances(memory) == {TEA: 0.9}
+    assert len(fake.seen) == 3
+
+
+async def test_malformed_for_ever_stores_the_default_and_lets_dbgpt_wait(
+    make_server: MakeServer, fake: FakeOpenAI, llm: Llm
+) -> None:
+    llm.scores = {TEA: 9}
+    fake.complete = lambda body: "0"
+    server = await started(using(make_server, fake))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("llm/default")
+        await memory.observe_batch([TEA])
+        assert await importances(memory) == {TEA: 0.5}
+        waiting = await client.create_memory("llm/dbgpt", profile=Profile.DBGPT)
+        await waiting.observe_batch([TEA], ack_level=AckLevel.RECEIVED)
+        asked = len(fake.seen)
+        await until(lambda: seen_more(fake, asked))
+        assert (await waiting.stats()).backlog == 1
+        assert await contents(waiting) == []
+        fake.complete = llm
+        await until(lambda: all_stored(waiting))
+        assert await importances(waiting) == {TEA: 0.9}
+
+
+async def seen_more(fake: FakeOpenAI, count: int) -> bool:
+    return len(fake.seen) > count
+
+
+async def all_stored(memory: AgentMemory) -> bool:
+    return (await memory.stats()).backlog == 0
+
+
+async def test_throttling_is_waited_out_as_the_endpoint_asks(
+    make_server: MakeServer, fake: FakeOpenAI, llm: Llm
+) -> None:
+    llm.scores = {TEA: 9}
+    fake.fail(Fault(status=429, headers={"Retry-After": "0.2"}))
+    server = await started(using(make_server, fake, llm_retries=1))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("llm/joy")
+        await memory.observe_batch([TEA])
+        assert await importances(memory) == {TEA: 0.9}
+
+
+@pytest.mark.parametrize("profile", [Profile.DEFAULT, Profile.DBGPT])
+async def test_an_endpoint_that_dies_in_the_middle_of_a_stream_and_comes_back(
+    make_server: MakeServer, fake: FakeOpenAI, llm: Llm, profile: Profile
+) -> None:
+    said = [f"Lighthouse {number} is out of order." for number in range(12)]
+    llm.scores = dict.fromkeys(said, 8)
+    server = await started(using(make_server, fake))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory(
+            "llm/joy", kind=MemoryKind.LONG_TERM, profile=profile, policy={"reflection": {"threshold": 0}}
+        )
+        async with memory.observe("joy", ack_level=AckLevel.RECEIVED) as stream:
+            for text in said[:4]:
+                await stream.send(text)
+            await stream.flush()
+            await until(lambda: all_stored(memory))
+            fake.fail(*OUTAGE)
+            asked = len(fake.seen)
+            for text in said[4:8]:
+                await stream.send(text)
+            await stream.flush()
+            await until(lambda: seen_more(fake, asked))
+            if profile is Profile.DEFAULT:
+                await until(lambda: all_stored(memory))
+            fake.heal()
+            for text in said[8:]:
+                await stream.send(text)
+            await stream.flush()
+            await until(lambda: all_stored(memory))
+        assert await contents(memory) == said
+        found = await importances(memory)
+        missed = 0.5 if profile is Profile.DEFAULT else 0.8
+        assert [found[text] for text in said] == [0.8] * 4 + [missed] * 4 + [0.8] * 4
+
+
+async def test_a_promotion_brings_an_insight_that_names_its_sources(
+    make_server: MakeServer, fake: FakeOpenAI, llm: Llm
+) -> None:
+    llm.scores = {ON_PROMOTION: 10}
+    server = await started(using(make_server, fake))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("llm/joy")
+        await memory.observe_batch(SIMILAR)
+        (insight,) = await until(lambda: insights(memory))
+        assert (insight.content, round(insight.importance, 6)) == (ON_PROMOTION, 1.0)
+        told = {one.id: one.content for one in await fragments(memory)}
+        assert [told[source] for source in (await memory.get_fragment(insight.id)).sources] == SIMILAR
+        (found,) = await memory.recall_once("What keeps Bob going?", limit=1)
+        assert (found.fragment.id, found.fragment.sources) == (insight.id, insight.sources)
+        silent = await client.create_memory("llm/silent", policy={"reflection": {"insight_on_promotion": False}})
+        await silent.observe_batch(SIMILAR)
+        assert llm.count("insights") == 1
+
+
+async def test_a_promotion_without_an_insight_is_fine(make_server: MakeServer, fake: FakeOpenAI, llm: Llm) -> None:
+    llm.promotion = []
+    server = await started(using(make_server, fake))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("llm/joy")
+        await memory.observe_batch(SIMILAR)
+        await until(lambda: asked_for(llm, "insights", 1))
+        llm.promotion = [ON_PROMOTION]
+        other = await client.create_memory("llm/other")
+        await other.observe_batch(SIMILAR)
+        await until(lambda: insights(other))  # jobs are done in turn: the first is over
+        assert await insights(memory) == []
+        assert llm.count("insights") == 2
+
+
+async def asked_for(llm: Llm, form: str, count: int) -> bool:
+    return llm.count(form) >= count
+
+
+async def test_reflection_begins_at_the_threshold_and_insights_bring_none_nearer(
+    make_server: MakeServer, fake: FakeOpenAI, llm: Llm
+) -> None:
+    """The second reflection comes to the same insight and cites the first as evidence; they merge into one."""
+    llm.scores = {llm.reflection[0]: 10}
+    server = await started(using(make_server, fake))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory(
+            "llm/joy", kind=MemoryKind.LONG_TERM, policy={"reflection": {"threshold": 1.0}}
+        )
+        await memory.observe_batch(["Bob drinks tea"])
+        assert llm.count("questions") == 0
+        await memory.observe_batch(["Ann drinks coffee"])
+        (insight,) = await until(lambda: insights(memory))
+        told = {one.id: one.content for one in await fragments(memory)}
+        assert {told[source] for source in insight.sources} == {"Bob drinks tea", "Ann drinks coffee"}
+        assert round(insight.importance, 6) == 1.0  # would be a reflection of its own
+        await memory.observe_batch(["Eve drinks milk"])
+        await memory.observe_batch(["Joe drinks wine"])
+        await until(lambda: merged(memory))
+        (kept,) = await insights(memory)
+        assert kept.id == insight.id
+        assert insight.content in llm.latest("cited_insights")  # it was shown as evidence ...
+        assert kept.id not in kept.sources  # ... and is none of itself
+        assert len(kept.sources) == 4
+        assert llm.count("questions") == 2
+
+
+async def merged(memory: AgentMemory) -> bool:
+    return any(event.type is EventType.MERGED for event in await history(memory))
+
+
+async def test_texts_the_model_declines_wedge_nothing(make_server: MakeServer, fake: FakeOpenAI, llm: Llm) -> None:
+    """The promotion's insight is refused for good, the harmless question is not: the job ends, the next one runs."""
+
+    def declined(reply: JSON) -> None:
+        reply["choices"][0]["message"]["refusal"] = "no"
+
+    server = await started(using(make_server, fake, llm_scoring="false"))
+    async with memstream.connect(server.address) as client:
+        assert (await client.server_info()).scorer_model == ""
+        memory = await client.create_memory("llm/joy")
+        fake.fail(Fault(change=declined))
+        await memory.observe_batch(SIMILAR)
+        other = await client.create_memory("llm/other")
+        await other.observe_batch(SIMILAR)
+        await until(lambda: insights(other))
+        assert await insights(memory) == []
+        assert llm.count("insights") == 3
+
+
+async def test_a_kill_between_the_models_answer_and_the_commit_gives_the_insight_once(
+    make_server: MakeServer, fake: FakeOpenAI, llm: Llm
+) -> None:
+    """The insight's text reaches the embedding endpoint after the LLM's answer and before the commit: kill there."""
+    fake.vector = lambda text: np.eye(16, dtype=np.float32)[0 if TEA in text else 1]
+    embedding = {"embedding": "openai", "embedding_base_url": fake.base_url, "embedding_model": "fake-16"}
+    server = await started(using(make_server, fake, llm_scoring="false", listen=free_address(), **embedding))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("llm/joy")
+        sound = fake.complete
+
+        def answer_and_hold_what_follows(body: JSON) -> str:
+            fake.fail(Fault(delay_s=60))
+            return sound(body)
+
+        fake.complete = answer_and_hold_what_follows
+        await memory.observe_batch(SIMILAR)
+        await until(lambda: embedded(fake, ON_PROMOTION))
+        assert await insights(memory) == []
+        fake.complete = sound
+        await restarted(server)
+        (insight,) = await until(lambda: insights(memory))
+        assert insight.content == ON_PROMOTION
+        assert llm.count("insights") == 2  # the call was repeated, ...
+        told = [event for event in await history(memory) if event.type is EventType.REFLECTED]
+        assert len(told) == 1  # ... its result was not
+        await restarted(server)
+        await memory.observe_batch(["Anything that wakes the memory"])
+        assert len(await insights(memory)) == 1
+
+
+async def embedded(fake: FakeOpenAI, words: str) -> bool:
+    return any(words in text for batch in fake.embedded for text in batch)
+
+
+async def test_without_an_llm_nothing_is_asked_and_nothing_waits(make_server: MakeServer) -> None:
+    server = await started(make_server())
+    async with memstream.connect(server.address) as client:
+        info = await client.server_info()
+        assert (info.scorer_model, info.insight_model) == ("", "")
+        memory = await client.create_memory("llm/joy", profile=Profile.DBGPT)
+        await memory.observe_batch(SIMILAR)
+        assert set((await importances(memory)).values()) == {0.5}
+        assert await insights(memory) == []
+
+
+async def test_jobs_that_were_meant_for_an_llm_end_when_it_is_gone(
+    make_server: MakeServer, fake: FakeOpenAI, llm: Llm
+) -> None:
+    server = await started(using(make_server, fake, llm_scoring="false"))
+    fake.fail(*OUTAGE)
+    async with memstream.connect(server.address) as client:
+        await (await client.create_memory("llm/joy")).observe_batch(SIMILAR)
+        await until(lambda: seen_more(fake, 0))
+    assert await stopped(server) == 0
+    await started(server.configure(llm_model=""))
+    async with memstream.connect(server.address) as client:
+        memory = client.memory("llm/joy")
+        await memory.observe_batch(["The answer that never came"])
+        assert await insights(memory) == []
+    assert await stopped(server) == 0
+    fake.heal()
+    await started(server.configure(llm_model="fake-llm"))
+    async with memstream.connect(server.address) as client:
+        other = await client.create_memory("llm/other")
+        await other.observe_batch(SIMILAR)
+        await until(lambda: insights(other))
+        assert await insights(client.memory("llm/joy")) == []
+
+
+async def test_a_prompt_of_ones_own_is_used_and_a_bad_one_stops_the_start(
+    make_server: MakeServer, fake: FakeOpenAI, llm: Llm
+) -> None:
+    server = using(make_server, fake)
+    prompts = server.data_dir.parent / "prompts"
+    prompts.mkdir()
+    (prompts / "importance.txt").write_text("Rate as a lighthouse keeper would.")
+    await started(server.configure(llm_prompts_dir=str(prompts)))
+    async with memstream.connect(server.address) as client:
+        await (await client.create_memory("llm/joy")).observe_batch([TEA])
+    assert fake.seen[0].body["messages"][0]["content"].startswith("Rate as a lighthouse keeper would.")
+    assert await stopped(server) == 0
+    (prompts / "importance.txt").write_text("Rate $everything.")
+    with pytest.raises(AssertionError, match=r"importance\.txt must have text and may use no placeholder"):
+        await started(server)

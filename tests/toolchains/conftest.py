@@ -1,0 +1,44 @@
+"""Other people's servers, started once for all tests here; what cannot be had is said and skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.toolchains.milvus import MilvusServer
+from tests.toolchains.postgres import Cluster
+from tests.toolchains.programs import Absent
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Cluster]:
+    """A PostgreSQL cluster."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'memstream[postgres]')")
+    try:
+        cluster = Cluster()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    try:
+        cluster.start()
+        yield cluster
+    except Absent as absent:
+        pytest.skip(str(absent))
+    finally:
+        cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def milvus() -> Iterator[MilvusServer]:
+    """A Milvus server."""
+    try:
+        server = MilvusServer()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    try:
+        server.wait()
+        yield server
+    except Absent as absent:
+        pytest.skip(str(absent))
+    finally:
+        server.remove()

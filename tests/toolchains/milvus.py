@@ -1,0 +1,105 @@
+"""A real Milvus server of the tests' own: PyPI's milvus 2.3.5, in namespaces with nothing but loopback.
+
+It listens on every interface, on a dozen ports and without authentication, and cannot be told not to: so it gets a
+network of its own, and a process namespace that ends with it. relay.py carries a unix socket into there, which is how
+the tests, and servers that they start, talk to it from outside.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+from tests.toolchains.programs import Absent
+
+VERSION = "2.3.5"
+PORT = 19_530
+INSTALL_S = 300
+START_S = 120
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / f"milvus-{VERSION}"
+_ALONE = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child")
+
+
+def installed() -> Path:
+    """The program, installed into a virtual environment of its own in the clone's cache. Raises Absent."""
+    program = CACHE / "bin" / "milvus-server"
+    if program.exists():
+        return program
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise Absent(f"there is no milvus {VERSION} for {sys.platform} on {platform.machine()}")
+    venv.create(CACHE, with_pip=True)
+    try:
+        done = subprocess.run(
+            [str(CACHE / "bin" / "python"), "-m", "pip", "install", "--quiet", f"milvus=={VERSION}"],
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Absent(f"installing milvus took longer than {INSTALL_S} s") from None
+    if done.returncode:
+        raise Absent(f"milvus {VERSION} cannot be installed: {done.stderr.strip()[-300:]}")
+    return program
+
+
+def _check_namespaces() -> None:
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        raise Absent("Milvus needs a network of its own: unshare (util-linux) and ip (iproute2) are not both here")
+    tried = subprocess.run([*_ALONE, "ip", "link", "set", "lo", "up"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        raise Absent(f"Milvus needs a network of its own, which this system refuses: {tried.stderr.strip()}")
+
+
+class MilvusServer:
+    """A running server with empty data; `uri` leads to it."""
+
+    def __init__(self) -> None:
+        _check_namespaces()
+        program = installed()
+        self.folder = Path(tempfile.mkdtemp(prefix="memstream-mv-", dir="/tmp"))  # short: sockets' paths are limited
+        self.uri = f"unix:{self.folder / 'socket'}"
+        with (self.folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    *_ALONE,
+                    *(sys.executable, str(Path(__file__).with_name("relay.py"))),
+                    *(str(self.folder / "socket"), str(PORT)),
+                    *(str(program), "--data", str(self.folder / "data"), "--proxy-port", str(PORT)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait(self) -> None:
+        """Returns once it serves. Raises Absent."""
+        from pymilvus import MilvusClient, MilvusException
+
+        until = time.monotonic() + START_S
+        while True:
+            try:
+                client = MilvusClient(self.uri, timeout=2, dedicated=True)
+                client.list_collections(timeout=5)
+                client.close()
+                return
+            except MilvusException as error:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    raise Absent(f"Milvus did not start ({error.message}): {self.log()[-500:]}") from error
+                time.sleep(0.5)
+
+    def remove(self) -> None:
+        """End it and all it has started, and leave nothing."""
+        self._process.kill()
+        self._process.wait(30)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self) -> str:
+        """What it has printed."""
+        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")

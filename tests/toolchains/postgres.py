@@ -1,0 +1,170 @@
+"""A PostgreSQL cluster of the tests' own: Debian's package, a temporary directory, a unix socket and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.toolchains.programs import Absent
+
+INSTALL_S = 300
+START_S = 60
+_CONFIGURATION = {
+    "listen_addresses": "",
+    "fsync": "off",  # these tests kill processes, not machines
+    "max_connections": "50",
+    "shared_buffers": "16MB",
+    "autovacuum": "off",
+    "lc_messages": "C",
+    "deadlock_timeout": "200ms",
+}
+
+
+def binaries() -> Path:
+    """The folder of initdb and postgres, installed where this may install. Raises Absent."""
+    found = _installed()
+    if found is None:
+        _install()
+        found = _installed()
+    if found is None:
+        raise Absent("Debian's package of PostgreSQL brought no initdb")
+    return found
+
+
+def _installed() -> Path | None:
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[4]))
+    named = shutil.which("initdb")
+    if named is not None:
+        places.append(Path(named).resolve())
+    return places[-1].parent if places else None
+
+
+def _install() -> None:
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise Absent("PostgreSQL (initdb) is not installed, and only root of a Debian may install it")
+    for command in (["update"], ["install", "--yes", "--no-install-recommends", "postgresql"]):
+        try:
+            done = subprocess.run(
+                ["apt-get", "--quiet", *command],
+                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+                capture_output=True,
+                text=True,
+                timeout=INSTALL_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Absent(f"apt-get {command[0]} took longer than {INSTALL_S} s") from None
+        if done.returncode:
+            raise Absent(f"apt-get {command[0]} failed: {done.stderr.strip()[-300:]}")
+
+
+def _user() -> str | None:
+    """Whom the cluster belongs to: PostgreSQL refuses to run as root. None: whoever runs the tests."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return next((name for name in ("postgres", "nobody") if name in names), None)
+
+
+class Cluster:
+    """A running cluster. It listens on a socket in a directory that is closed to everybody else."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="memstream-pg-", dir="/tmp"))  # short: sockets' paths are limited
+        self._binaries = binaries()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._numbers = itertools.count(1)
+        user = _user()
+        # Not Popen's own `user`, for which Python forks: with gRPC's threads about, the child dies.
+        self._as: tuple[str, ...] = ()
+        if user is not None:
+            entry = pwd.getpwnam(user)
+            os.chown(self.folder, entry.pw_uid, entry.pw_gid)
+            self._as = ("setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups")
+        initdb = [str(self._binaries / "initdb"), "--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8"]
+        made = subprocess.run(
+            [*self._as, *initdb, "--username=memstream", f"--pgdata={self.folder / 'data'}"],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if made.returncode:
+            raise Absent(f"initdb failed: {made.stderr.strip()[-300:]}")
+
+    def start(self) -> None:
+        """Returns once it answers."""
+        chosen = _CONFIGURATION | {"unix_socket_directories": str(self.folder)}
+        settings = [part for name, value in chosen.items() for part in ("-c", f"{name}={value}")]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._as, str(self._binaries / "postgres"), "-D", str(self.folder / "data"), *settings],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        until = time.monotonic() + START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise Absent(f"PostgreSQL did not start: {self.log()[-500:]}")
+            time.sleep(0.05)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT ends it in order, SIGQUIT as a crash does."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(how)
+            self._process.wait(30)
+
+    def remove(self) -> None:
+        """Stop it and leave nothing."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self) -> str:
+        """What it has written."""
+        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
+
+    def database(self, options: str = "") -> str:
+        """The URL of a new and empty database."""
+        name = f"t{next(self._numbers)}"
+        self.execute("postgres", f"CREATE DATABASE {name} {options}")
+        return self.url(name)
+
+    def url(self, database: str) -> str:
+        """Of any database here."""
+        return f"postgresql://memstream@/{database}?host={self.folder}"
+
+    def execute(self, database: str, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Run one statement outside of transactions; its rows. `database` is a name or a URL."""
+        import psycopg
+
+        target = database if "://" in database else self.url(database)
+        with psycopg.connect(target, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def end_sessions(self, url: str) -> int:
+        """End all sessions of a database from its side, as a restart or an administrator does; how many."""
+        name = url.rpartition("/")[2].partition("?")[0] if "?host=" not in url else url.split("?")[0].rpartition("/")[2]
+        found = self.execute(
+            "postgres", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name
+        )
+        return len(found)
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            self.execute("postgres", "SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True

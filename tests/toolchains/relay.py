@@ -1,0 +1,42 @@
+"""Inside a network namespace: bring loopback up, start a server there, and carry a unix socket to its port.
+
+A unix socket in the file system is reached from every network namespace, so the tests stay outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass  # an end of a connection, as good as any other
+    finally:
+        writer.close()
+
+
+async def main(path: str, port: int, command: list[str]) -> int:
+    """The exit code of the command, which is carried to until it ends."""
+    server = await asyncio.create_subprocess_exec(*command)
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, here = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            writer.close()  # not up yet
+            return
+        await asyncio.gather(_copy(reader, here), _copy(there, writer))
+
+    async with await asyncio.start_unix_server(carry, path):
+        return await server.wait()
+
+
+if __name__ == "__main__":
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    sys.exit(asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])))

@@ -1,0 +1,424 @@
+"""The journal on PostgreSQL passes the conformance suite, and what is PostgreSQL's own holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, create_engine, event
+from sqlalchemy.exc import DBAPIError
+
+from memstream_server.adapters.journal import SqlJournal, open_journal, postgres
+from memstream_server.adapters.journal.schema import metadata
+from memstream_server.ports.journal import (
+    Conflict,
+    FragmentQuery,
+    Journal,
+    JournalError,
+    OutcomeUnknown,
+    Space,
+    StorageFull,
+    Unreadable,
+)
+from tests.journal.conformance import (
+    MODEL,
+    JournalConformance,
+    Now,
+    Opener,
+    fragment,
+    receipt,
+    record,
+    row,
+    transition,
+)
+from tests.journal.writer_process import acknowledged_until_killed, check_kept
+from tests.journal.writes import WRITES, seen
+from tests.toolchains.postgres import Cluster
+
+pytestmark = pytest.mark.toolchain
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+def url(postgres: Cluster) -> str:
+    return postgres.database()
+
+
+@pytest.fixture
+def opener(url: str, now: Now) -> Opener:
+    async def open_again() -> Journal:
+        return await open_journal(Path("/nonexistent"), url=url, clock_us=now)
+
+    return open_again
+
+
+class TestPostgres(JournalConformance):
+    """See conformance.py."""
+
+
+async def opened(url: str) -> SqlJournal:
+    """With a memory that has an owner and a producer."""
+    journal = await open_journal(Path("/nonexistent"), url=url, clock_us=Now())
+    if await journal.get_memory("comedy", "joy") is None:
+        await journal.create_memory(record(), ())
+        await journal.own("u1")
+        await journal.open_producer("u1", 1, "p")
+    return journal
+
+
+@pytest.fixture
+async def journal(url: str) -> AsyncIterator[SqlJournal]:
+    journal = await opened(url)
+    yield journal
+    await journal.close()
+
+
+async def revision(journal: SqlJournal) -> int:
+    return (await journal.load("u1", MODEL, 0)).record.revision
+
+
+@contextlib.contextmanager
+def waiting(seconds: float) -> Iterator[None]:
+    """How long a session waits for the lock."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(postgres.open_database, "__kwdefaults__", {"lock_wait_s": seconds})
+        yield
+
+
+# ---- one server at a time
+
+
+async def test_a_second_server_is_told_who_holds_the_database(url: str) -> None:
+    first = await opened(url)
+    with waiting(0.3), pytest.raises(Unreadable, match=r"in use by memstream pid \d+ on .*: stop it, or give"):
+        await opened(url)
+    await first.commit(transition(1))
+    await first.close()
+    await (await opened(url)).close()
+
+
+async def test_schemas_of_one_database_are_apart(postgres: Cluster, url: str) -> None:
+    postgres.execute(url, "CREATE SCHEMA other")
+    first, second = await opened(url), await opened(f"{url}&options=-csearch_path%3Dother")
+    await first.commit(transition(1))
+    assert (await revision(first), await revision(second)) == (2, 1)
+    await first.close()
+    await second.close()
+
+
+def test_servers_that_start_at_once_take_turns(url: str) -> None:
+    """Each makes the tables, or finds them made, and is gone again before the next."""
+    together, inside = threading.Barrier(4), threading.Semaphore(1)
+
+    def start() -> str:
+        together.wait()
+        database = postgres.open_database(url, readers=1, lock_wait_s=30)
+        assert inside.acquire(blocking=False), "another server is open"
+        inside.release()
+        database.close()
+        return database.description
+
+    with ThreadPoolExecutor(4) as pool:
+        descriptions = [future.result() for future in [pool.submit(start) for _ in range(4)]]
+    assert len(set(descriptions)) == 1
+    assert descriptions[0].startswith("postgresql 1")
+
+
+async def test_a_server_that_was_overtaken_while_cut_off_writes_no_more(postgres: Cluster, url: str) -> None:
+    with waiting(0.3):
+        first = await opened(url)
+        held = postgres_lock(postgres, url)
+        try:
+            with pytest.raises(Unreadable, match="in use by"):
+                await first.commit(transition(1))
+            assert await revision(first) == 1
+        finally:
+            held.close()
+        await first.commit(transition(1))  # it was only for a while
+        assert await revision(first) == 2
+        await first.close()
+
+
+def postgres_lock(cluster: Cluster, url: str) -> Any:
+    """End the sessions of a database and take the lock before they come back."""
+    import psycopg
+
+    connection = psycopg.connect(url, autocommit=True)
+    with ThreadPoolExecutor(1) as pool:
+        lock = f"SELECT pg_advisory_lock({postgres.SINGLE}, {postgres._SCHEMA})"
+        waits = pool.submit(connection.execute, lock.encode())
+        cluster.execute(
+            "postgres",
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s AND pid <> %s",
+            connection.info.dbname,
+            connection.info.backend_pid,
+        )
+        waits.result(10)
+    return connection
+
+
+# ---- the tables
+
+
+async def test_the_migrations_make_the_tables_of_the_schema(journal: SqlJournal, url: str) -> None:
+    engine = create_engine(postgres.url_of(url))
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+        unordered = connection.exec_driver_sql(
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"
+            " AND table_name <> 'alembic_version' AND data_type = 'text' AND collation_name IS DISTINCT FROM 'C'"
+        )
+        assert unordered.all() == []
+    engine.dispose()
+
+
+async def test_what_cannot_be_a_journal_is_refused_in_words(postgres: Cluster, url: str) -> None:
+    async def refusal(place: str) -> str:
+        with pytest.raises(Unreadable) as caught:
+            await open_journal(Path("/nonexistent"), url=place, clock_us=Now())
+        return str(caught.value)
+
+    assert 'database "nowhere" does not exist' in await refusal(postgres.url("nowhere"))
+    latin = postgres.database("ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    assert "encoding is LATIN1" in await refusal(latin)
+    assert "read-only" in await refusal(f"{url}&options=-cdefault_transaction_read_only%3Don")
+    assert "no schema" in await refusal(f"{url}&options=-csearch_path%3Dnothere")
+    foreign = postgres.database()
+    postgres.execute(foreign, "CREATE TABLE events (mine integer)")
+    assert "holds tables of something else" in await refusal(foreign)
+    assert postgres.execute(foreign, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(1,)]
+    await (await opened(url)).close()
+    postgres.execute(url, "UPDATE alembic_version SET version_num = '9999'")
+    assert "start a newer memstream" in await refusal(url)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["postgresql://u:s3cret@127.0.0.1:1/d", "mysql://u:s3cret@h/d", "postgresql://u:s3cret@h:port/d"]
+)
+async def test_a_password_is_in_no_message(wrong: str) -> None:
+    with pytest.raises(Unreadable) as caught:
+        await open_journal(Path("/nonexistent"), url=wrong, clock_us=Now())
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "s3cret" not in f"{error} {error!r}"
+        error = error.__cause__
+
+
+async def test_a_backup_is_pg_dumps_business(journal: SqlJournal, tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="pg_dump"):
+        await journal.backup(str(tmp_path / "copy"))
+
+
+# ---- durability
+
+
+async def test_the_journal_is_as_durable_as_it_says(postgres: Cluster, url: str) -> None:
+    postgres.execute(url, f"ALTER DATABASE {url.split('?')[0].rpartition('/')[2]} SET synchronous_commit = 'off'")
+    journal = await opened(url)
+
+    def commits(connection: Connection) -> object:
+        return connection.exec_driver_sql("SHOW synchronous_commit").scalar_one()
+
+    assert await journal._writer.submit(commits, 1, False) == "on"
+    await journal.close()
+
+
+async def test_what_was_acknowledged_survives_kill_9(url: str) -> None:
+    for lines in (1, 40, 173):
+        said = await asyncio.to_thread(acknowledged_until_killed, url, lines)
+        journal = await open_journal(Path("/nonexistent"), url=url, clock_us=Now())
+        try:
+            await check_kept(journal, said)
+        finally:
+            await journal.close()
+
+
+async def test_a_transaction_that_failed_unnoticed_is_not_committed(journal: SqlJournal) -> None:
+    """PostgreSQL answers COMMIT of a failed transaction with ROLLBACK, which is no error to the driver."""
+    database = journal._database
+    await journal.close()
+    with database.writer.connect() as connection:
+        connection.begin()
+        with pytest.raises(DBAPIError):
+            connection.exec_driver_sql("SELECT nothing")
+        with pytest.raises(JournalError, match="INERROR"):
+            database.commit(connection)
+        connection.invalidate()
+    database.close()
+
+
+# ---- connections that are lost
+
+
+def end_session(cluster: Cluster, connection: Connection) -> None:
+    """As an administrator or a failing server would; returns when it has ended."""
+    pid = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]  # psycopg's
+    assert cluster.execute("postgres", "SELECT pg_terminate_backend(%s, 5000)", pid) == [(True,)]
+
+
+async def test_sessions_that_ended_while_idle_are_replaced_unnoticed(
+    postgres: Cluster, journal: SqlJournal, url: str
+) -> None:
+    for number in range(1, 4):
+        assert await revision(journal) == number
+        postgres.end_sessions(url)
+        await asyncio.gather(*(revision(journal) for _ in range(4)))
+        postgres.end_sessions(url)
+        await journal.commit(transition(number))
+
+
+@pytest.mark.parametrize("name", ["commit", "receive", "create", "delete"])
+async def test_whichever_statement_finds_its_session_ended_the_write_is_done_once(postgres: Cluster, name: str) -> None:
+    """Nothing was committed yet, so it is done again over a new session, and nobody hears of it."""
+
+    async def prepared() -> SqlJournal:
+        journal = await opened(postgres.database())
+        await journal.receive(receipt(1, 2, 0))
+        await journal.commit(transition(1, rows=(row(fragment(9)),)))
+        return journal
+
+    async def effect(journal: SqlJournal) -> object:
+        await WRITES[name](journal)
+        *others, outbox, jobs = cast("tuple[Any, ...]", await seen(journal))
+        await journal.close()
+        return *others, [(replace(entry, id=0), row) for entry, row in outbox], jobs  # a sequence has gaps
+
+    expected = await effect(await prepared())
+    failing = ended = statements = 0
+
+    def trip(connection: Connection, *_: object) -> None:
+        nonlocal statements, ended
+        statements += 1
+        if statements == failing:
+            ended += 1
+            end_session(postgres, connection)
+
+    while ended == failing:
+        journal = await prepared()
+        failing, statements = failing + 1, 0
+        event.listen(journal._database.writer, "before_cursor_execute", trip)
+        assert await effect(journal) == expected, failing
+    assert failing > 4, "the statements before were really cut off"
+
+
+@pytest.mark.parametrize("lost", [True, False])
+async def test_a_session_that_ends_in_commit_leaves_the_outcome_of_its_group_unknown(
+    postgres: Cluster, journal: SqlJournal, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    def fail(connection: Connection) -> None:
+        monkeypatch.undo()
+        if lost:
+            end_session(postgres, connection)
+            connection.commit()
+        else:
+            connection.commit()
+            end_session(postgres, connection)
+            connection.exec_driver_sql("SELECT 1")
+
+    monkeypatch.setattr(journal._database, "commit", fail)
+    results = await asyncio.gather(
+        journal.commit(transition(1, rows=(row(fragment(0)),))),
+        journal.commit(transition(7)),
+        journal.receive(receipt(1, 2, 1)),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
+    image = await journal.load("u1", MODEL, 0)
+    assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
+    await journal.commit(transition(image.record.revision))  # the writer goes on
+
+
+async def test_while_the_database_is_away_calls_fail_and_then_go_on(postgres: Cluster, journal: SqlJournal) -> None:
+    await journal.commit(transition(1, rows=(row(fragment(0)),)))
+    for how in (signal.SIGINT, signal.SIGQUIT):
+        number = await revision(journal)
+        await asyncio.to_thread(postgres.stop, how)
+        calls = [journal.commit(transition(number)), journal.receive(receipt(1, 1, 5)), revision(journal)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(result) for result in results] == [OutcomeUnknown] * 3
+        await asyncio.to_thread(postgres.start)
+        assert await revision(journal) == number
+        await journal.commit(transition(number))
+
+
+# ---- what PostgreSQL refuses
+
+
+async def test_a_full_disk_refuses_what_does_not_fit_and_nothing_else(
+    postgres: Cluster, journal: SqlJournal, url: str
+) -> None:
+    postgres.execute(
+        url,
+        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END $$",
+    )
+    postgres.execute(url, "CREATE TRIGGER full_disk BEFORE INSERT ON observations EXECUTE FUNCTION full_disk()")
+    results = await asyncio.gather(
+        journal.receive(receipt(1, 2, 0)), journal.commit(transition(1)), return_exceptions=True
+    )
+    assert isinstance(results[0], StorageFull)
+    assert "No space left" in str(results[0])
+    assert results[1] is None
+    postgres.execute(url, "DROP TRIGGER full_disk ON observations")
+    await journal.receive(receipt(1, 2, 0))
+    image = await journal.load("u1", MODEL, 0)
+    assert (len(image.pending), image.producers[0].received) == (1, 2)
+
+
+@pytest.mark.parametrize("field", ["session", "speaker", "external_id"])
+async def test_a_nul_is_refused_before_it_could_wedge_a_memory(journal: SqlJournal, field: str) -> None:
+    """What is received must be storable. The wire lets no such text in; a journal must not rely on it."""
+    poison: dict[str, Any] = {field: "a\0b"}
+    batch = receipt(1, 1, 0)
+    poisoned = replace(batch, fragments=tuple(replace(one, **poison) for one in batch.fragments))
+    with pytest.raises(JournalError, match="NUL"):
+        await journal.receive(poisoned)
+    results = await asyncio.gather(
+        journal.commit(transition(1, rows=(row(fragment(1, **poison)),))),
+        journal.commit(transition(1, rows=(row(fragment(2)),))),
+        journal.receive(batch),
+        return_exceptions=True,
+    )
+    assert type(results[0]) is JournalError
+    assert "NUL" in str(results[0])
+    assert (results[1], results[2]) == (None, None)
+    image = await journal.load("u1", MODEL, 0)
+    assert ([one.fragment.position for one in image.rows], len(image.pending)) == ([2], 1)
+
+
+async def test_a_nul_in_a_content_is_kept(journal: SqlJournal) -> None:
+    said = fragment(1, content="a\0b", metadata=(("k\0", "v\0"),))
+    await journal.commit(transition(1, rows=(row(said),)))
+    assert (await journal.list_fragments("u1", FragmentQuery()))[0] == said
+
+
+async def test_a_query_for_a_nul_is_an_error_of_its_own(journal: SqlJournal) -> None:
+    with pytest.raises(JournalError, match="NUL"):
+        await journal.list_fragments("u1", FragmentQuery(sessions=("a\0",)))
+    assert await journal.list_fragments("u1", FragmentQuery(sessions=("a",))) == []
+
+
+async def test_names_are_ordered_by_bytes_whatever_the_databases_language(postgres: Cluster) -> None:
+    journal = await opened(postgres.database("LOCALE_PROVIDER icu ICU_LOCALE 'en' TEMPLATE template0"))
+    names = ["B", "a", "a-b", "aB", "ab", "Ä"]
+    for number, name in enumerate(names):
+        await journal.create_memory(record(f"n{number}", name, "names"), ())
+    assert [one.name for one in await journal.list_memories("names", "", 10)] == sorted(names)
+    assert [one.name for one in await journal.list_memories("names", "a-b", 10)] == ["aB", "ab", "Ä"]
+    await journal.set_space(Space(MODEL, 4, 64))
+    await journal.close()
