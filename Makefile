@@ -36,7 +36,7 @@ demo: $(STAMP)  ## stream real text in, ask, kill the server, ask again
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
 test: $(STAMP)  ## the tests that need Python alone
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 test-all: $(STAMP)  ## the tests that need another toolchain; each one that cannot run says why
 	@if [ ! -d tests/toolchains ]; then echo "test-all: there are no tests of other toolchains yet"; exit 0; fi; \

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,6 +186,14 @@ def test_the_blocking_facade(real: ServerProcess, path: str) -> None:
         assert "user: My name is bob" in joy.prompt("What's my name?")
         assert joy.conversation is not None
         assert joy.conversation.append("user", "hi").number == 1
+
+
+def test_the_example_runs(real: ServerProcess) -> None:
+    example = Path(__file__).parents[2] / "examples" / "joy.py"
+    ended = subprocess.run([sys.executable, str(example), real.address], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "Question: What's my name?\n--- joy\nYour name is Bob!\n" in ended.stdout
+    assert ended.stdout.endswith("4  joy to user: Your name is Bob!\n")
 
 
 HOSTILE = [

@@ -42,7 +42,8 @@ async def test_an_end_between_two_looks_is_seen_and_what_followed_it_is_not(talk
     await say(talks)
     await talks.complete(TALK)
     await say(talks)
-    assert [message.number async for page in watch for message in page] == [2]
+    async with asyncio.timeout(30):
+        assert [message.number async for page in watch for message in page] == [2]
 
 
 async def test_an_end_before_the_watch_is_none_once_the_conversation_goes_on(talks: Conversations) -> None:
@@ -52,7 +53,8 @@ async def test_an_end_before_the_watch_is_none_once_the_conversation_goes_on(tal
     watch = talks.watch(TALK, 0)
     assert [message.number for message in await anext(watch)] == [1, 2]
     await talks.complete(TALK)
-    assert [page async for page in watch] == []
+    async with asyncio.timeout(30):
+        assert [page async for page in watch] == []
 
 
 async def test_what_is_written_wakes_the_watches_of_that_conversation(talks: Conversations) -> None:

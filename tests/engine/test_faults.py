@@ -25,7 +25,7 @@ from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import ModelError, ModelRefused, ModelUnavailable
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check_index, gone, hasty, passing
 from tests.engine.memory import observation
-from tests.support.faulty_journal import Fault
+from tests.support.faulty_journal import COMPARING, WRITES, Fault
 from tests.support.memory_index import MemoryIndex
 from tests.support.scripted_models import ScriptedEmbedder
 from tests.support.waiting import until
@@ -132,19 +132,22 @@ async def verify(parts: Assembled, run: str) -> None:
 
 @pytest.mark.parametrize("fault", Fault)
 async def test_no_failing_write_loses_or_doubles_anything(tmp_path: Path, fault: Fault) -> None:
-    index, failed, number = MemoryIndex(), set[str](), 0
+    index, runs, failed = MemoryIndex(), list[str](), set[str]()
     async with assembled(tmp_path, index=index) as parts:
-        while number == 0 or parts.journal.failed:
-            number += 1
-            parts.journal.fail_at(number, fault)
-            await scripted_session(parts.engine, str(number))
-            failed.add(parts.journal.failed)
-            await verify(parts, str(number))
+        for write in sorted(COMPARING if fault is Fault.CONFLICT else WRITES):
+            number = 0
+            while number == 0 or parts.journal.failed:
+                number += 1
+                runs.append(f"{write}-{number}")
+                parts.journal.fail_at(number, fault, write)
+                await scripted_session(parts.engine, runs[-1])
+                await verify(parts, runs[-1])
+                failed.add(parts.journal.failed)
     assert {"open_producer", "receive", "commit"} <= failed
-    assert fault is Fault.CONFLICT or {"create_memory", "own", "delete_memory"} <= failed
+    assert fault is Fault.CONFLICT or {"create_memory", "own", "delete_memory", "outbox_done"} <= failed
     async with assembled(tmp_path, index=index) as parts:  # and a restart finds the same
-        for run in range(1, number + 1):
-            await verify(parts, str(run))
+        for run in runs:
+            await verify(parts, run)
 
 
 # ---- models
@@ -210,21 +213,25 @@ async def all_have_vectors(engine: Engine, name: str) -> bool:
 
 @pytest.mark.parametrize("error", [IndexUnavailable, IndexLost])
 async def test_no_failing_call_of_the_index_leaves_it_wanting(tmp_path: Path, error: type[IndexUnavailable]) -> None:
-    index, failed, number = MemoryIndex(), set[str](), 0
+    index = MemoryIndex()
     async with assembled(tmp_path, index=index, dense_in_memory_max=0) as parts:
-        while number == 0 or index.failed:
-            number += 1
-            name = f"m-{number}"
-            await create(parts.engine, name, MemoryKind.LONG_TERM, DEFAULT)
-            index.fail_at(number, error)
-            await say(parts.engine, name, "left", SECOND)
-            answers = [await parts.engine.recall(NAMESPACE, name, Query(text=one, limit=1)) for one in texts(*SECOND)]
-            assert [answer.recollections[0].fragment.content for answer in answers] == texts(*SECOND)
-            await check_index(parts, name)
-            await parts.engine.delete_memory(NAMESPACE, name)
-            await until(lambda: nothing_indexed(index))
-            failed.add(index.failed)
-    assert {"search", "upsert", "flush", "delete"} <= failed
+        for call in ("upsert", "flush", "search", "delete"):
+            number = 0
+            while number == 0 or index.failed:
+                number += 1
+                index.fail_at(number, error, call)
+                await fill_ask_and_delete(parts, f"{call}-{number}")
+            assert number > 1
+
+
+async def fill_ask_and_delete(parts: Assembled, name: str) -> None:
+    await create(parts.engine, name, MemoryKind.LONG_TERM, DEFAULT)
+    await say(parts.engine, name, "left", SECOND)
+    answers = [await parts.engine.recall(NAMESPACE, name, Query(text=one, limit=1)) for one in texts(*SECOND)]
+    assert [answer.recollections[0].fragment.content for answer in answers] == texts(*SECOND)
+    await check_index(parts, name)
+    await parts.engine.delete_memory(NAMESPACE, name)
+    await until(lambda: nothing_indexed(parts.index))
 
 
 async def nothing_indexed(index: MemoryIndex) -> bool:

@@ -25,7 +25,7 @@ WRITES = frozenset(
     }
 )
 """The port's writes, `set_space` excepted: it is done before there is an engine."""
-_COMPARING = frozenset({"open_producer", "receive", "commit"})
+COMPARING = frozenset({"open_producer", "receive", "commit"})
 """Those whose Conflict may come of something else than the memory's end."""
 
 
@@ -45,6 +45,7 @@ class FaultyJournal:
         self._journal = journal
         self._left = 0
         self._fault = Fault.FULL
+        self._write = ""
         self.failed = ""
         """The write that failed since it was armed last; empty when none has yet."""
         self.written: list[str] = []
@@ -52,9 +53,10 @@ class FaultyJournal:
         self._before: dict[str, asyncio.Event] = {}
         self._after: dict[str, asyncio.Event] = {}
 
-    def fail_at(self, number: int, fault: Fault) -> None:
-        """The `number`-th write from now (the first is 1) fails that way, once."""
-        self._left, self._fault, self.failed, self.written = number, fault, "", []
+    def fail_at(self, number: int, fault: Fault, write: str = "") -> None:
+        """The `number`-th write from now (the first is 1), or write of that name, fails that way, once."""
+        self._left, self._fault, self._write = number, fault, write
+        self.failed, self.written = "", []
 
     def hold(self, name: str, *, done: bool = False) -> Callable[[], None]:
         """Writes of that name wait (`done`: after they were done, before they return) until the result is called."""
@@ -89,7 +91,7 @@ class FaultyJournal:
         return write
 
     def _counts(self, name: str) -> bool:
-        if self._left == 0 or (self._fault is Fault.CONFLICT and name not in _COMPARING):
+        if self._left == 0 or self._write not in ("", name):
             return False
         self._left -= 1
         if self._left == 0:

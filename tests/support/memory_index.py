@@ -20,19 +20,20 @@ class MemoryIndex:
         """What a restart would find, by (memory, fragment)."""
         self._now: dict[tuple[str, str], Vector] = {}
         self._left = 0
+        self._call = ""
         self._error: type[IndexUnavailable] = IndexUnavailable
         self.failed = ""
         """The call that failed since it was armed last."""
 
-    def fail_at(self, number: int, error: type[IndexUnavailable]) -> None:
-        """The `number`-th call from now (the first is 1) raises `error`, once. IndexLost loses everything."""
-        self._left, self._error, self.failed = number, error, ""
+    def fail_at(self, number: int, error: type[IndexUnavailable], call: str) -> None:
+        """The `number`-th `call` from now (the first is 1) raises `error`, once. IndexLost loses everything."""
+        self._left, self._error, self._call, self.failed = number, error, call, ""
 
     def disarm(self) -> None:
         self._left = 0
 
     def _called(self, name: str) -> None:
-        if self._left == 0:
+        if self._left == 0 or name != self._call:
             return
         self._left -= 1
         if self._left == 0:

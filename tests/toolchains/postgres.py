@@ -78,8 +78,8 @@ class Cluster:
     """A running cluster. It listens on a socket in a directory that is closed to everybody else."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="memstream-pg-", dir="/tmp"))  # short: sockets' paths are limited
         self._binaries = binaries()
+        self.folder = Path(tempfile.mkdtemp(prefix="memstream-pg-", dir="/tmp"))  # short: sockets' paths are limited
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count(1)
         user = _user()
@@ -98,6 +98,7 @@ class Cluster:
             check=False,
         )
         if made.returncode:
+            self.remove()
             raise Absent(f"initdb failed: {made.stderr.strip()[-300:]}")
 
     def start(self) -> None:
@@ -154,7 +155,7 @@ class Cluster:
 
     def end_sessions(self, url: str) -> int:
         """End all sessions of a database from its side, as a restart or an administrator does; how many."""
-        name = url.rpartition("/")[2].partition("?")[0] if "?host=" not in url else url.split("?")[0].rpartition("/")[2]
+        name = url.partition("?")[0].rpartition("/")[2]
         found = self.execute(
             "postgres", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name
         )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal import SqlJournal, open_journal, postgres
+from memstream_server.adapters.journal import SqlJournal, open_journal
+from memstream_server.adapters.journal import postgres as adapter
 from memstream_server.adapters.journal.schema import metadata
 from memstream_server.ports.journal import (
     Conflict,
@@ -91,20 +91,13 @@ async def revision(journal: SqlJournal) -> int:
     return (await journal.load("u1", MODEL, 0)).record.revision
 
 
-@contextlib.contextmanager
-def waiting(seconds: float) -> Iterator[None]:
-    """How long a session waits for the lock."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(postgres.open_database, "__kwdefaults__", {"lock_wait_s": seconds})
-        yield
-
-
 # ---- one server at a time
 
 
-async def test_a_second_server_is_told_who_holds_the_database(url: str) -> None:
+async def test_a_second_server_is_told_who_holds_the_database(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "LOCK_WAIT_S", 0.3)
     first = await opened(url)
-    with waiting(0.3), pytest.raises(Unreadable, match=r"in use by memstream pid \d+ on .*: stop it, or give"):
+    with pytest.raises(Unreadable, match=r"in use by memstream pid \d+ on .*: stop it, or give"):
         await opened(url)
     await first.commit(transition(1))
     await first.close()
@@ -120,13 +113,14 @@ async def test_schemas_of_one_database_are_apart(postgres: Cluster, url: str) ->
     await second.close()
 
 
-def test_servers_that_start_at_once_take_turns(url: str) -> None:
+def test_servers_that_start_at_once_take_turns(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each makes the tables, or finds them made, and is gone again before the next."""
+    monkeypatch.setattr(adapter, "LOCK_WAIT_S", 30)
     together, inside = threading.Barrier(4), threading.Semaphore(1)
 
     def start() -> str:
         together.wait()
-        database = postgres.open_database(url, readers=1, lock_wait_s=30)
+        database = adapter.open_database(url, readers=1)
         assert inside.acquire(blocking=False), "another server is open"
         inside.release()
         database.close()
@@ -138,28 +132,30 @@ def test_servers_that_start_at_once_take_turns(url: str) -> None:
     assert descriptions[0].startswith("postgresql 1")
 
 
-async def test_a_server_that_was_overtaken_while_cut_off_writes_no_more(postgres: Cluster, url: str) -> None:
-    with waiting(0.3):
-        first = await opened(url)
-        held = postgres_lock(postgres, url)
-        try:
-            with pytest.raises(Unreadable, match="in use by"):
-                await first.commit(transition(1))
-            assert await revision(first) == 1
-        finally:
-            held.close()
-        await first.commit(transition(1))  # it was only for a while
-        assert await revision(first) == 2
-        await first.close()
+async def test_a_server_that_was_overtaken_while_cut_off_writes_no_more(
+    postgres: Cluster, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "LOCK_WAIT_S", 0.3)
+    first = await opened(url)
+    other = overtaken(postgres, url)
+    try:
+        with pytest.raises(Unreadable, match="in use by"):
+            await first.commit(transition(1))
+        assert await revision(first) == 1
+    finally:
+        other.close()
+    await first.commit(transition(1))  # it was only for a while
+    assert await revision(first) == 2
+    await first.close()
 
 
-def postgres_lock(cluster: Cluster, url: str) -> Any:
+def overtaken(cluster: Cluster, url: str) -> Any:
     """End the sessions of a database and take the lock before they come back."""
     import psycopg
 
     connection = psycopg.connect(url, autocommit=True)
     with ThreadPoolExecutor(1) as pool:
-        lock = f"SELECT pg_advisory_lock({postgres.SINGLE}, {postgres._SCHEMA})"
+        lock = f"SELECT pg_advisory_lock({adapter.SINGLE}, {adapter._SCHEMA})"
         waits = pool.submit(connection.execute, lock.encode())
         cluster.execute(
             "postgres",
@@ -175,7 +171,7 @@ def postgres_lock(cluster: Cluster, url: str) -> Any:
 
 
 async def test_the_migrations_make_the_tables_of_the_schema(journal: SqlJournal, url: str) -> None:
-    engine = create_engine(postgres.url_of(url))
+    engine = create_engine(adapter.url_of(url))
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []

@@ -85,12 +85,12 @@ def url_of(text: str) -> URL:
 class PostgresDatabase:
     """`database.Database` on a PostgreSQL server. Made by `open_database`."""
 
-    def __init__(self, url: URL, readers: int, lock_wait_s: float) -> None:
+    def __init__(self, url: URL, readers: int) -> None:
         self.description = "postgresql"
         # One connection that stays: a NullPool would let go of the lock between opening and the first write.
         self.writer = _engine(url, "READ COMMITTED", pool_size=1)
         self.reader = _engine(url, "REPEATABLE READ", pool_size=readers)
-        event.listen(self.writer, "connect", lambda raw, _: _hold(raw, lock_wait_s))
+        event.listen(self.writer, "connect", lambda raw, _: _hold(raw))
         event.listen(self.reader, "connect", lambda raw, _: _run(raw, "SET default_transaction_read_only = on"))
 
     def commit(self, connection: Connection) -> None:
@@ -133,12 +133,12 @@ class PostgresDatabase:
         self.writer.dispose()
 
 
-def open_database(url: str, *, readers: int, lock_wait_s: float = LOCK_WAIT_S) -> PostgresDatabase:
+def open_database(url: str, *, readers: int) -> PostgresDatabase:
     """Connect, take the lock, make or migrate the tables. Blocking.
 
     Raises Unreadable when the database cannot be reached, used or understood, or another server holds it.
     """
-    database = PostgresDatabase(url_of(url), readers, lock_wait_s)
+    database = PostgresDatabase(url_of(url), readers)
     try:
         with database.writer.begin() as connection:
             database.description = _checked(connection)
@@ -196,11 +196,11 @@ def _run(raw: Any, *statements: str) -> None:
             raw.commit()
 
 
-def _hold(raw: Any, wait_s: float) -> None:
+def _hold(raw: Any) -> None:
     """Make a new connection a writer's. Raises Unreadable when another session has the lock; closes it then."""
     try:
         _run(raw, *_SESSION)
-        until = time.monotonic() + wait_s
+        until = time.monotonic() + LOCK_WAIT_S
         while not _locked(raw):
             if time.monotonic() >= until:
                 raise Unreadable(

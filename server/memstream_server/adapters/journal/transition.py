@@ -85,14 +85,18 @@ _ADVANCE = (
     )
     .returning(memories.c.number)
 )
-_REFILL = insert(outbox).from_select(
-    ["memory", "fragment", "deleted"],
-    select(memories.c.uid, fragments.c.id, literal(False))
-    .join(memories, memories.c.number == fragments.c.memory)
-    .join(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == fragments.c.model))
-    .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.forget_time_us.is_(None))
-    .order_by(fragments.c.key),
-).execution_options(preserve_rowcount=True)
+_REFILL = (
+    insert(outbox)
+    .from_select(
+        ["memory", "fragment", "deleted"],
+        select(memories.c.uid, fragments.c.id, literal(False))
+        .join(memories, memories.c.number == fragments.c.memory)
+        .join(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == fragments.c.model))
+        .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.forget_time_us.is_(None))
+        .order_by(fragments.c.key),
+    )
+    .execution_options(preserve_rowcount=True)
+)
 _CLEAR_UPSERTS = delete(outbox).where(outbox.c.deleted.is_(False))
 _STORED = (
     update(producers)
