@@ -17,7 +17,7 @@ export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 export BUF_CACHE_DIR ?= $(CURDIR)/.cache/buf
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test test-all check generate docs lock bench format build clean
+.PHONY: help venv demo test test-all crash check generate docs lock bench format build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test-all: $(STAMP)  ## the tests that need another toolchain; each one that cann
 	status=0; $(BIN)/python -m pytest -m toolchain tests/toolchains $(PYTEST_ARGS) || status=$$?; \
 	if [ $$status -eq 5 ]; then echo "test-all: no test of another toolchain was collected"; exit 0; fi; \
 	exit $$status
+
+crash: $(STAMP)  ## the crash tests at length: kill -9 again and again with a ledger (CRASH_ROUNDS=60)
+	MEMSTREAM_CRASH_ROUNDS=$${CRASH_ROUNDS:-60} $(BIN)/python -m pytest -s tests/server/test_crash.py $(PYTEST_ARGS)
 
 check: $(STAMP)  ## style, types, layers, contract, generated files
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

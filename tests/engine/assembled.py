@@ -13,12 +13,14 @@ from memstream_server import app
 from memstream_server.adapters.journal import open_journal
 from memstream_server.core.events import Event
 from memstream_server.core.fold import fold_all, place_of
+from memstream_server.core.values import State
 from memstream_server.engine import actor, indexing, jobs, registry
+from memstream_server.engine.actor import Actor
 from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.observability import Metrics
-from memstream_server.ports.journal import Image
+from memstream_server.ports.journal import Image, MemoryRecord
 from memstream_server.settings import Settings
 from tests.support.faulty_journal import FaultyJournal
 from tests.support.memory_index import MemoryIndex
@@ -98,22 +100,33 @@ async def events_of(engine: Engine, uid: str) -> list[Event]:
 
 
 async def check(engine: Engine, name: str) -> Image:
-    """Journal, RAM and events of a memory tell the same; returns what the journal has."""
+    """Journal, RAM and events of a memory tell the same; returns what the journal has.
+
+    Looked at in the memory's own order, since background work may commit at any other time.
+    """
+    looks: list[tuple[Image, MemoryRecord, State, set[str], list[Event]]] = []
+
+    async def look(now: Actor) -> None:
+        image, working = await image_of(engine, name), now.working
+        events = await events_of(engine, image.record.uid)
+        looks.append((image, working.record, working.state, set(working.columns.live_ids()), events))
+
     async with engine._registry.use(NAMESPACE, name) as active:
-        image, working = await image_of(engine, name), active.working
-    assert image.record.revision == working.record.revision
-    assert image.record.reflection_aggregate == pytest.approx(working.record.reflection_aggregate)
-    for stored, held in ((image.sensory, working.state.sensory), (image.short_term, working.state.short_term)):
+        await active.run(look)
+    image, record, state, ids, events = looks[0]
+    assert image.record.revision == record.revision
+    assert image.record.reflection_aggregate == pytest.approx(record.reflection_aggregate)
+    for stored, held in ((image.sensory, state.sensory), (image.short_term, state.short_term)):
         assert [(one.fragment.id, one.enhancements) for one in stored] == [
             (one.fragment.id, one.enhancements) for one in held
         ]
-    assert {row.fragment.id for row in image.rows} == set(working.columns.live_ids())
+    assert {row.fragment.id for row in image.rows} == ids
     positions = [row.fragment.position for row in image.rows]
     assert len(set(positions)) == len(positions)
     assert image.next_position > max(positions, default=-1)
     enhancements = {held.fragment.id: held.enhancements for held in (*image.sensory, *image.short_term)}
     listed = {row.fragment.id: place_of(row.fragment, enhancements.get(row.fragment.id, ())) for row in image.rows}
-    assert fold_all(await events_of(engine, image.record.uid)) == listed
+    assert fold_all(events) == listed
     return image
 
 
