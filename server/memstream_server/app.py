@@ -23,6 +23,7 @@ from memstream_server.engine.dependencies import Dependencies
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.gather import Gatherer
 from memstream_server.engine.settings import Limits
+from memstream_server.engine.turns import Turns
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal import Commit, Recorded, Space
@@ -299,18 +300,19 @@ def _dependencies(
         maintenance_interval_s=settings.maintenance_interval_s,
     )
     analyzer, counted = SnowballAnalyzer(), EngineMetrics(metrics)
-    embedder = MeasuredEmbedder(models.embedder, metrics)
+    embedder, turns = MeasuredEmbedder(models.embedder, metrics), Turns()
     return Dependencies(
         journal=journal,
         index=index,
         analyzer=analyzer,
         embedder=embedder,
         embedding=embedding,
-        gatherer=Gatherer(analyzer, embedder, embedding.name, models.scorer, limits.model_retry_s),
+        gatherer=Gatherer(analyzer, embedder, embedding.name, models.scorer, limits.model_retry_s, turns),
         insights=models.insights,
         clock=clock,
         ids=Ids(clock),
         limits=limits,
+        turns=turns,
         metrics=counted,
         committed=_nobody_committed,
         index_lost=_nobody_searched,

@@ -11,6 +11,7 @@ from memstream_server.core.values import MemoryKind
 from memstream_server.engine.clock import Clock, Ids
 from memstream_server.engine.gather import Gatherer
 from memstream_server.engine.settings import Limits
+from memstream_server.engine.turns import Turns
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal import Commit, Journal, MemoryRecord, Recorded
 from memstream_server.ports.models import Analyzer, Embedder, EmbeddingModel, Insights
@@ -55,6 +56,7 @@ class Dependencies:
     clock: Clock
     ids: Ids
     limits: Limits
+    turns: Turns
     metrics: Metrics
     committed: Callable[[str, Recorded, Commit], None]
     """Told after every commit, once RAM shows it: (memory uid, what was recorded, the commit)."""

@@ -13,6 +13,7 @@ import structlog
 from memstream_server.core.policy import Policy, ShortTermKind
 from memstream_server.core.rendering import clip_for_index, indexed_text, lexical_text
 from memstream_server.core.values import Fragment, MemoryKind, Vector
+from memstream_server.engine.turns import Turns
 from memstream_server.ports.journal import Terms
 from memstream_server.ports.models import Analyzer, Embedder, ModelRefused, ModelUnavailable, Scorer
 
@@ -20,7 +21,9 @@ log = structlog.get_logger(__name__)
 
 
 TURN = 64
-"""Texts analysed between two turns of the event loop: some 3 ms."""
+"""Texts analysed in one turn: some 3 ms."""
+_Vectors = tuple[Vector | None, Vector | None, bool, bool]
+"""(indexed, of the content, refused, missing)"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,13 +47,20 @@ class Gatherer:
     """Asks analyzer, embedder and scorer for batches of fragments."""
 
     def __init__(
-        self, analyzer: Analyzer, embedder: Embedder, model_name: str, scorer: Scorer | None, retry_s: float
+        self,
+        analyzer: Analyzer,
+        embedder: Embedder,
+        model_name: str,
+        scorer: Scorer | None,
+        retry_s: float,
+        turns: Turns,
     ) -> None:
         self._analyzer = analyzer
         self._embedder = embedder
         self._model = model_name
         self._scorer = scorer
         self._retry_s = retry_s
+        self._turns = turns
 
     async def gather(
         self,
@@ -63,23 +73,23 @@ class Gatherer:
         """One Gathered per fragment, in order. Waits for models only where the policy does."""
         importances = await self._importances(fragments, own_importances, policy)
         vectors = await self._vectors(fragments, own_vectors, compares_content(kind, policy), policy)
+        found = list(zip(fragments, importances, vectors, strict=True))
         out: list[Gathered] = []
-        for fragment, importance, (vector, content_vector, refused, missing) in zip(
-            fragments, importances, vectors, strict=True
-        ):
-            if len(out) % TURN == TURN - 1:
-                await asyncio.sleep(0)
-            out.append(
-                Gathered(
-                    fragment=fragment.but(importance=importance, model="" if vector is None else self._model),
-                    terms=self._analyzer.terms(lexical_text(fragment), policy.language),
-                    vector=vector,
-                    content_vector=content_vector,
-                    refused=refused,
-                    missing=missing,
-                )
-            )
+        for start in range(0, len(found), TURN):
+            async with self._turns:
+                out.extend(self._one(*each, policy.language) for each in found[start : start + TURN])
         return out
+
+    def _one(self, fragment: Fragment, importance: float, vectors: _Vectors, language: str) -> Gathered:
+        vector, content_vector, refused, missing = vectors
+        return Gathered(
+            fragment=fragment.but(importance=importance, model="" if vector is None else self._model),
+            terms=self._analyzer.terms(lexical_text(fragment), language),
+            vector=vector,
+            content_vector=content_vector,
+            refused=refused,
+            missing=missing,
+        )
 
     async def content_vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Vectors of contents alone, (len(texts), dimension). Raises ModelUnavailable or ModelRefused."""
@@ -115,7 +125,7 @@ class Gatherer:
 
     async def _vectors(
         self, fragments: Sequence[Fragment], own: Mapping[str, Vector], content: bool, policy: Policy
-    ) -> list[tuple[Vector | None, Vector | None, bool, bool]]:
+    ) -> list[_Vectors]:
         wanted = [fragment for fragment in fragments if fragment.id not in own]
         texts = [indexed_text(fragment) for fragment in wanted]
         if content:
@@ -125,7 +135,7 @@ class Gatherer:
             fragment.id: (found[place], found[place + len(wanted)] if content else None)
             for place, fragment in enumerate(wanted)
         }
-        out: list[tuple[Vector | None, Vector | None, bool, bool]] = []
+        out: list[_Vectors] = []
         for fragment in fragments:
             if fragment.id in own:
                 out.append((own[fragment.id], own[fragment.id], False, False))

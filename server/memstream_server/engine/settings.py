@@ -15,7 +15,7 @@ class Limits:
     """Bytes of all working sets together."""
     dense_in_memory_max: int = 20_000
     """Fragments up to which a memory's vectors are in RAM too; larger ones search the vector index."""
-    decide_max: int = 512
+    decide_max: int = 256
     """Observations decided and committed together."""
     flush_interval_s: float = 15.0
     """How long the index's write-behind gathers rows before it flushes."""

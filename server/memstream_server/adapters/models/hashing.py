@@ -38,6 +38,8 @@ _KNOWN_FEATURES_MAX = 1 << 20
 """Past either all words are forgotten and learned anew: a few hundred microseconds a text, once in a long while."""
 _BATCH = 64
 """Texts hashed between two turns of the event loop."""
+_AT_ONCE = 8
+"""So few are hashed without waiting for anybody: a query's, a lone observation's."""
 _STOP = -1
 _VERBATIM = "\0"
 """Before a word that is taken as it is, stop list and stemmer aside; no word starts with it."""
@@ -95,6 +97,7 @@ class HashingEmbedder:
 
     def __init__(self) -> None:
         self._lexicon = _Lexicon()
+        self._batches = asyncio.Lock()
 
     async def model(self) -> EmbeddingModel:
         """The space, known without asking anyone."""
@@ -103,11 +106,14 @@ class HashingEmbedder:
     async def embed(self, texts: Sequence[str]) -> Floats:
         """(len(texts), 384), rows of unit length, finite for every text; an empty one gets a fixed direction."""
         vectors = np.empty((len(texts), DIMENSION), np.float32)
+        if len(texts) <= _AT_ONCE:
+            vectors[:] = self.vectors(texts)
+            return vectors
         for start in range(0, len(texts), _BATCH):
-            if start:
-                await asyncio.sleep(0)
             batch = texts[start : start + _BATCH]
-            vectors[start : start + len(batch)] = self.vectors(batch)
+            async with self._batches:  # one at a time, so that many callers do not make one long turn of the loop
+                vectors[start : start + len(batch)] = self.vectors(batch)
+                await asyncio.sleep(0)
         return vectors
 
     async def close(self) -> None:
