@@ -25,8 +25,6 @@ async def test_scenario(file: Path, client: memstream.Client, path: str) -> None
         actual = await replay(text, memory)
         events = [event_of(one) for one in await history(memory.memory)]
         listed = {one.id: place_of(one) for one in await memory.fragments()}
-    except memstream.CapabilityMissing as missing:
-        pytest.skip(str(missing))  # said by GetServerInfo, too; runs as soon as the server has it
     finally:
         await memory.close()
     assert actual == expectation(file, actual)
