@@ -61,7 +61,7 @@ from memstream_server.ports.journal import (
     Space,
     StorageFull,
 )
-from memstream_server.ports.models import EmbeddingModel
+from memstream_server.ports.models import EmbeddingModel, Spent
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
@@ -85,6 +85,7 @@ class Info:
     index: str
     journal: str
     degraded: str
+    spent: Sequence[Spent] = ()
 
 
 class Engine:
@@ -98,6 +99,7 @@ class Engine:
         journal_name: str = "",
         scorer_model: str = "",
         insight_model: str = "",
+        spent: Sequence[Spent] = (),
     ) -> None:
         if space.model != dependencies.embedding.name or space.dimension != dependencies.embedding.dimension:
             raise ModelMismatch(
@@ -108,6 +110,7 @@ class Engine:
         self._dependencies = dependencies
         self._journal = dependencies.journal
         self._names = journal_name, scorer_model, insight_model
+        self._spent = spent
         self._registry = Registry(dependencies)
         self._indexer = Indexer(dependencies, self._registry, space)
         self._jobs = Jobs(dependencies, self._registry)
@@ -157,6 +160,7 @@ class Engine:
             self._dependencies.index.description,
             journal,
             self._indexer.degraded,
+            self._spent,
         )
 
     # ---- memories
