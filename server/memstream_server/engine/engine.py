@@ -32,6 +32,7 @@ from memstream_server.engine.operations import OperationRunner
 from memstream_server.engine.producers import ObserveSession
 from memstream_server.engine.purging import Purging
 from memstream_server.engine.recalling import recall
+from memstream_server.engine.reflecting import Reflecting
 from memstream_server.engine.registry import Registry
 from memstream_server.engine.reindexing import Reindexing
 from memstream_server.engine.reinforcing import Reinforcement
@@ -125,6 +126,7 @@ class Engine:
         )
         self.reindexing = Reindexing(self.operations, self._indexer)
         self.purging = Purging(self.operations, self._forgetting, self._registry)
+        self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
         self._deletions: set[asyncio.Task[None]] = set()
         dependencies.committed = self._committed
         dependencies.index_lost = self._indexer.lost

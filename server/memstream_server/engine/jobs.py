@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
@@ -44,6 +44,10 @@ JOB_ATTEMPTS_MAX = 5
 
 
 _PURPOSES = {"rating": Purpose.IMPORTANCE, "insight": Purpose.INSIGHT, "reflection": Purpose.REFLECTION}
+
+
+Cited: TypeAlias = tuple[str, tuple[str, ...]]
+"""An insight's text and the ids of its sources."""
 
 
 class Jobs:
@@ -137,7 +141,8 @@ class Jobs:
         elif job.type == "insight" and insights is not None:
             await self._insight(actor, job, insights, account)
         elif job.type == "reflection" and insights is not None:
-            await self._reflect(actor, job, insights, account)
+            found = await self.reflections(actor, account)
+            await self.keep(actor, found, Decision(finish_jobs=(job.id,)), account, Purpose.REFLECTION)
         elif job.type in _PURPOSES:
             await actor.run(lambda _: _ended(job, account))  # the LLM it was meant for is not configured
         else:
@@ -150,13 +155,20 @@ class Jobs:
         texts = [source.content for source in sources]
         said = await insights.promotion_insights(texts, account) if texts else []
         known = tuple(source.id for source in sources)
-        await self._keep(actor, job, [(text, known) for text in said], account)
+        end = Decision(finish_jobs=(job.id,))
+        await self.keep(actor, [(text, known) for text in said], end, account, Purpose.INSIGHT)
 
-    async def _reflect(self, actor: Actor, job: Job, insights: Insights, account: Account) -> None:
-        """Generative Agents (arXiv 2304.03442, section 4.2): questions, evidence, insights that cite it."""
+    async def reflections(self, actor: Actor, account: Account) -> list[Cited]:
+        """Insights from questions about the latest fragments, with the evidence they cite; empty without an LLM.
+
+        Generative Agents (arXiv 2304.03442, section 4.2). Raises ModelUnavailable, ModelRefused.
+        """
+        insights = self._dependencies.insights
+        if insights is None:
+            return []
         policy = actor.working.record.policy.reflection
         latest = await self._latest(actor, policy.fragments)
-        found: list[tuple[str, tuple[str, ...]]] = []
+        found: list[Cited] = []
         for question in await insights.questions([one.content for one in latest], policy.questions, account):
             answer = await recall(
                 actor, Query(text=question, reinforce=False, working_memory=False), self._dependencies
@@ -165,7 +177,7 @@ class Jobs:
             texts = [one.content for one in evidence]
             for text, cited in await insights.reflect(question, texts, policy.insights, account):
                 found.append((text, tuple(evidence[place].id for place in cited if place < len(evidence))))
-        await self._keep(actor, job, found, account)
+        return found
 
     async def _latest(self, actor: Actor, count: int) -> list[Fragment]:
         columns = actor.working.columns
@@ -173,17 +185,17 @@ class Jobs:
         ids = [columns.ids[slot] for slot in visible.nonzero()[0][-count:]]
         return await self._dependencies.journal.fragments(actor.uid, ids)
 
-    async def _keep(
-        self, actor: Actor, job: Job, found: Sequence[tuple[str, tuple[str, ...]]], account: Account
+    async def keep(
+        self, actor: Actor, found: Sequence[Cited], end: Decision, account: Account, purpose: Purpose
     ) -> None:
-        """Insights into long-term, with their sources, in one commit with the job's end."""
+        """Insights into long-term, with their sources, in one commit with what `end` says of whoever asked."""
         fragments = [self._fragment(actor, text, sources) for text, sources in found if text.strip()]
         record = actor.working.record
         gathered = await self._dependencies.gatherer.gather(fragments, {}, [None] * len(fragments), record, account)
 
         async def decide(now: Actor) -> Decision:  # the insights there are now: one may be changed by request
-            decision = self._decide(now, job, gathered, await self._insights_of(now))
-            return decision.costing(account, _PURPOSES[job.type])
+            decision = self._decide(now, end, gathered, await self._insights_of(now))
+            return decision.costing(account, purpose)
 
         await actor.run(decide)
 
@@ -207,7 +219,7 @@ class Jobs:
         vectors = await self._dependencies.journal.vectors(actor.uid, self._dependencies.embedding.name, ids)
         return [Held(one, unpacked(vectors.get(one.id))) for one in known if one.forget_time_us is None]
 
-    def _decide(self, actor: Actor, job: Job, gathered: Sequence[Gathered], others: Sequence[Held]) -> Decision:
+    def _decide(self, actor: Actor, end: Decision, gathered: Sequence[Gathered], others: Sequence[Held]) -> Decision:
         working = actor.working
         policy = effective_policy(working.record.policy, self._dependencies)
         state, steps, known = working.state, [], [other for other in others if other.fragment.id in working.columns]
@@ -217,11 +229,11 @@ class Jobs:
             state = step.state
             steps.append(step)
         if not steps:
-            return Decision(finish_jobs=(job.id,))
+            return end
         parts = {part.fragment.id: part for part in gathered}
         transition = join_all(steps)
         jobs = jobs_of(working, transition, gathered, self._dependencies)
-        return Decision(transition=transition, gathered=parts, jobs=jobs, finish_jobs=(job.id,))
+        return replace(end, transition=transition, gathered=parts, jobs=jobs)
 
     # ---- importances that were missing
     async def _rate(self, actor: Actor, job: Job, account: Account) -> None:

@@ -16,6 +16,8 @@ from memstream_server.rpc.wire.scalars import timestamp
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
 
+_REFLECTION = pb.Capability.CAPABILITY_REFLECTION
+
 
 class ServerService:
     """Version, capabilities, limits and models."""
@@ -34,7 +36,7 @@ class ServerService:
         return pb.GetServerInfoResponse(
             version=_version(),
             start_time=timestamp(self._started_us),
-            capabilities=self.capabilities,
+            capabilities=[each for each in self.capabilities if each != _REFLECTION or info.insight_model],
             limits=self._limits.message(),
             embedding=pb.EmbeddingModel(
                 name=info.embedding.name,
