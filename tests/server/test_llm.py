@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 
 import memstream
-from memstream import AckLevel, AgentMemory, EventType, Fragment, FragmentKind, MemoryKind, Observation, Profile
+from memstream import (
+    AckLevel,
+    AgentMemory,
+    EventType,
+    Fragment,
+    FragmentKind,
+    MemoryKind,
+    ModelUsage,
+    ModelUse,
+    Observation,
+    Profile,
+)
 from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.server.listing import contents, fragments, history
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
@@ -114,6 +125,12 @@ async def test_importance_is_the_models_where_the_client_and_the_policy_leave_it
         await plain.observe_batch([TEA])
         assert await importances(plain) == {TEA: 0.3}
         assert (await plain.describe()).policy.score_importance is False
+        scorer, insights = (await client.server_info()).model_usage
+        assert scorer == ModelUsage("scorer", "fake-llm", requests=1, failed=0, prompt_tokens=1, completion_tokens=1)
+        assert (insights.role, insights.requests) == ("insights", 0)
+        async with memory.watch("beginning", types=[EventType.MODEL_ASKED]) as watch:
+            asked = await anext(watch)
+        assert asked.model_use == ModelUse("importance", "fake-llm", 1, prompt_tokens=1, completion_tokens=1)
     assert llm.asked == [("scores", [TEA, "Something else"])]
     assert {seen.key for seen in fake.seen} == {"sk-llm"}
     assert "sk-llm" not in server.log()

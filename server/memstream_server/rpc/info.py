@@ -48,6 +48,17 @@ class ServerService:
             index=info.index,
             degraded=info.degraded,
             journal=info.journal,
+            model_usage=[
+                pb.ModelUsage(
+                    role=one.role,
+                    model=one.model,
+                    requests=one.requests,
+                    failed=one.failed,
+                    prompt_tokens=one.prompt_tokens,
+                    completion_tokens=one.completion_tokens,
+                )
+                for one in info.spent
+            ],
         )
 
 
