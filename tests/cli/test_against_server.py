@@ -245,6 +245,7 @@ def test_serve_announces_ends_on_sigterm_and_holds_its_journal(tmp_path: Path) -
     assert "Traceback" not in second.stderr
 
 
+@only_sqlite("a data directory has a format; for a database see tests/toolchains/test_postgres.py")
 def test_serve_refuses_a_newer_format_and_a_taken_port(server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "format").write_text("memstream data directory, format 99\n")
     newer = run("serve", "--data", str(tmp_path), "--listen", "127.0.0.1:0")

@@ -29,7 +29,7 @@ async def disk(tmp_path: Path) -> AsyncIterator[Path]:
 
 
 async def mounted(disk: Path) -> None:
-    disk.mkdir(exist_ok=True)
+    await asyncio.to_thread(disk.mkdir, exist_ok=True)
     mounting = await asyncio.create_subprocess_exec(
         "mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk), stderr=asyncio.subprocess.DEVNULL
     )

@@ -178,6 +178,7 @@ async def test_a_client_ahead_of_a_restored_server_is_told(make_server: MakeServ
             await stream.close()
 
 
+@only_sqlite("the journal needs no directory")
 async def test_a_directory_that_is_no_data_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory", "utf-8")
     ended = await asyncio.to_thread(run, *serving(tmp_path / "file"))

@@ -59,7 +59,7 @@ async def test_producers_survive_commits_that_nobody_answers(postgres: Cluster, 
     draw = random.Random(11)
     async with relay_to(postgres, draw) as relay:
         settings = QUICK | {"journal_url": through(relay, postgres.database())}
-        server = ServerProcess(tmp_path / "data", **settings)
+        server = ServerProcess(tmp_path / "data").configure(**settings)
         try:
             await started(server)
             async with memstream.connect(server.address, retry=PATIENT) as client:

@@ -1,4 +1,4 @@
-"""The tests of engine, wire, server, SDK, command line and conversations, all of them, on PostgreSQL by URL alone.
+"""The tests of whatever needs a journal, all of them, on PostgreSQL by URL alone.
 
 By hand: MEMSTREAM_TEST_JOURNAL_URL=postgresql://... pytest -n 2 tests/engine tests/server (or any other of these).
 The cluster runs with fsync off: a test commits thousands of times, and none of these cuts the power.
@@ -20,7 +20,7 @@ from tests.toolchains.postgres import Cluster
 pytestmark = pytest.mark.toolchain
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SUITE = [f"tests/{part}" for part in ("engine", "rpc", "client", "conversations", "cli", "server")]
+SUITE = [f"tests/{part}" for part in ("engine", "rpc", "client", "conversations", "operations", "cli", "server")]
 
 
 def test_the_suite_passes_on_postgres(postgres: Cluster, tmp_path: Path) -> None:
