@@ -36,7 +36,7 @@ def sqlite_findings(looked: Looked, data_dir: Path) -> Iterator[Finding]:
         with looked.engine.begin() as connection:
             said = [str(line) for line in connection.exec_driver_sql(f"PRAGMA integrity_check({_SAID_MAX})").scalars()]
             tables = connection.exec_driver_sql("SELECT rootpage, name FROM sqlite_master")
-            roots: dict[int, str] = {page: name for page, name in tables}
+            roots: dict[int, str] = dict(tables.tuples().all())
     except DBAPIError as error:
         yield problem("pages", f"{file.name} cannot be read: {error.orig}", advice)
         return

@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import migrate, sqlite, transition, wal, writes
 from memstream_server.adapters.journal.reads import meta_value
+from memstream_server.engine.clock import Clock, Ids
 from memstream_server.ports.journal import AlreadyExists, JournalError, Unreadable
 
 FORMAT = 1
@@ -242,10 +243,12 @@ def backup(data_dir: Path, target: Path) -> None:
 def restore(source: Path, data_dir: Path, *, force: bool = False) -> None:
     """Put a backup into a data directory that no server holds.
 
-    The whole index is entered in the outbox again and GENERATION raised, since what an index holds is of another
-    history. With `force` the journal that was there is lost. Raises AlreadyExists when the directory holds
-    anything and `force` is not given, and Unreadable when the backup is damaged, of a newer format, or the
-    directory is in use.
+    What happened after the backup never did, and the numbers of its revisions will be given again: so every memory
+    gets a new uid, by which a cursor or a copy from before is known to be void, and GENERATION is raised. The whole
+    index is entered in the outbox again. With `force` the journal that was there is lost.
+
+    Raises AlreadyExists when the directory holds anything and `force` is not given, and Unreadable when the backup is
+    damaged, of a newer format, or the directory is in use.
     """
     if not source.is_file():
         raise Unreadable(f"there is no backup {source}")
@@ -269,6 +272,7 @@ def _replace(source: Path, data_dir: Path) -> None:
         raise
     sqlite.settled(fresh)
     _remove(journal)
+    shutil.rmtree(data_dir / "milvus", ignore_errors=True)  # of the other history, and filled again in any case
     (data_dir / "format").unlink(missing_ok=True)
     _write(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
     fresh.rename(journal)
@@ -288,6 +292,8 @@ def _begin_history(database: Path) -> None:
                 raise Unreadable(f"{database} is no memstream journal")
             migrate.upgrade(connection)
             writes.set_meta(connection, GENERATION, str(int(meta_value(connection, GENERATION) or 0) + 1))
+            transition.outbox_empty(connection)
+            writes.rename_memories(connection, Ids(Clock()).next)
             transition.outbox_refill(connection)
     finally:
         engine.dispose()
