@@ -73,7 +73,7 @@ PAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     ),
     "leaf of a table": ("vectors", lambda data: overwritten(data / "journal.db", page_of(data, "vectors", True), PAGE)),
     "leaf of an index": (
-        "fragments_id",
+        "fragments",
         lambda data: overwritten(data / "journal.db", page_of(data, "fragments_id", True) + 50, 900),
     ),
     "cut off": ("was cut off", lambda data: os.truncate(data / "journal.db", 20 * PAGE)),

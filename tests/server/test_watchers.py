@@ -15,9 +15,9 @@ from tests.server.listing import history
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
-WATCHERS, OBSERVATIONS, CONTENT = 30, 3_000, "x" * 2_000
-RAM_MAX = 100 << 20
-"""What all watchers together may add; what they have not read is 30 times 6 MB."""
+WATCHERS, OBSERVATIONS, CONTENT = 30, 2_500, "x" * 6_000
+RAM_MAX = 150 << 20
+"""What all watchers together may add; what they have not read is 30 times 15 MB."""
 
 
 def ram(server: ServerProcess) -> int:
@@ -40,7 +40,7 @@ async def test_watchers_that_stop_reading_cost_little_and_lose_nothing(make_serv
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         memory = await client.create_memory("slow/joy", kind=memstream.MemoryKind.LONG_TERM)
-        await _observe(memory, "warm", 1_000)
+        await _observe(memory, "warm", 500)
         request = pb.WatchRequest(
             namespace="slow",
             memory="joy",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,21 +34,33 @@ def sqlite_findings(looked: Looked, data_dir: Path) -> Iterator[Finding]:
         yield problem("pages", short, advice)
         return
     try:
-        with looked.engine.begin() as connection:
-            said = [str(line) for line in connection.exec_driver_sql(f"PRAGMA integrity_check({_SAID_MAX})").scalars()]
-            tables = connection.exec_driver_sql("SELECT rootpage, name FROM sqlite_master")
-            roots: dict[int, str] = dict(tables.tuples().all())
+        with looked.engine.connect() as connection:  # to be rolled back: after damage SQLite does not even end a read
+            if not (said := _said(connection)):
+                yield fine("pages", f"{file.name} is whole ({file.stat().st_size:,} bytes)")
+                return
+            tables = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars().all()
+            torn = [name for name in tables if _said(connection, name)]
     except DBAPIError as error:
         yield problem("pages", f"{file.name} cannot be read: {error.orig}", advice)
         return
-    if said == ["ok"]:
-        yield fine("pages", f"{file.name} is whole ({file.stat().st_size:,} bytes)")
-        return
-    trees = {int(number) for line in said for number in re.findall(r"\bTree (\d+)", line)}
     pages = sorted({int(number) for line in said for number in re.findall(r"\b[Pp]age (\d+)", line)})
-    where = ", ".join(sorted(roots.get(tree, f"tree {tree}") for tree in trees)) or "the file"
     which = f" in pages {', '.join(map(str, pages[:20]))}" if pages else ""
-    yield problem("pages", f"{where} is damaged{which}: {said[0].splitlines()[-1]}", advice)
+    text = f"{', '.join(torn) or 'the file'} (or an index of it) is damaged{which}: {said[0].splitlines()[-1]}"
+    yield problem("pages", text, advice)
+
+
+def _said(connection: Connection, table: str = "") -> list[str]:
+    """What SQLite finds wrong with a table and its indexes, or with the whole file. Empty when it is sound."""
+    lines: list[str] = []
+    wanted = f"'{table}'" if table else _SAID_MAX
+    try:
+        for line in connection.exec_driver_sql(f"PRAGMA integrity_check({wanted})").scalars():
+            lines.append(str(line))  # one by one: after some kinds of damage it gives up in the middle
+    except DBAPIError as error:
+        lines.append(str(error.orig))
+    except sqlite3.DatabaseError as error:
+        lines.append(str(error))
+    return [] if lines == ["ok"] else lines
 
 
 def _missing_bytes(file: Path) -> str:

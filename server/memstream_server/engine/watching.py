@@ -13,8 +13,8 @@ from memstream_server.engine.errors import CursorCompacted, CursorVoid, MemoryNo
 if TYPE_CHECKING:
     from memstream_server.ports.journal import Journal, MemoryRecord
 
-PAGE = 32
-"""Transitions read at once, and all that is held of a watcher that does not read on: some 25,000 events at most."""
+PAGE = 8
+"""Transitions read at once, and all that is held of a watcher that does not read on: some 6,000 events at most."""
 QUIET_S = 5.0
 """After so long without a commit a progress mark is given."""
 
