@@ -17,7 +17,7 @@ from tests.support.waiting import until
 
 WATCHERS, OBSERVATIONS, CONTENT = 30, 2_500, "x" * 6_000
 RAM_MAX = 150 << 20
-"""What all watchers together may add to what the observations themselves take; what they have not read is 30 times 15 MB."""
+"""What all watchers together may add to what observing takes; what they have not read is 30 times 15 MB."""
 
 
 def ram(server: ServerProcess) -> int:
