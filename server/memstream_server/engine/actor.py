@@ -323,7 +323,8 @@ class Actor:
                     self._more.clear()
                     await self._more.wait()
                 batches = self._next_group()
-                gathered = await observations_in(batches, self._dependencies.gatherer, self.working.record)
+                working = self.working
+                gathered = await observations_in(batches, self._dependencies, working.record, working.embedding)
                 self._inbox.put_nowait(_Prepared(batches, tuple(gathered)))
         except Exception as error:
             log.exception("prepare_failed", memory=self.uid)
@@ -435,8 +436,9 @@ class Actor:
         known = {one.fragment.id: one.vector for one in held}
         known |= {id_: part.vector for id_, part in decision.gathered.items()}
         own = {one.id: vector for one in merged if one.own_vector and (vector := known.get(one.id)) is not None}
+        importances, space = [fragment.importance for fragment in merged], self.working.embedding
         gathered = await self._dependencies.gatherer.gather(
-            merged, own, [fragment.importance for fragment in merged], record.kind, record.policy
+            merged, own, importances, record.kind, record.policy, space
         )
         return decision.with_gathered(gathered)
 
@@ -445,7 +447,7 @@ class Actor:
         if change.policy is None:
             return change
         policy = effective_policy(change.policy, self._dependencies)
-        transition = settle(self.working.state, policy, self._dependencies.embedding.similarity_min)
+        transition = settle(self.working.state, policy, self.working.embedding.model.similarity_min)
         if not transition.events:
             return change
         jobs = jobs_of(self.working, transition, False, self._dependencies)

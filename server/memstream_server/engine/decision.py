@@ -78,6 +78,7 @@ async def decide_observations(
     Lets others run between turns: nothing but the caller changes what is decided on, and nothing is shown meanwhile.
     """
     policy = effective_policy(working.record.policy, dependencies)
+    gathered = [part.under(working.embedding.name) for part in gathered]
     steps: list[Transition] = []
     firsts: list[tuple[Fragment, Event]] = []
     parts = {part.fragment.id: part for part in gathered}
@@ -125,7 +126,7 @@ def _decide_one(
         working.echo_of(fragment),
         part.refused,
     )
-    step = observe(state, newcomer, policy, dependencies.embedding.similarity_min)
+    step = observe(state, newcomer, policy, working.embedding.model.similarity_min)
     _follow(by_key, step)
     return step
 
@@ -218,9 +219,9 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
         revision=record.revision,
         time_us=dependencies.clock.now_us() if decision.time_us is None else decision.time_us,
         events=(transition.events if transition is not None else ()) + decision.events,
-        rows=tuple(_rows(decision, record.revision + 1)),
+        rows=tuple(_rows(working, decision, record.revision + 1)),
         removed=transition.removed if transition is not None else (),
-        anchors=tuple(_anchor(one) for one in held if _has_anchor(one)),
+        anchors=tuple(_anchor(working, decision, one) for one in held if _has_anchor(one)),
         released=_released(before, released),
         stored_positions=tuple(batch.receipt.position for batch in decision.batches),
         producers=tuple(_stored(decision.batches).items()),
@@ -234,7 +235,7 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
     )
 
 
-def _rows(decision: Decision, version: int) -> Iterator[Row]:
+def _rows(working: WorkingSet, decision: Decision, version: int) -> Iterator[Row]:
     if decision.transition is None:
         return
     for put in decision.transition.puts:
@@ -243,7 +244,10 @@ def _rows(decision: Decision, version: int) -> Iterator[Row]:
         if part is None:
             yield Row(fragment)
         else:
-            yield Row(fragment, part.terms, None if part.vector is None else packed(part.vector))
+            vector = None if part.vector is None else packed(part.vector)
+            beside = part.beside
+            other = None if beside is None or beside.vector is None else (beside.space, packed(beside.vector))
+            yield Row(fragment, part.terms, vector, other, replaces=working.tier_of(put.id) is not None)
 
 
 def _index(working: WorkingSet, decision: Decision) -> Iterator[IndexEntry]:
@@ -279,8 +283,15 @@ def _has_anchor(held: Held) -> bool:
     return held.vector is not None or bool(held.enhancements)
 
 
-def _anchor(held: Held) -> Anchor:
-    return Anchor(held.fragment.id, None if held.vector is None else packed(held.vector), held.enhancements)
+def _anchor(working: WorkingSet, decision: Decision, held: Held) -> Anchor:
+    vector = None if held.vector is None else packed(held.vector)
+    part = decision.gathered.get(held.fragment.id)
+    beside: tuple[str, bytes | None] | None = None
+    if part is not None:  # its content is new, so what is kept of it in another space is not of this content
+        other = part.beside
+        given = None if other is None or other.content_vector is None else packed(other.content_vector)
+        beside = ("" if other is None else other.space, given)
+    return Anchor(held.fragment.id, vector, held.enhancements, working.embedding.name, beside)
 
 
 def _released(before: State, released: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memstream_server.engine.actor import Actor
-from memstream_server.engine.errors import EngineError, JournalUnavailable, MemoryNotFound, ModelMismatch, ShuttingDown
+from memstream_server.engine.errors import EngineError, JournalUnavailable, MemoryNotFound, ShuttingDown
 from memstream_server.engine.working_set import WorkingSet
 from memstream_server.ports.journal import Conflict, JournalError, MemoryRecord
 
@@ -132,22 +132,15 @@ class Registry:
             if uid not in self._owned:
                 await dependencies.journal.own(uid)
                 self._owned.add(uid)
-            image = await dependencies.journal.load(
-                uid, dependencies.embedding.name, dependencies.limits.dense_in_memory_max
-            )
+            embedding = dependencies.embeddings.in_force
+            image = await dependencies.journal.load(uid, embedding.name, dependencies.limits.dense_in_memory_max)
         except Conflict as error:
             raise MemoryNotFound(f"the memory was deleted: {error}") from error
         except JournalError as error:
             raise JournalUnavailable(f"the memory could not be read: {error}", retry_after_s=0.5) from error
-        foreign = {row.fragment.model for row in image.rows} - {"", dependencies.embedding.name}
-        if foreign:
-            raise ModelMismatch(
-                f"the memory's vectors are of {', '.join(sorted(foreign))}, this server's model is "
-                f"{dependencies.embedding.name}; run `memstream reindex`, or start it with that model"
-            )
         if uid in self._deleting | self._outlived and await self._is_gone(image.record):
             raise MemoryNotFound("the memory was deleted")
-        working = WorkingSet(image, dependencies.embedding.dimension, dependencies.limits.dense_in_memory_max)
+        working = WorkingSet(image, embedding, dependencies.limits.dense_in_memory_max)
         actor = Actor(image, working, dependencies)
         self._actors[uid] = actor
         self._uids[image.record.namespace, image.record.name] = uid
