@@ -88,6 +88,10 @@ class MemoryIndex:
         self._called("flush")
         self.kept |= {model: dict(rows) for model, rows in self._now.items()}
 
+    async def drop(self) -> None:
+        self._called("drop")
+        self.kept, self._now = {}, {}
+
     async def search(
         self, memory: str, vector: Vector, limit: int, model: str = ""
     ) -> tuple[list[str], npt.NDArray[np.float32]]:
