@@ -11,7 +11,6 @@ from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexUnavailable, Point
 from memstream_server.ports.journal import Space
 
-
 _Rows = dict[tuple[str, str], Vector]
 """By (memory, fragment)."""
 

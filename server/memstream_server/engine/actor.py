@@ -437,9 +437,7 @@ class Actor:
         known |= {id_: part.vector for id_, part in decision.gathered.items()}
         own = {one.id: vector for one in merged if one.own_vector and (vector := known.get(one.id)) is not None}
         importances, space = [fragment.importance for fragment in merged], self.working.embedding
-        gathered = await self._dependencies.gatherer.gather(
-            merged, own, importances, record.kind, record.policy, space
-        )
+        gathered = await self._dependencies.gatherer.gather(merged, own, importances, record.kind, record.policy, space)
         return decision.with_gathered(gathered)
 
     def settle(self, change: Decision) -> Decision:

@@ -27,6 +27,24 @@ class Embedding:
         return Space(self.model.name, self.model.dimension, partitions)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """The model that the settings name as the next one."""
+
+    embedder: Embedder
+    name: str = ""
+    """Of its space; empty for a model that tells without being reached."""
+
+    async def named(self) -> str:
+        return self.name or (await self.embedder.model()).name
+
+    async def embedding(self, known: Space | None) -> Embedding:
+        """Its space, `known` from the journal where it was asked before. Raises ModelUnavailable."""
+        if self.name and known is not None and known.model == self.name:
+            return Embedding(EmbeddingModel(self.name, known.dimension), self.embedder)
+        return Embedding(await self.embedder.model(), self.embedder)
+
+
 @dataclass(slots=True, eq=False)
 class Embeddings:
     """Changed by reembedding.py alone."""
@@ -35,8 +53,8 @@ class Embeddings:
     """What memories are read in that become active now."""
     next: Embedding | None = None
     """What everything new is embedded in, too, while all the rest is embedded anew."""
-    candidate: Embedder | None = None
-    """The model that the settings name as the next one."""
+    candidate: Candidate | None = None
+    """What can be the next."""
 
     def beside(self, name: str) -> Embedding | None:
         """Where a memory that is in the space of that name keeps vectors, too."""

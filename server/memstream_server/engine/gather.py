@@ -22,6 +22,8 @@ from memstream_server.ports.models import Analyzer, Embedder, ModelRefused, Mode
 log = structlog.get_logger(__name__)
 
 
+BESIDE_PAUSE_S = 10.0
+"""How long the model of another space is left alone after it gave no answer in time."""
 TURN = 64
 """Texts analysed in one turn: some 3 ms."""
 
@@ -95,6 +97,8 @@ class Gatherer:
         self._retry_s = limits.model_retry_s
         self._beside_s = limits.embed_deadline_s
         self._turns = turns
+        self._beside_again_s = 0.0
+        """When a model that was asked beside and did not answer is asked again, on the event loop's clock."""
 
     async def gather(
         self,
@@ -162,12 +166,18 @@ class Gatherer:
         embedding: Embedding,
     ) -> Sequence[Embedded | None]:
         """The same in another space, if its model answers in time: what it misses is found later."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._beside_again_s:
+            return [None] * len(fragments)
         try:
             async with asyncio.timeout(self._beside_s):
                 made = await self._vectors(fragments, own, content, policy, embedding)
         except TimeoutError:
+            made = []
+        if not made or made[0].missing:  # not every group is to wait for it
+            self._beside_again_s = now_s + BESIDE_PAUSE_S
             return [None] * len(fragments)
-        return [None if one.missing else one for one in made]
+        return made
 
     async def _importances(
         self, fragments: Sequence[Fragment], own: Sequence[float | None], policy: Policy

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -146,6 +146,27 @@ class Registry:
         self._uids[image.record.namespace, image.record.name] = uid
         self._shrink(keep=uid)
         return actor
+
+    async def move(self, lately: Callable[[str], Sequence[str]]) -> None:
+        """Bring every active memory into the space in force, each in its own order; its streams notice nothing.
+
+        `lately` tells what of a memory the index may not show yet. Whose journal fails meanwhile is read anew anyway.
+        """
+        if self._activating:  # from now on memories are read in the space in force
+            await asyncio.wait(set(self._activating.values()))
+        for actor in self.actors():
+            if actor.working.embedding is not self._dependencies.embeddings.in_force:
+                with contextlib.suppress(EngineError):
+                    await actor.run(lambda now: self._moved(now, lately(now.uid)))
+
+    async def _moved(self, actor: Actor, lately: Sequence[str]) -> None:
+        embedding, journal = self._dependencies.embeddings.in_force, self._dependencies.journal
+        image = await journal.load(actor.uid, embedding.name, self._dependencies.limits.dense_in_memory_max)
+        working = WorkingSet(image, embedding, self._dependencies.limits.dense_in_memory_max)
+        if working.dense is None and lately:
+            working.overlay(await journal.vectors(actor.uid, embedding.name, lately))
+        working.follow(actor.working)
+        actor.working = working
 
     def lost(self, actor: Actor) -> None:
         """An actor is finished before its time: forget it, and read the memory again, for observations may wait."""

@@ -121,9 +121,7 @@ class Reinforcement:
             return None
         return Decision(transition=transition, jobs=jobs_of(working, transition, False, self._dependencies))
 
-    async def _content_vectors(
-        self, actor: Actor, fragments: list[Fragment], space: Embedding
-    ) -> list[Vector | None]:
+    async def _content_vectors(self, actor: Actor, fragments: list[Fragment], space: Embedding) -> list[Vector | None]:
         """Comparable with the vectors of held fragments: of the content, or the indexed ones by policy."""
         record, dependencies = actor.working.record, self._dependencies
         by_content = compares_content(record.kind, record.policy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -66,6 +66,10 @@ class WorkingSet:
             here = self.columns.slot(id_)
             if here is not None:
                 self.columns.touch(here, int(earlier.columns.access_us[slot]))
+
+    def overlay(self, vectors: Mapping[str, bytes]) -> None:
+        """Vectors that the index may not show yet."""
+        self.fresh |= {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in vectors.items()}
 
     @property
     def size_bytes(self) -> int:

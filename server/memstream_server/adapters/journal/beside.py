@@ -17,7 +17,6 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    literal,
     not_,
     null,
     or_,
@@ -26,7 +25,7 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal import bulk, codec
-from memstream_server.adapters.journal.reads import FRAGMENT, VECTORED, fragment_of, memory_of, pages
+from memstream_server.adapters.journal.reads import FRAGMENT, VECTORED, memory_of, pages
 from memstream_server.adapters.journal.schema import anchors, fragments, key, memories, outbox, span, vectors
 from memstream_server.adapters.journal.transition import IDS_MAX
 from memstream_server.core.values import Fragment, Tier
@@ -47,7 +46,7 @@ _COMPARABLE = exists().where(
     ),
 )
 _STORED = (
-    select(fragments.c.key, *FRAGMENT, literal(1).label("as_written"))
+    select(fragments.c.key, *FRAGMENT)
     .where(fragments.c.key.between(_low, _high))
     .order_by(fragments.c.key)
     .limit(_limit)
@@ -90,7 +89,7 @@ def lacking(connection: Connection, uid: str, model: str, compared: bool, after:
         return []
     statement = _LACKING_COMPARED if compared else _LACKING
     rows = pages(connection, statement, low + max(after + 1, 0), high, limit, model=model)
-    return [fragment_of(None, *columns) for _, *columns in rows]
+    return [codec.decode_fragment(blob, count, at) for _, blob, count, at in rows]
 
 
 def add_vectors(connection: Connection, uid: str, model: str, made: Sequence[Made]) -> int:
@@ -100,8 +99,8 @@ def add_vectors(connection: Connection, uid: str, model: str, made: Sequence[Mad
     now: dict[str, Fragment] = {}
     for start in range(0, len(made), IDS_MAX):
         ids = [one.fragment for one in made[start : start + IDS_MAX]]
-        for name, *columns in connection.execute(_NOW, {"m": number, "ids": ids}):
-            now[name] = fragment_of(None, *columns, True)
+        for name, blob, count, at in connection.execute(_NOW, {"m": number, "ids": ids}):
+            now[name] = codec.decode_fragment(blob, count, at)
     kept = [(one, now[one.fragment]) for one in made if one.fragment in now]
     kept = [(one, fragment) for one, fragment in kept if fragment.version == one.version]
     given = [(one, fragment) for one, fragment in kept if one.vector is not None]

@@ -186,7 +186,8 @@ class MilvusIndex:
     async def drop(self) -> None:
         """See the port. Of Lite the whole directory goes, once its process has ended."""
         if self._remove_files is None:
-            await self._write(lambda collection: collection.drop())
+            for model in list(self._spaces):
+                await self._write(lambda collection: collection.drop(), model)
             await self._leave()
         else:
             await self._leave(in_order=False)  # nothing it holds is to be kept
