@@ -71,8 +71,9 @@ _ALL = select(memories).where(memories.c.uid > bindparam("after")).order_by(memo
 _PENDING_MEMORIES = select(memories.c.uid).where(memories.c.number.in_(select(observations.c.memory)))
 
 FRAGMENT = (fragments.c.payload, fragments.c.access_count, fragments.c.access_time_us)
-VECTORED = exists().where(vectors.c.key == fragments.c.key, vectors.c.model == _model)
-"""Whether a fragment has a vector in the space of name `model`."""
+_of_space = (vectors.c.key == fragments.c.key) & (vectors.c.model == func.coalesce(_model, fragments.c.model))
+VECTORED = exists().where(_of_space)
+"""Whether a fragment has a vector in the space of name `model` (null: in that it was written with)."""
 _LIST = (
     select(fragments.c.key, *FRAGMENT, VECTORED)
     .where(fragments.c.key.between(_low, _high))
@@ -144,14 +145,14 @@ _OUTBOX = (
     select(outbox.c.id, outbox.c.memory, outbox.c.fragment, outbox.c.deleted, *FRAGMENT, vectors.c.vector)
     .outerjoin(memories, memories.c.uid == outbox.c.memory)
     .outerjoin(fragments, _live)
-    .outerjoin(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == _model))
+    .outerjoin(vectors, _of_space)
     .where(outbox.c.id > bindparam("after"))
     .order_by(outbox.c.id)
     .limit(_limit)
 )
 _INDEXABLE = (
     select(fragments.c.key, fragments.c.id)
-    .join(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == _model))
+    .join(vectors, _of_space)
     .where(
         fragments.c.key.between(_low, _high),
         fragments.c.tier == Tier.LONG_TERM.value,
