@@ -12,6 +12,7 @@ from memstream_server.core.values import Fragment, Tier, Vector
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.requests import NewObservation, Refusal
 from memstream_server.ports.journal import Journal, MemoryRecord, Receipt, Rejection
+from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
@@ -125,7 +126,11 @@ async def verify_repeats(
 
 
 async def observations_in(
-    batches: Sequence[Batch], dependencies: Dependencies, record: MemoryRecord, embedding: Embedding
+    batches: Sequence[Batch],
+    dependencies: Dependencies,
+    record: MemoryRecord,
+    account: Account,
+    embedding: Embedding,
 ) -> list[Gathered]:
     """Everything the fragments of some receipts need, in order of position.
 
@@ -144,5 +149,4 @@ async def observations_in(
             vectors.update({id_: np.frombuffer(packed, dtype="<f4") for id_, packed in receipt.vectors.items()})
     if not fragments:
         return []
-    gatherer = dependencies.gatherer
-    return await gatherer.gather(fragments, vectors, importances, record.kind, record.policy, embedding)
+    return await dependencies.gatherer.gather(fragments, vectors, importances, record, account, embedding)
