@@ -119,7 +119,7 @@ class Indexer:
         self._hurry()
         await self._removed.wait()
 
-    async def caught_up(self, at: Callable[[], Awaitable[None]]) -> None:
+    async def abreast(self, at: Callable[[], Awaitable[None]]) -> None:
         """Waits until all collections have what is in the outbox now. What `at` raises, asked meanwhile, ends it."""
         ticket = self._rounds + 2  # the round under way may have looked at the outbox before
         while self._rounds < ticket:

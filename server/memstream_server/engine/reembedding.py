@@ -123,7 +123,7 @@ class Reembedding:
             embedding, space = await self._begin(name, progress)
             refused: set[tuple[str, int]] = set()
             await self._fill(embedding, progress, refused)
-            await self._indexer.caught_up(lambda: progress.at(progress.operation.done, progress.operation.total))
+            await self._indexer.abreast(lambda: progress.at(progress.operation.done, progress.operation.total))
         except (OperationCancelled, ModelMismatch):
             await self._abandon()
             raise
