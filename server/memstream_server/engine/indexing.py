@@ -57,7 +57,8 @@ class Indexer:
         self._reconciled = False
         self._asked = self._dropped = self._rebuilt = 0
         """Rebuilds asked for, of these those whose old content is gone, and of these those that are complete."""
-        self._rounds = 0
+        self._written = 0
+        """Entries done since the start, the oldest first."""
         self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -119,10 +120,17 @@ class Indexer:
         self._hurry()
         await self._removed.wait()
 
+    async def opened(self, space: Space, at: Callable[[], Awaitable[None]]) -> None:
+        """Waits until that space's collection is written, too. What `at` raises, asked meanwhile, ends it."""
+        while space.model not in self._held:
+            self._hurry()
+            await asyncio.sleep(LOOK_S)
+            await at()
+
     async def abreast(self, at: Callable[[], Awaitable[None]]) -> None:
-        """Waits until all collections have what is in the outbox now. What `at` raises, asked meanwhile, ends it."""
-        ticket = self._rounds + 2  # the round under way may have looked at the outbox before
-        while self._rounds < ticket:
+        """Waits until the collections have what is in the outbox now, whatever comes after it; `at` as above."""
+        wanted = self._written + await self._dependencies.journal.outbox_size()
+        while self._written < wanted:
             self._hurry()
             await asyncio.sleep(LOOK_S)
             await at()
@@ -215,7 +223,6 @@ class Indexer:
         await self._drain()
         self.degraded = ""
         self._rebuilt = dropped
-        self._rounds += 1
         if not self._reconciled:
             await self._reconcile()
 
@@ -252,10 +259,12 @@ class Indexer:
         self._waiting = 0
         reached = [(state, state.stored) for actor in self._registry.actors() for state in actor.producers()]
         while entries := await dependencies.journal.outbox(dependencies.limits.flush_rows):
+            await self._adopt()  # here too: with steady writes the outbox may never be found empty
             await self._write(entries)
             await dependencies.index.flush()
             await dependencies.journal.outbox_done([entry.id for entry, _ in entries])
             self._flushed(entries)
+            self._written += len(entries)
             dependencies.metrics.outbox(await dependencies.journal.outbox_size())
         _indexed(reached)
 

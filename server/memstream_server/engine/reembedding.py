@@ -148,6 +148,7 @@ class Reembedding:
         await self._journal.set_spaces(replace(spaces, next=space))
         self._embeddings.next = embedding
         self._indexer.keep(spaces.in_force, space)
+        await self._indexer.opened(space, lambda: progress.at(progress.operation.done, progress.operation.total))
         return embedding, space
 
     async def _fill(self, embedding: Embedding, progress: Progress, refused: set[tuple[str, int]]) -> None:
