@@ -15,13 +15,14 @@ from memstream_server.core.policy import Policy
 from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.transition import Transition, anchors_changed, join_all
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
-from memstream_server.engine.gather import Gathered
+from memstream_server.engine.gather import Embedded, Gathered
 from memstream_server.engine.requests import Outcome
 from memstream_server.ports.journal import Anchor, Answer, Commit, IndexEntry, Job, MemoryRecord, Row
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.embeddings import Embedding
     from memstream_server.engine.intake import Batch
     from memstream_server.engine.working_set import WorkingSet
 
@@ -231,6 +232,7 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
     record, transition = working.record, decision.transition
     before = working.state
     after = transition.state if transition is not None else before
+    other = dependencies.embeddings.beside(working.embedding.name)
     held, released = anchors_changed(before, after) if transition is not None else ((), ())
     return Commit(
         memory=record.uid,
@@ -238,9 +240,9 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
         revision=record.revision,
         time_us=dependencies.clock.now_us() if decision.time_us is None else decision.time_us,
         events=(transition.events if transition is not None else ()) + decision.events,
-        rows=tuple(_rows(working, decision, record.revision + 1)),
+        rows=tuple(_rows(working, decision, record.revision + 1, other)),
         removed=transition.removed if transition is not None else (),
-        anchors=tuple(_anchor(working, decision, one) for one in held if _has_anchor(one)),
+        anchors=tuple(_anchor(working, decision, one, other) for one in held if _has_anchor(one)),
         released=_released(before, released),
         stored_positions=tuple(batch.receipt.position for batch in decision.batches),
         producers=tuple(_stored(decision.batches).items()),
@@ -254,7 +256,7 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
     )
 
 
-def _rows(working: WorkingSet, decision: Decision, version: int) -> Iterator[Row]:
+def _rows(working: WorkingSet, decision: Decision, version: int, other: Embedding | None) -> Iterator[Row]:
     if decision.transition is None:
         return
     for put in decision.transition.puts:
@@ -264,9 +266,15 @@ def _rows(working: WorkingSet, decision: Decision, version: int) -> Iterator[Row
             yield Row(fragment)
         else:
             vector = None if part.vector is None else packed(part.vector)
-            beside = part.beside
-            other = None if beside is None or beside.vector is None else (beside.space, packed(beside.vector))
-            yield Row(fragment, part.terms, vector, other, replaces=working.tier_of(put.id) is not None)
+            seen = _beside(part, other)
+            beside = None if seen is None or seen.vector is None else (seen.space, packed(seen.vector))
+            yield Row(fragment, part.terms, vector, beside, replaces=working.tier_of(put.id) is not None)
+
+
+def _beside(part: Gathered, other: Embedding | None) -> Embedded | None:
+    """What was made in the other space, if that is still kept: it may have been given up since."""
+    kept = part.beside is not None and other is not None and part.beside.space == other.name
+    return part.beside if kept else None
 
 
 def _index(working: WorkingSet, decision: Decision) -> Iterator[IndexEntry]:
@@ -302,14 +310,14 @@ def _has_anchor(held: Held) -> bool:
     return held.vector is not None or bool(held.enhancements)
 
 
-def _anchor(working: WorkingSet, decision: Decision, held: Held) -> Anchor:
+def _anchor(working: WorkingSet, decision: Decision, held: Held, other: Embedding | None) -> Anchor:
     vector = None if held.vector is None else packed(held.vector)
     part = decision.gathered.get(held.fragment.id)
     beside: tuple[str, bytes | None] | None = None
     if part is not None:  # its content is new, so what is kept of it in another space is not of this content
-        other = part.beside
-        given = None if other is None or other.content_vector is None else packed(other.content_vector)
-        beside = ("" if other is None else other.space, given)
+        seen = _beside(part, other)
+        given = None if seen is None or seen.content_vector is None else packed(seen.content_vector)
+        beside = ("" if seen is None else seen.space, given)
     return Anchor(held.fragment.id, vector, held.enhancements, working.embedding.name, beside)
 
 
