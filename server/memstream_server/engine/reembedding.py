@@ -104,14 +104,11 @@ class Reembedding:
         """The space to go to. Raises ModelMismatch, saying what to set, when there is none."""
         candidate = self._embeddings.candidate
         if candidate is None:
-            raise ModelMismatch(f"there is no model to go to: {HOW}")
-        name = await candidate.named()
-        if name == self._embeddings.in_force.name:
             raise ModelMismatch(
-                f"everything is embedded by {name} already: `memstream reindex` without --embed rebuilds the index; "
-                f"for another model {HOW}"
+                f"everything is embedded by {self._embeddings.in_force.name}, and there is no other model to go to: {HOW}; "
+                "without --embed `memstream reindex` rebuilds the index"
             )
-        return name
+        return await candidate.named()
 
     async def work(self, operation: Operation, progress: Progress) -> None:
         """See engine/operations.py: run again, it finds what is left."""
