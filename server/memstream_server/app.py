@@ -60,14 +60,14 @@ class Models:
     """The models of a server; tests give scripted ones. `close_llm` closes what scorer and insights share."""
 
     embedder: Embedder
-    next: Candidate | None = None
-    """What everything is to be embedded anew by."""
     scorer: Scorer | None = None
     insights: Insights | None = None
     scorer_name: str = ""
     insight_name: str = ""
     close_llm: Callable[[], Awaitable[None]] | None = None
     spent: Sequence[Spent] = ()
+    next: Candidate | None = None
+    """What everything is to be embedded anew by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def _models(settings: Settings) -> Models:
         settings.next_embedding_api_key,
     )
     asked = settings.next_embedding is EmbeddingKind.OPENAI
-    return Models(embedder, Candidate(following, settings.next_embedding_model if asked else ""))
+    return Models(embedder, next=Candidate(following, settings.next_embedding_model if asked else ""))
 
 
 def _embedder(

@@ -105,8 +105,8 @@ class Reembedding:
         candidate = self._embeddings.candidate
         if candidate is None:
             raise ModelMismatch(
-                f"everything is embedded by {self._embeddings.in_force.name}, and there is no other model to go to: {HOW}; "
-                "without --embed `memstream reindex` rebuilds the index"
+                f"everything is embedded by {self._embeddings.in_force.name}, and there is no other model to go to: "
+                f"{HOW}; without --embed `memstream reindex` rebuilds the index"
             )
         return await candidate.named()
 
