@@ -90,7 +90,7 @@ def space_of(looked: Looked) -> Space | None:
     """The embedding space in force. None in a new store, and where it cannot be read."""
     try:
         with looked.engine.begin() as connection:
-            return reads.space(connection)
+            return reads.spaces(connection).in_force
     except (DBAPIError, JournalError):
         return None  # content_findings says why
 

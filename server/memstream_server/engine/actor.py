@@ -333,9 +333,11 @@ class Actor:
                     self._more.clear()
                     await self._more.wait()
                 batches = self._next_group()
-                record = self.working.record
-                account = account_of(record)
-                gathered = await observations_in(batches, self._dependencies.gatherer, record, account)
+                working = self.working
+                account = account_of(working.record)
+                gathered = await observations_in(
+                    batches, self._dependencies, working.record, account, working.embedding
+                )
                 self._inbox.put_nowait(_Prepared(batches, tuple(gathered), account))
         except Exception as error:
             log.exception("prepare_failed", memory=self.uid)
@@ -448,9 +450,8 @@ class Actor:
         known = {one.fragment.id: one.vector for one in held}
         known |= {id_: part.vector for id_, part in decision.gathered.items()}
         own = {one.id: vector for one in merged if one.own_vector and (vector := known.get(one.id)) is not None}
-        gathered = await self._dependencies.gatherer.gather(
-            merged, own, [fragment.importance for fragment in merged], record, account_of(record)
-        )
+        importances, space = [fragment.importance for fragment in merged], self.working.embedding
+        gathered = await self._dependencies.gatherer.gather(merged, own, importances, record, account_of(record), space)
         return decision.with_gathered(gathered)
 
     def settle(self, change: Decision) -> Decision:
@@ -458,7 +459,7 @@ class Actor:
         if change.policy is None:
             return change
         policy = effective_policy(change.policy, self._dependencies)
-        transition = settle(self.working.state, policy, self._dependencies.embedding.similarity_min)
+        transition = settle(self.working.state, policy, self.working.embedding.model.similarity_min)
         if not transition.events:
             return change
         jobs = jobs_of(self.working, transition, (), self._dependencies)

@@ -32,6 +32,7 @@ from memstream_server.engine.operations import OperationRunner
 from memstream_server.engine.producers import ObserveSession
 from memstream_server.engine.purging import Purging
 from memstream_server.engine.recalling import recall
+from memstream_server.engine.reembedding import Reembedding
 from memstream_server.engine.reflecting import Reflecting
 from memstream_server.engine.registry import Registry
 from memstream_server.engine.reindexing import Reindexing
@@ -108,8 +109,9 @@ class Engine:
         if space.model != dependencies.embedding.name or space.dimension != dependencies.embedding.dimension:
             raise ModelMismatch(
                 f"the data holds vectors of {space.model} ({space.dimension} dimensions), this server is set up for "
-                f"{dependencies.embedding.name} ({dependencies.embedding.dimension}); run `memstream reindex` to embed "
-                "everything anew, or start the server with the former model"
+                f"{dependencies.embedding.name} ({dependencies.embedding.dimension}). Start it with embedding set to "
+                "the former model; to change the model, set the other one as next_embedding beside it and run "
+                "`memstream reindex --embed`"
             )
         self._dependencies = dependencies
         self._journal = dependencies.journal
@@ -124,7 +126,8 @@ class Engine:
         self.operations = OperationRunner(
             dependencies.operations, dependencies.clock, dependencies.ids, dependencies.failure_of
         )
-        self.reindexing = Reindexing(self.operations, self._indexer)
+        self.reembedding = Reembedding(dependencies, self._registry, self._indexer)
+        self.reindexing = Reindexing(self.operations, self._indexer, self.reembedding)
         self.purging = Purging(self.operations, self._forgetting, self._registry)
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
         self._deletions: set[asyncio.Task[None]] = set()
@@ -135,6 +138,7 @@ class Engine:
 
     async def start(self) -> None:
         """Begin background work and finish what an earlier process had received. Does not wait for the index."""
+        await self.reembedding.resume()
         self._indexer.start()
         self._reinforcement.start()
         self._jobs.start()
@@ -146,6 +150,7 @@ class Engine:
     async def stop(self, grace_s: float = 5.0) -> None:
         """End everything in order: recalls and sessions first, the index's write-behind last."""
         await self.operations.stop()
+        await self.reembedding.stop()
         await self._forgetting.stop()
         await self._jobs.stop()
         await self._reinforcement.stop()

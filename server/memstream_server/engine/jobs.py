@@ -191,10 +191,13 @@ class Jobs:
         """Insights into long-term, with their sources, in one commit with what `end` says of whoever asked."""
         fragments = [self._fragment(actor, text, sources) for text, sources in found if text.strip()]
         record = actor.working.record
-        gathered = await self._dependencies.gatherer.gather(fragments, {}, [None] * len(fragments), record, account)
+        gathered = await self._dependencies.gatherer.gather(
+            fragments, {}, [None] * len(fragments), record, account, actor.working.embedding
+        )
 
         async def decide(now: Actor) -> Decision:  # the insights there are now: one may be changed by request
-            decision = self._decide(now, end, gathered, await self._insights_of(now))
+            seen = [part.under(now.working.embedding.name) for part in gathered]
+            decision = self._decide(now, end, seen, await self._insights_of(now))
             return decision.costing(account, purpose)
 
         await actor.run(decide)
@@ -216,7 +219,7 @@ class Jobs:
     async def _insights_of(self, actor: Actor) -> list[Held]:
         ids = sorted(actor.working.insights)
         known = await self._dependencies.journal.fragments(actor.uid, ids)
-        vectors = await self._dependencies.journal.vectors(actor.uid, self._dependencies.embedding.name, ids)
+        vectors = await self._dependencies.journal.vectors(actor.uid, actor.working.embedding.name, ids)
         return [Held(one, unpacked(vectors.get(one.id))) for one in known if one.forget_time_us is None]
 
     def _decide(self, actor: Actor, end: Decision, gathered: Sequence[Gathered], others: Sequence[Held]) -> Decision:
@@ -272,7 +275,12 @@ class Jobs:
     async def _fill(self, actor: Actor, lacking: Sequence[Fragment]) -> None:
         record = actor.working.record
         gathered = await self._dependencies.gatherer.gather(
-            lacking, {}, [fragment.importance for fragment in lacking], record, account_of(record)
+            lacking,
+            {},
+            [fragment.importance for fragment in lacking],
+            record,
+            account_of(record),
+            actor.working.embedding,
         )
         if any(part.missing for part in gathered):
             raise ModelError("the embedding model is still down")
@@ -280,7 +288,9 @@ class Jobs:
         if filled:
 
             async def decide(now: Actor) -> Decision | None:
-                return _filled(now, filled, await some(now, list(filled), self._dependencies))
+                seen = {id_: part.under(now.working.embedding.name) for id_, part in filled.items()}
+                made = {id_: part for id_, part in seen.items() if part.vector is not None}
+                return _filled(now, made, await some(now, list(made), self._dependencies))
 
             await actor.run(decide)
 

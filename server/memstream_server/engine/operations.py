@@ -62,6 +62,12 @@ class Progress:
         self.advanced = False
         """Whether anything was done since this was last set to False."""
 
+    async def waits(self, why: Failure | None) -> None:
+        """What the work waits for (None: nothing any more), shown as the `error` of an operation that is at work."""
+        if self.operation.error != why:
+            self.operation = replace(self.operation, error=why)
+            await self._save(self.operation)
+
     async def at(self, done: int, total: int) -> None:
         """So much is done of so much (0: not known). Raises OperationCancelled."""
         self.advanced = self.advanced or done > self.operation.done

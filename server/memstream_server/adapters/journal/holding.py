@@ -158,7 +158,8 @@ def _check_columns(checking: _Checking, fragment: Fragment, key: int, columns: l
 
 
 def _check_vectors(checking: _Checking, listing: _Listing, space: Space | None) -> None:
-    missing = {key: model for key, model in listing.models.items() if model}
+    # A record from before a reindex names the former space, whose vectors are gone.
+    missing = {key: model for key, model in listing.models.items() if model and (space is None or model == space.model)}
     for key, model, length in _vector_rows(checking):
         checking.report.saw("vectors")
         id_ = listing.ids.get(key)

@@ -52,12 +52,15 @@ from memstream_server.ports.journal import (
     Producer,
     Receipt,
     Space,
+    Spaces,
 )
 
 ANSWER_KEPT_US = 24 * 3600 * 1_000_000
 """How long the answer to a request_id is served again."""
 SEQUENCES_KEPT = 100_000
 """Sequence numbers of a producer whose hashes are kept; far more than a client can have unacknowledged."""
+SPACES = ("space", "next_space", "old_space")
+"""Names in `meta` of a store's spaces, in the order of the port's `Spaces`; an empty value is none."""
 SLICE_ROWS = 1_000
 """Rows of a deleted memory removed in one write."""
 
@@ -90,7 +93,7 @@ _PURGED = delete(deletions).where(deletions.c.number == _number)
 _UNINDEX = insert(outbox).from_select(
     ["memory", "fragment", "deleted"],
     select(bindparam("u"), fragments.c.id, true()).where(
-        fragments.c.key.between(_low, _high), fragments.c.tier == Tier.LONG_TERM.value, fragments.c.model != ""
+        fragments.c.key.between(_low, _high), fragments.c.tier == Tier.LONG_TERM.value
     ),
 )
 
@@ -150,7 +153,12 @@ def set_meta(connection: Connection, name: str, value: str) -> None:
 
 
 def set_space(connection: Connection, space: Space) -> None:
-    set_meta(connection, "space", codec.encode_space(space))
+    set_meta(connection, SPACES[0], codec.encode_space(space))
+
+
+def set_spaces(connection: Connection, spaces: Spaces) -> None:
+    for name, space in zip(SPACES, (spaces.in_force, spaces.next, spaces.old), strict=True):
+        set_meta(connection, name, "" if space is None else codec.encode_space(space))
 
 
 def create_memory(
