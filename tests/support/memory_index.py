@@ -47,6 +47,10 @@ class MemoryIndex:
     def description(self) -> str:
         return "memory"
 
+    @property
+    def keeps_deleted(self) -> bool:
+        return False
+
     async def open(self, space: Space) -> bool:
         self._called("open")
         return not self.flushed

@@ -16,6 +16,10 @@ COMMANDS = {
     "show": ("showing", "Show a memory and its policy, or one of its fragments."),
     "stats": ("showing", "Count what a memory holds."),
     "info": ("showing", "Show what the server is and can do."),
+    "erase": ("long_work", "Erase fragments for good, with all that derives from them."),
+    "purge": ("long_work", "Erase now what is forgotten and past its grace."),
+    "reindex": ("long_work", "Rebuild the vector index, or embed everything anew."),
+    "operations": ("long_work", "List long work, look at it, wait for it, cancel it."),
     "backup": ("data", "Copy the journal of a data directory, also while its server runs."),
     "restore": ("data", "Put a backup into a data directory whose server is stopped."),
 }

@@ -52,6 +52,8 @@ class Indexer:
         self._reconciled = False
         self._asked = self._dropped = self._rebuilt = 0
         """Rebuilds asked for, of these those whose old content is gone, and of these those that are complete."""
+        self._begun = self._drained = 0
+        """How often the emptying of the outbox was begun, and the last beginning that came to its end."""
         self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -99,6 +101,13 @@ class Indexer:
             total = max(total, left)
             await at(total - left, total)
         await at(total, total)
+
+    async def caught_up(self) -> None:
+        """Waits until all that was in the outbox is in the index, flushed."""
+        wanted = self._begun + 1
+        while self._drained < wanted:
+            self._hurry()
+            await asyncio.sleep(LOOK_S)
 
     # ---- the task
     async def _run(self) -> None:
@@ -199,6 +208,8 @@ class Indexer:
 
     async def _drain(self) -> None:
         dependencies = self._dependencies
+        self._begun += 1
+        begun = self._begun
         self._wake.clear()
         self._full.clear()
         self._waiting = 0
@@ -209,6 +220,7 @@ class Indexer:
             await dependencies.journal.outbox_done([entry.id for entry, _ in entries])
             self._flushed(entries)
             dependencies.metrics.outbox(await dependencies.journal.outbox_size())
+        self._drained = begun
         _indexed(reached)
 
     async def _write(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:

@@ -139,14 +139,16 @@ class Jobs:
     # ---- insights
     async def _insight(self, actor: Actor, job: Job, insights: Insights) -> None:
         ids: list[str] = json.loads(job.payload)["fragments"]
+        since = actor.revision
         sources = await self._dependencies.journal.fragments(actor.uid, ids)
         said = await insights.promotion_insights([source.content for source in sources]) if sources else []
         known = tuple(source.id for source in sources)
-        await self._keep(actor, job, [(text, known) for text in said])
+        await self._keep(actor, job, [(text, known) for text in said], since)
 
     async def _reflect(self, actor: Actor, job: Job, insights: Insights) -> None:
         """Generative Agents (arXiv 2304.03442, section 4.2): questions, evidence, insights that cite it."""
         policy = actor.working.record.policy.reflection
+        since = actor.revision
         latest = await self._latest(actor, policy.fragments)
         found: list[tuple[str, tuple[str, ...]]] = []
         for question in await insights.questions([one.content for one in latest], policy.questions):
@@ -156,7 +158,7 @@ class Jobs:
             evidence = [recollection.fragment for recollection in answer.recollections]
             for text, cited in await insights.reflect(question, [one.content for one in evidence], policy.insights):
                 found.append((text, tuple(evidence[place].id for place in cited if place < len(evidence))))
-        await self._keep(actor, job, found)
+        await self._keep(actor, job, found, since)
 
     async def _latest(self, actor: Actor, count: int) -> list[Fragment]:
         columns = actor.working.columns
@@ -164,8 +166,11 @@ class Jobs:
         ids = [columns.ids[slot] for slot in visible.nonzero()[0][-count:]]
         return await self._dependencies.journal.fragments(actor.uid, ids)
 
-    async def _keep(self, actor: Actor, job: Job, found: Sequence[tuple[str, tuple[str, ...]]]) -> None:
-        """Insights into long-term, with their sources, in one commit with the job's end."""
+    async def _keep(self, actor: Actor, job: Job, found: Sequence[tuple[str, tuple[str, ...]]], since: int) -> None:
+        """Insights into long-term, with their sources, in one commit with the job's end.
+
+        Not those of sources that were erased or retold since that revision: the model was told their words.
+        """
         fragments = [self._fragment(actor, text, sources) for text, sources in found if text.strip()]
         record = actor.working.record
         gathered = await self._dependencies.gatherer.gather(
@@ -173,7 +178,9 @@ class Jobs:
         )
 
         async def decide(now: Actor) -> Decision:  # the insights there are now: one may be changed by request
-            return self._decide(now, job, gathered, await self._insights_of(now))
+            stale = {id_ for id_, revision in now.working.stale.items() if revision > since}
+            clean = [part for part in gathered if stale.isdisjoint(part.fragment.sources)]
+            return self._decide(now, job, clean, await self._insights_of(now))
 
         await actor.run(decide)
 

@@ -90,6 +90,8 @@ async def update(
         current = await one(now, change.id, dependencies)
         if change.etag and change.etag != fragment_etag(current):
             raise EtagMismatch(f"fragment {change.id} has changed since; read it again", etag=fragment_etag(current))
+        if part is not None and change.content is None and current.content != seen.content:
+            raise EtagMismatch(f"fragment {change.id} has just changed; ask again", etag=fragment_etag(current))
         changed = _changed(current, change)
         if part is not None:
             changed = replace(changed, model=part.fragment.model)
@@ -131,7 +133,7 @@ async def _gathered(actor: Actor, seen: Fragment, change: FragmentChange, depend
     record, fragment = actor.working.record, _changed(seen, change)
     own = {} if change.vector is None else {fragment.id: change.vector}
     if change.content is None and seen.own_vector:  # nobody here can embed in the client's space
-        own |= await _stored_vectors(actor, [seen.id], dependencies)
+        own |= await stored_vectors(actor, [seen.id], dependencies)
     return (await dependencies.gatherer.gather([fragment], own, [fragment.importance], record.kind, record.policy))[0]
 
 
@@ -251,7 +253,7 @@ async def _content_vectors(
     by_content = compares_content(record.kind, record.policy)
     stored = [found.id for found in gone if found.own_vector or not by_content]
     embedded = [found for found in gone if by_content and not found.own_vector]
-    vectors = await _stored_vectors(actor, stored, dependencies)
+    vectors = await stored_vectors(actor, stored, dependencies)
     if embedded:
         try:
             rows = await dependencies.gatherer.content_vectors([found.content for found in embedded])
@@ -269,7 +271,8 @@ def _of_content(fragment: Fragment, vectors: Mapping[str, tuple[str, Vector]]) -
     return vector if content == fragment.content else None
 
 
-async def _stored_vectors(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> dict[str, Vector]:
+async def stored_vectors(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> dict[str, Vector]:
+    """The indexed vectors of these fragments, of those that have one."""
     packed = await dependencies.journal.vectors(actor.uid, dependencies.embedding.name, ids) if ids else {}
     found = {id_: unpacked(raw) for id_, raw in packed.items()}
     return {id_: vector for id_, vector in found.items() if vector is not None}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,7 +108,18 @@ class Reinforcement:
             return
         vectors = await self._content_vectors(actor, new)
         found = [Recollected(one.id, one.content, vector) for one, vector in zip(new, vectors, strict=True)]
-        await actor.run(lambda now: self._decide(now, found))
+        versions = {one.id: one.version for one in new}
+
+        def decide(now: Actor) -> Decision | None:
+            stale = now.working.stale
+            return self._decide(now, [one for one in found if versions[one.id] >= stale.get(one.id, 0)])
+
+        await actor.run(decide)
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Nothing made of what these fragments said is to be kept."""
+        for key in [key for key in self._content if key[0] in ids]:
+            del self._content[key]
 
     def _decide(self, actor: Actor, found: list[Recollected]) -> Decision | None:
         working = actor.working

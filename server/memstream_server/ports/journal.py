@@ -210,6 +210,9 @@ class Commit:
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
     answer: Answer | None = None
+    erased: tuple[str, ...] = ()
+    """Ids of which nothing they said before is to be kept: stored answers that name them are emptied (a repeat finds a
+    digest that is nobody's), and the hashes of what the memory's producers have stored go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +303,13 @@ class Journal(Protocol):
         ...
 
     async def set_space(self, space: Space) -> None: ...
+
+    async def scrub(self) -> None:
+        """Rewrite the journal's own files, so that nothing deleted before is left in them. Writes wait meanwhile.
+
+        A database that keeps its own log (PostgreSQL) sees to that by itself, in its own time.
+        """
+        ...
 
     async def backup(self, path: str) -> None:
         """Write a consistent copy of the whole journal to a new file at `path`, while the server runs."""

@@ -104,6 +104,9 @@ class SqlJournal:
     async def set_space(self, space: Space) -> None:
         await self._write(writes.set_space, 1, True, space)
 
+    async def scrub(self) -> None:
+        await self._writer.alone(self._database.scrub)
+
     async def backup(self, path: str) -> None:
         await asyncio.to_thread(self._database.backup, Path(path))
 
