@@ -24,6 +24,8 @@ class MemoryIndex:
         self._error: type[IndexUnavailable] = IndexUnavailable
         self.failed = ""
         """The call that failed since it was armed last."""
+        self.keeps_deleted = False
+        self.drops = 0
 
     def fail_at(self, number: int, error: type[IndexUnavailable], call: str) -> None:
         """The `number`-th `call` from now (the first is 1) raises `error`, once. IndexLost loses everything."""
@@ -47,10 +49,6 @@ class MemoryIndex:
     def description(self) -> str:
         return "memory"
 
-    @property
-    def keeps_deleted(self) -> bool:
-        return False
-
     async def open(self, space: Space) -> bool:
         self._called("open")
         return not self.flushed
@@ -70,6 +68,7 @@ class MemoryIndex:
 
     async def drop(self) -> None:
         self._called("drop")
+        self.drops += 1
         self.flushed, self._now = {}, {}
 
     async def search(self, memory: str, vector: Vector, limit: int) -> tuple[list[str], npt.NDArray[np.float32]]:
