@@ -15,6 +15,7 @@ from memstream_server.core.values import Fragment, FragmentKind, MemoryKind
 from memstream_server.engine import operations
 from memstream_server.engine.engine import Engine
 from memstream_server.ports.index import IndexUnavailable
+from memstream_server.ports.models import Account
 from memstream_server.ports.operations import OperationState
 from tests.engine.assembled import NAMESPACE, assembled, check, events_of, hasty
 from tests.engine.test_fragments import TEA, create, live, observe
@@ -67,10 +68,10 @@ class Slow(ScriptedInsights):
         super().__init__()
         self.asked, self.go = asyncio.Event(), asyncio.Event()
 
-    async def promotion_insights(self, texts: Sequence[str]) -> list[str]:
+    async def promotion_insights(self, texts: Sequence[str], account: Account) -> list[str]:
         self.asked.set()
         await self.go.wait()
-        return await super().promotion_insights(texts)
+        return await super().promotion_insights(texts, account)
 
 
 async def test_an_insight_in_flight_is_not_kept_when_its_source_was_erased(tmp_path: Path) -> None:

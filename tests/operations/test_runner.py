@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.adapters.journal import open_journal
 from memstream_server.engine import operations as module
 from memstream_server.engine.clock import Clock, Ids
 from memstream_server.engine.errors import AlreadyAnswered, MemoryNotFound, ModelDown, OperationNotFound
@@ -17,6 +16,7 @@ from memstream_server.engine.operations import OperationRunner, Progress, Work
 from memstream_server.ports.journal import Answer
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc.errors import failure_of
+from tests.support import journals
 from tests.support.waiting import until
 
 CLOCK = Clock()
@@ -25,7 +25,7 @@ CLOCK = Clock()
 @asynccontextmanager
 async def runner(data: Path, work: Work, *, clock: Clock = CLOCK, **how: bool | int) -> AsyncIterator[OperationRunner]:
     """A runner of one type, "t", on the journal of `data`; what it had not done is left at the end."""
-    journal = await open_journal(data, clock_us=clock.now_us)
+    journal = await journals.opened(data, clock.now_us)
     made = OperationRunner(journal.operations, clock, Ids(clock), failure_of)
     made.register("t", "things", work, **how)  # type: ignore[arg-type]  # at_once and in_turn
     await made.resume()

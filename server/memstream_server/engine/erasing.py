@@ -17,7 +17,7 @@ from memstream_server.core import lineage
 from memstream_server.core.filters import Filter
 from memstream_server.core.lineage import Erasure
 from memstream_server.core.values import Fragment
-from memstream_server.engine.decision import Decision, jobs_of
+from memstream_server.engine.decision import Decision, account_of, jobs_of
 from memstream_server.engine.errors import MemoryNotFound
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.lifecycle import matching, some, stored_vectors
@@ -156,7 +156,7 @@ class Erasing:
             return {}
         own = await stored_vectors(actor, [one.id for one in retold if one.own_vector], self._dependencies)
         parts = await self._dependencies.gatherer.gather(
-            retold, own, [one.importance for one in retold], record.kind, record.policy
+            retold, own, [one.importance for one in retold], record, account_of(record)
         )
         return {part.fragment.id: part for part in parts}
 
@@ -178,8 +178,7 @@ class Erasing:
         parts = {one.id: gathered[one.id] for one in retold if one.content != before[one.id].content}
         erased = (*transition.removed, *parts)
         self._reinforcement.forget(set(erased))
-        missing = any(part.missing for part in parts.values())
-        jobs = jobs_of(now.working, transition, missing, self._dependencies)
+        jobs = jobs_of(now.working, transition, parts.values(), self._dependencies)
         return Decision(transition=transition, gathered=parts, erased=erased, jobs=jobs)
 
 
