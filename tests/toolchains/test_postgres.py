@@ -43,7 +43,6 @@ from tests.journal.conformance import (
 )
 from tests.journal.writer_process import acknowledged_until_killed, check_kept
 from tests.journal.writes import WRITES, seen
-from tests.operations.conformance import OperationConformance
 from tests.toolchains.postgres import Cluster
 
 pytestmark = pytest.mark.toolchain
@@ -69,10 +68,6 @@ def opener(url: str, now: Now) -> Opener:
 
 class TestPostgres(JournalConformance):
     """See conformance.py."""
-
-
-class TestOperations(OperationConformance):
-    """See tests/operations/conformance.py; both suites' openers open the same kind of store."""
 
 
 async def opened(url: str) -> SqlJournal:

@@ -181,7 +181,7 @@ class Cursor(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     ORDINAL_FIELD_NUMBER: _builtins.int
     memory_uid: _builtins.str
-    """Identity of the memory; a cursor is void when the memory of that name was made anew."""
+    """Identity of the memory; a cursor is void when the memory of that name was made anew or restored."""
     revision: _builtins.int
     """Everything up to this revision was seen, ..."""
     ordinal: _builtins.int

@@ -51,7 +51,7 @@ class MemoryRecord:
     """One memory as the journal knows it."""
 
     uid: str
-    """Identity; a memory made anew under the same name has another one."""
+    """Identity; a memory made anew under the same name has another one, and so has one restored from a backup."""
     namespace: str
     name: str
     kind: MemoryKind

@@ -100,6 +100,12 @@ _REFILL = (
     )
     .execution_options(preserve_rowcount=True)
 )
+_EMPTY = insert(outbox).from_select(
+    ["memory", "fragment", "deleted"],
+    select(memories.c.uid, fragments.c.id, literal(True))
+    .join(memories, memories.c.number == fragments.c.memory)
+    .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.model != ""),
+)
 _CLEAR_UPSERTS = delete(outbox).where(outbox.c.deleted.is_(False))
 _STORED = (
     update(producers)
@@ -270,6 +276,11 @@ def outbox_done(connection: Connection, ids: Sequence[int]) -> None:
 
 def outbox_enter(connection: Connection, entries: Sequence[IndexEntry]) -> None:
     _put_index(connection, entries)
+
+
+def outbox_empty(connection: Connection) -> None:
+    """Enter the removal of everything that an index may have under the memories' present uids."""
+    connection.execute(_EMPTY)
 
 
 def outbox_refill(connection: Connection) -> int:

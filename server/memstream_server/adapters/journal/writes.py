@@ -5,7 +5,7 @@ They raise the port's errors; what they did before raising is rolled back. State
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -73,6 +73,8 @@ _OWNED = (
 )
 _EXISTS = select(memories.c.uid).where(memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n"))
 _OWN = update(memories).where(memories.c.uid == bindparam("u")).values(epoch=memories.c.epoch + 1)
+_NUMBERS = select(memories.c.number).order_by(memories.c.number)
+_RENAME = update(memories).where(memories.c.number == _number).values(uid=bindparam("u"))
 _RESERVE = update(memories).where(memories.c.number == _number).values(next_position=bindparam("next"))
 _DELETE_MEMORY = delete(memories).where(memories.c.number == _number)
 _CUTS_AND_DELETIONS = tuple(
@@ -205,6 +207,12 @@ def purge(connection: Connection) -> bool:
         connection.execute(statement, {"m": number})
     connection.execute(_PURGED, {"m": number})
     return True
+
+
+def rename_memories(connection: Connection, new_uid: Callable[[], str]) -> None:
+    """Give every memory another identity."""
+    for number in connection.execute(_NUMBERS).scalars().all():
+        connection.execute(_RENAME, {"m": number, "u": new_uid()})
 
 
 def own(connection: Connection, uid: str) -> None:
