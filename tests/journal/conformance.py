@@ -629,6 +629,36 @@ class JournalConformance:
         await journal.delete_memory("u2", gone)
         assert [await journal.answer(request) for request in ("made", "gone")] == [made, gone]
 
+    async def test_an_erasure_empties_answers_that_name_it_and_drops_hashes(self, journal: Journal, now: Now) -> None:
+        gone, kept = "01J" + "A" * 23, "01J" + "B" * 23
+        answers = [
+            Answer(f"{namespace}\nPut\n{name}", b"digest", b"AB" + name.encode() + b"secret", now.us)
+            for namespace, name in (("comedy", gone), ("comedy", kept), ("comedy2", gone))
+        ]
+        for revision, answer in enumerate(answers, 1):
+            await journal.commit(transition(revision, answer=answer))
+        await journal.open_producer("u1", 1, "q")
+        await journal.receive(receipt(1, 3, 0))
+        await journal.receive(receipt(4, 3, 3))
+        await journal.receive(replace(receipt(1, 1, 6), producer="q"))
+        stored = transition(4, stored_positions=(0,), producers=(("p", 3),), erased=(gone,))
+        await journal.commit(stored)
+        assert await journal.answer(answers[0].request) == replace(answers[0], digest=b"", response=b"")
+        assert [await journal.answer(answer.request) for answer in answers[1:]] == answers[1:]
+        assert [number for number, _, _ in await journal.received_hashes("u1", "p", 1, 9)] == [4, 5, 6]
+        assert [number for number, _, _ in await journal.received_hashes("u1", "q", 1, 9)] == [1]
+
+    async def test_scrubbing_changes_nothing_that_can_be_read_or_written(self, journal: Journal) -> None:
+        await journal.commit(transition(1, rows=tuple(row(fragment(number)) for number in range(50))))
+        await journal.commit(transition(2, removed=tuple(fragment(number).id for number in range(0, 50, 2))))
+        before = await image(journal)
+        _, load, _ = await asyncio.gather(journal.scrub(), image(journal), journal.commit(transition(3)))
+        assert load.rows == before.rows
+        await asyncio.gather(journal.scrub(), journal.scrub())
+        assert (await image(journal)).rows == before.rows
+        await journal.commit(transition(4, rows=(row(fragment(50)),)))
+        assert len((await image(journal)).rows) == 26
+
     # ---- the index's outbox and jobs
 
     async def test_the_outbox_gives_rows_as_they_are_now_until_they_are_done(self, journal: Journal) -> None:

@@ -28,6 +28,8 @@ class MemoryIndex:
         self._error: type[IndexUnavailable] = IndexUnavailable
         self.failed = ""
         """The call that failed since it was armed last."""
+        self.keeps_deleted = False
+        self.drops = 0
 
     def fail_at(self, number: int, error: type[IndexUnavailable], call: str) -> None:
         """The `number`-th `call` from now (the first is 1) raises `error`, once. IndexLost loses everything."""
@@ -89,6 +91,7 @@ class MemoryIndex:
 
     async def drop(self) -> None:
         self._called("drop")
+        self.drops += 1
         self.kept, self._now = {}, {}
 
     async def search(

@@ -18,7 +18,7 @@ class EventType(StrEnum):
     FILTERED = "filtered"  # left sensory below the importance threshold; gone
     ADMITTED = "admitted"  # sensory to short-term
     ENHANCED = "enhanced"  # fragment was strengthened by `other` with `cosine` and `draw`
-    WEAKENED = "weakened"  # `other` was dropped: its part in fragment's enhancements was taken back
+    WEAKENED = "weakened"  # `other` left: its part in fragment's enhancements, or among its sources, was taken back
     PROMOTED = "promoted"  # to `to_tier`, with `sources`
     OVERFLOWED = "overflowed"  # chosen to leave a full tier; PROMOTED or DROPPED follows in the same transition
     DROPPED = "dropped"  # left the memory by policy, with `reason`; gone

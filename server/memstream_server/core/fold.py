@@ -124,7 +124,7 @@ def _moved(place: Place, event: Event) -> Place:
         case EventType.ENHANCED:
             return _counted(place, (*place.enhancements, event.other))
         case EventType.WEAKENED:
-            return _counted(place, tuple(id_ for id_ in place.enhancements if id_ != event.other))
+            return _weakened(place, event.other)
         case EventType.REPEATED:
             again = replace(place, duplicate_count=place.duplicate_count + 1)
             return _counted(again, place.enhancements)
@@ -140,6 +140,14 @@ def _moved(place: Place, event: Event) -> Place:
 
 def _counted(place: Place, enhancements: tuple[str, ...]) -> Place:
     return replace(place, enhancements=enhancements, enhancement_count=len(enhancements) + place.duplicate_count)
+
+
+def _weakened(place: Place, other: str) -> Place:
+    """A held fragment loses an enhancement; one that was promoted loses the source that it became."""
+    if other in place.enhancements:
+        return _counted(place, tuple(id_ for id_ in place.enhancements if id_ != other))
+    sources = tuple(id_ for id_ in place.sources if id_ != other)
+    return replace(place, sources=sources, enhancement_count=max(0, place.enhancement_count - 1))
 
 
 def _forgotten(place: Place) -> Place:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -96,6 +96,7 @@ class Actor:
         self._next_position = image.next_position
         self._backlog = 0
         self._pending: deque[Batch] = deque()
+        self._unstored: dict[int, Batch] = {}
         self._more = asyncio.Event()
         self._inbox: asyncio.Queue[_Prepared | _Work] = asyncio.Queue()
         self._room = asyncio.Semaphore(2)
@@ -139,6 +140,10 @@ class Actor:
             yield
         finally:
             self._uses -= 1
+
+    def unstored(self, ids: Collection[str]) -> bool:
+        """Whether one of these was received and is not stored yet."""
+        return any(one.id in ids for batch in self._unstored.values() for one in batch.receipt.fragments)
 
     async def revision_reached(self, revision: int) -> None:
         """Waits until the memory is at `revision` or beyond."""
@@ -291,6 +296,7 @@ class Actor:
     def _enqueue(self, batch: Batch) -> None:
         self._backlog += batch.count
         self._pending.append(batch)
+        self._unstored[batch.receipt.position] = batch
         self._more.set()
 
     def _unreceived(
@@ -412,6 +418,7 @@ class Actor:
     def _stored(self, batches: tuple[Batch, ...], outcomes: dict[int, Outcome]) -> None:
         for batch in batches:
             self._backlog -= batch.count
+            del self._unstored[batch.receipt.position]
             self._dependencies.metrics.stored(batch.count, self._age_s(batch))
             state, receipt = batch.producer, batch.receipt
             if state is None:

@@ -44,6 +44,8 @@ class Decision:
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
     answer: Answer | None = None
+    erased: tuple[str, ...] = ()
+    """Ids of which nothing they said before is to be kept, see Commit."""
     jobs: tuple[Job, ...] = ()
     finish_jobs: tuple[str, ...] = ()
     time_us: int | None = None
@@ -253,6 +255,7 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
         policy=decision.policy,
         labels=decision.labels,
         answer=decision.answer,
+        erased=decision.erased,
     )
 
 

@@ -15,6 +15,7 @@ from memstream_server.core.filters import Filter, passes
 from memstream_server.core.values import Enhancement, Fragment, Tier
 from memstream_server.engine import lifecycle, putting
 from memstream_server.engine.decision import Decision
+from memstream_server.engine.erasing import Erasing
 from memstream_server.engine.errors import (
     EtagMismatch,
     FragmentNotFound,
@@ -128,6 +129,7 @@ class Engine:
         )
         self.reembedding = Reembedding(dependencies, self._registry, self._indexer)
         self.reindexing = Reindexing(self.operations, self._indexer, self.reembedding)
+        self.erasing = Erasing(self.operations, dependencies, self._registry, self._indexer, self._reinforcement)
         self.purging = Purging(self.operations, self._forgetting, self._registry)
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
         self._deletions: set[asyncio.Task[None]] = set()

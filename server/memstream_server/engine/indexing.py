@@ -59,6 +59,8 @@ class Indexer:
         """Rebuilds asked for, of these those whose old content is gone, and of these those that are complete."""
         self._written = 0
         """Entries done since the start, the oldest first."""
+        self._begun = self._drained = 0
+        """How often the emptying of the outbox was begun, and the last beginning that came to its end."""
         self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -150,6 +152,13 @@ class Indexer:
             await index.remove(self._doomed)
             self._doomed, self._reconciled = None, False
             self._removed.set()
+
+    async def caught_up(self) -> None:
+        """Waits until all that was in the outbox is in the index, flushed."""
+        wanted = self._begun + 1
+        while self._drained < wanted:
+            self._hurry()
+            await asyncio.sleep(LOOK_S)
 
     # ---- the task
     async def _run(self) -> None:
@@ -254,6 +263,8 @@ class Indexer:
 
     async def _drain(self) -> None:
         dependencies = self._dependencies
+        self._begun += 1
+        begun = self._begun
         self._wake.clear()
         self._full.clear()
         self._waiting = 0
@@ -266,6 +277,7 @@ class Indexer:
             self._flushed(entries)
             self._written += len(entries)
             dependencies.metrics.outbox(await dependencies.journal.outbox_size())
+        self._drained = begun
         _indexed(reached)
 
     async def _write(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:

@@ -141,8 +141,9 @@ class Jobs:
         elif job.type == "insight" and insights is not None:
             await self._insight(actor, job, insights, account)
         elif job.type == "reflection" and insights is not None:
+            since = actor.revision
             found = await self.reflections(actor, account)
-            await self.keep(actor, found, Decision(finish_jobs=(job.id,)), account, Purpose.REFLECTION)
+            await self.keep(actor, found, Decision(finish_jobs=(job.id,)), account, Purpose.REFLECTION, since)
         elif job.type in _PURPOSES:
             await actor.run(lambda _: _ended(job, account))  # the LLM it was meant for is not configured
         else:
@@ -151,12 +152,13 @@ class Jobs:
     # ---- insights
     async def _insight(self, actor: Actor, job: Job, insights: Insights, account: Account) -> None:
         ids: list[str] = json.loads(job.payload)["fragments"]
+        since = actor.revision
         sources = await self._dependencies.journal.fragments(actor.uid, ids)
         texts = [source.content for source in sources]
         said = await insights.promotion_insights(texts, account) if texts else []
         known = tuple(source.id for source in sources)
         end = Decision(finish_jobs=(job.id,))
-        await self.keep(actor, [(text, known) for text in said], end, account, Purpose.INSIGHT)
+        await self.keep(actor, [(text, known) for text in said], end, account, Purpose.INSIGHT, since)
 
     async def reflections(self, actor: Actor, account: Account) -> list[Cited]:
         """Insights from questions about the latest fragments, with the evidence they cite; empty without an LLM.
@@ -186,9 +188,12 @@ class Jobs:
         return await self._dependencies.journal.fragments(actor.uid, ids)
 
     async def keep(
-        self, actor: Actor, found: Sequence[Cited], end: Decision, account: Account, purpose: Purpose
+        self, actor: Actor, found: Sequence[Cited], end: Decision, account: Account, purpose: Purpose, since: int
     ) -> None:
-        """Insights into long-term, with their sources, in one commit with what `end` says of whoever asked."""
+        """Insights into long-term, with their sources, in one commit with what `end` says of whoever asked.
+
+        Not those of sources that were erased or told anew since that revision: the model was given their words.
+        """
         fragments = [self._fragment(actor, text, sources) for text, sources in found if text.strip()]
         record = actor.working.record
         gathered = await self._dependencies.gatherer.gather(
@@ -196,7 +201,9 @@ class Jobs:
         )
 
         async def decide(now: Actor) -> Decision:  # the insights there are now: one may be changed by request
-            seen = [part.under(now.working.embedding.name) for part in gathered]
+            stale = {id_ for id_, revision in now.working.stale.items() if revision > since}
+            clean = [part for part in gathered if stale.isdisjoint(part.fragment.sources)]
+            seen = [part.under(now.working.embedding.name) for part in clean]
             decision = self._decide(now, end, seen, await self._insights_of(now))
             return decision.costing(account, purpose)
 

@@ -90,6 +90,8 @@ async def update(
         current = await one(now, change.id, dependencies)
         if change.etag and change.etag != fragment_etag(current):
             raise EtagMismatch(f"fragment {change.id} has changed since; read it again", etag=fragment_etag(current))
+        if made is not None and change.content is None and current.content != seen.content:
+            raise EtagMismatch(f"fragment {change.id} has just changed; ask again", etag=fragment_etag(current))
         changed = _changed(current, change)
         part = None if made is None else made.under(now.working.embedding.name)
         if part is not None:
@@ -132,7 +134,7 @@ async def _gathered(actor: Actor, seen: Fragment, change: FragmentChange, depend
     record, fragment = actor.working.record, _changed(seen, change)
     own = {} if change.vector is None else {fragment.id: change.vector}
     if change.content is None and seen.own_vector:  # nobody here can embed in the client's space
-        own |= await _stored_vectors(actor, [seen.id], dependencies)
+        own |= await stored_vectors(actor, [seen.id], dependencies)
     known, space = [fragment.importance], actor.working.embedding
     return (await dependencies.gatherer.gather([fragment], own, known, record, account_of(record), space))[0]
 
@@ -255,7 +257,7 @@ async def _content_vectors(
     by_content = compares_content(record.kind, record.policy)
     stored = [found.id for found in gone if found.own_vector or not by_content]
     embedded = [found for found in gone if by_content and not found.own_vector]
-    vectors = await _stored_vectors(actor, stored, dependencies)
+    vectors = await stored_vectors(actor, stored, dependencies)
     if embedded:
         try:
             texts = [found.content for found in embedded]
@@ -274,7 +276,8 @@ def _of_content(fragment: Fragment, vectors: Mapping[str, tuple[str, Vector]]) -
     return vector if content == fragment.content else None
 
 
-async def _stored_vectors(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> dict[str, Vector]:
+async def stored_vectors(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> dict[str, Vector]:
+    """The indexed vectors of these fragments, of those that have one."""
     packed = await dependencies.journal.vectors(actor.uid, actor.working.embedding.name, ids) if ids else {}
     found = {id_: unpacked(raw) for id_, raw in packed.items()}
     return {id_: vector for id_, vector in found.items() if vector is not None}

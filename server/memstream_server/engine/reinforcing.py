@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -110,7 +110,20 @@ class Reinforcement:
         space = actor.working.embedding
         vectors = await self._content_vectors(actor, new, space)
         found = [Recollected(one.id, one.content, vector) for one, vector in zip(new, vectors, strict=True)]
-        await actor.run(lambda now: self._decide(now, found) if now.working.embedding is space else None)
+        versions = {one.id: one.version for one in new}
+
+        def decide(now: Actor) -> Decision | None:
+            if now.working.embedding is not space:
+                return None  # what was compared is of the former model
+            stale = now.working.stale
+            return self._decide(now, [one for one in found if versions[one.id] >= stale.get(one.id, 0)])
+
+        await actor.run(decide)
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Nothing made of what these fragments said is to be kept."""
+        for key in [key for key in self._content if key[0] in ids]:
+            del self._content[key]
 
     def _decide(self, actor: Actor, found: list[Recollected]) -> Decision | None:
         working = actor.working

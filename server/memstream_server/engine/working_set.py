@@ -55,6 +55,8 @@ class WorkingSet:
         self._dense_max = dense_max
         self._keys: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
+        self.stale: dict[str, int] = {}
+        """Revisions by id: what was read of that fragment before may hold erased words, and is not to be used."""
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
         self._extend(image.rows)
         self._unsettled = {row.fragment.id for row in image.rows if row.fragment.tier is not Tier.LONG_TERM}
@@ -141,9 +143,16 @@ class WorkingSet:
         for row in known:
             self._update(row)
         self.contents.put([row.fragment for row in commit.rows])
+        self._forget_words(commit)
         for id_ in commit.removed:
             self._remove(id_)
         self._compact()
+
+    def _forget_words(self, commit: Commit) -> None:
+        if commit.erased:
+            self.stale |= dict.fromkeys(commit.erased, commit.revision + 1)
+            for key in [key for key, (_, id_) in self._recalled.items() if id_ in self.stale]:
+                del self._recalled[key]
 
     def flushed(self, ids: Iterable[str]) -> None:
         """These vectors are in the index and old enough for its readers to see."""

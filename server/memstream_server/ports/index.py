@@ -49,6 +49,11 @@ class VectorIndex(Protocol):
         """Engine and version for people, for instance "milvus-lite 3.2.2" or "milvus 2.3.5"."""
         ...
 
+    @property
+    def keeps_deleted(self) -> bool:
+        """Whether what is deleted stays in files that are ours until `drop`."""
+        ...
+
     async def open(self, space: Space, beside: Space | None = None) -> bool:
         """Connect and make the collection of `space`, and of another one beside it; True when they must be refilled:
         one was made anew, or holds nothing (a crash may have come between its making and its refilling). Raises

@@ -220,6 +220,9 @@ class Commit:
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
     answer: Answer | None = None
+    erased: tuple[str, ...] = ()
+    """Ids of which nothing they said before is to be kept: stored answers that name them are emptied (a repeat finds a
+    digest that is nobody's), and the hashes of what the memory's producers have stored go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +364,13 @@ class Journal(Protocol):
 
     async def drop_vectors(self, model: str, after: int, limit: int) -> int | None:
         """Remove a slice of that space's vectors, `limit` at most; where to go on, or None when none is left."""
+        ...
+
+    async def scrub(self) -> None:
+        """Rewrite the journal's own files, so that nothing deleted before is left in them. Writes wait meanwhile.
+
+        A database that keeps its own log (PostgreSQL) sees to that by itself, in its own time.
+        """
         ...
 
     async def backup(self, path: str) -> None:

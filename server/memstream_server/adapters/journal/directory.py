@@ -168,6 +168,10 @@ class DirectoryDatabase:
         """Asked of the file system before every group, so that the disk is never quite full."""
         return self._full()
 
+    def scrub(self) -> None:
+        """See database.py."""
+        sqlite.scrub(journal_path(self._data_dir))
+
     def backup(self, target: Path) -> None:
         """See `backup`."""
         backup(self._data_dir, target)

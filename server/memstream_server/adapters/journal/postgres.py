@@ -123,6 +123,9 @@ class PostgresDatabase:
         """The database's disk is out of sight: it says itself when it is full."""
         return None
 
+    def scrub(self) -> None:
+        """See database.py: its log, its dead rows and its replicas are PostgreSQL's own."""
+
     def backup(self, target: Path) -> None:
         """Not ours to make."""
         raise JournalError("the journal is on PostgreSQL: back it up with pg_dump")

@@ -132,6 +132,9 @@ class SqlJournal:
         await self._write(beside.drop_vectors, len(keys), False, model, keys)
         return keys[-1] if keys else None
 
+    async def scrub(self) -> None:
+        await self._writer.alone(self._database.scrub)
+
     async def backup(self, path: str) -> None:
         await asyncio.to_thread(self._database.backup, Path(path))
 

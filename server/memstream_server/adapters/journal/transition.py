@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ from memstream_server.adapters.journal.schema import (
     memories,
     outbox,
     producers,
+    receipts,
+    requests,
     vectors,
 )
 from memstream_server.adapters.journal.writes import A_PRODUCER, find, log, put_answer
@@ -122,6 +125,21 @@ _STORED = (
     .values(stored=case((producers.c.stored < bindparam("s"), bindparam("s")), else_=producers.c.stored))
 )
 
+_AN_ID = re.compile(rb"(?=([0-9A-HJKMNP-TV-Z]{26}))")
+"""Looked for at every byte, since what comes before an id may look like a part of it."""
+_NAMESPACE = select(memories.c.namespace).where(memories.c.number == _number)
+_ANSWERS = select(requests.c.request, requests.c.response).where(
+    requests.c.request >= bindparam("low"), requests.c.request < bindparam("high")
+)
+_VOID = update(requests).where(requests.c.request == bindparam("r")).values(digest=b"", response=b"")
+_COMPACT_ALL = delete(receipts).where(
+    receipts.c.memory == _number,
+    receipts.c.last_sequence
+    <= select(producers.c.stored)
+    .where(producers.c.memory == receipts.c.memory, producers.c.name == receipts.c.producer)
+    .scalar_subquery(),
+)
+
 _SOME_FRAGMENTS = (fragments.c.memory == _number) & fragments.c.id.in_(_ids)
 _REMOVE = (
     delete(vectors).where(vectors.c.key.in_(select(fragments.c.key).where(_SOME_FRAGMENTS))),
@@ -159,8 +177,22 @@ def commit(connection: Connection, commit: Commit, now_us: int) -> None:
     _put_index(connection, commit.index)
     _delete(connection, (_FINISH,), commit.finish_jobs, number)
     _put_jobs(connection, number, commit.jobs)
+    _forget_traces(connection, number, commit.erased)
     put_answer(connection, commit.answer, now_us)
     log(connection, number, commit.revision + 1, commit.time_us, commit.events)
+
+
+def _forget_traces(connection: Connection, number: int, erased: Sequence[str]) -> None:
+    """What was said of the erased elsewhere: in answers, and in the hashes that tell repeats from conflicts."""
+    if not erased:
+        return
+    gone = {id_.encode() for id_ in erased}
+    namespace = connection.execute(_NAMESPACE, {"m": number}).scalar_one()
+    answers = connection.execute(_ANSWERS, {"low": f"{namespace}\n", "high": f"{namespace}\v"}).all()
+    for request, response in answers:
+        if not gone.isdisjoint(_AN_ID.findall(response)):
+            connection.execute(_VOID, {"r": request})
+    connection.execute(_COMPACT_ALL, {"m": number})
 
 
 def _advance(connection: Connection, commit: Commit) -> int:

@@ -141,6 +141,11 @@ class MilvusIndex:
         """Engine and version once it was reached, until then where it is to be."""
         return self._description
 
+    @property
+    def keeps_deleted(self) -> bool:
+        """Lite marks rows as deleted; a server compacts by itself."""
+        return self._remove_files is not None
+
     async def open(self, space: Space, beside: Space | None = None) -> bool:
         """See the port. Also after a failed open, or for another space: what was open is closed first."""
         await self._leave()
