@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
 from typing import TypeAlias, Unpack
 
-from memstream.resources import Cursor, Event
+from memstream.resources import Cursor, Event, ImportedFragment
 from memstream.status import from_status
 from memstream.v1 import (
     event_pb2,
@@ -329,4 +329,15 @@ def event_from_wire(wire: event_pb2.Event, fragment: Fragment | None = None) -> 
         importance=wire.importance if wire.HasField("importance") else None,
         sources=tuple(wire.sources),
         fragment=fragment,
+        imported=_imported_from_wire(wire.imported) if wire.HasField("imported") else None,
+    )
+
+
+def _imported_from_wire(wire: event_pb2.ImportedFragment) -> ImportedFragment:
+    return ImportedFragment(
+        kind=_FRAGMENT_KINDS.get(wire.kind),
+        enhancers=tuple(wire.enhancers),
+        enhancement_count=wire.enhancement_count,
+        duplicate_count=wire.duplicate_count,
+        forgotten=wire.forgotten,
     )

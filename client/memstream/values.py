@@ -78,6 +78,7 @@ class EventType(StrEnum):
     VECTORED = "vectored"
     MEMORY_CREATED = "memory_created"
     MEMORY_UPDATED = "memory_updated"
+    IMPORTED = "imported"
 
 
 class EventReason(StrEnum):

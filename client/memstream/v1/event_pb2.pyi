@@ -69,6 +69,8 @@ class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventType.V
     """The memory was made."""
     EVENT_TYPE_MEMORY_UPDATED: _EventType.ValueType  # 20
     """Its policy or labels were changed."""
+    EVENT_TYPE_IMPORTED: _EventType.ValueType  # 21
+    """The fragment came from an export, at `to_tier`; `imported` says what it had been through."""
 
 class EventType(_EventType, metaclass=_EventTypeEnumTypeWrapper):
     """The steps. After FILTERED, DROPPED, MERGED and ERASED the fragment is gone; REPEATED and ECHOED say that `other_id`
@@ -117,6 +119,8 @@ EVENT_TYPE_MEMORY_CREATED: EventType.ValueType  # 19
 """The memory was made."""
 EVENT_TYPE_MEMORY_UPDATED: EventType.ValueType  # 20
 """Its policy or labels were changed."""
+EVENT_TYPE_IMPORTED: EventType.ValueType  # 21
+"""The fragment came from an export, at `to_tier`; `imported` says what it had been through."""
 Global___EventType: _TypeAlias = EventType  # noqa: Y015
 
 class _EventReason:
@@ -194,6 +198,46 @@ class Cursor(_message.Message):
 Global___Cursor: _TypeAlias = Cursor  # noqa: Y015
 
 @_typing.final
+class ImportedFragment(_message.Message):
+    """What an imported fragment had been through before its memory's log began."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    ENHANCERS_FIELD_NUMBER: _builtins.int
+    ENHANCEMENT_COUNT_FIELD_NUMBER: _builtins.int
+    DUPLICATE_COUNT_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    kind: _fragment_pb2.FragmentKind.ValueType
+    """How it came to be."""
+    enhancement_count: _builtins.int
+    """Hits and repeats."""
+    duplicate_count: _builtins.int
+    """Repeats alone."""
+    forgotten: _builtins.bool
+    """Whether it is forgotten."""
+    @_builtins.property
+    def enhancers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the enhancers of one that is still held."""
+
+    def __init__(
+        self,
+        *,
+        kind: _fragment_pb2.FragmentKind.ValueType = ...,
+        enhancers: _abc.Iterable[_builtins.str] | None = ...,
+        enhancement_count: _builtins.int = ...,
+        duplicate_count: _builtins.int = ...,
+        forgotten: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate_count", b"duplicate_count", "enhancement_count", b"enhancement_count", "enhancers", b"enhancers", "forgotten", b"forgotten", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportedFragment: _TypeAlias = ImportedFragment  # noqa: Y015
+
+@_typing.final
 class Event(_message.Message):
     """One step of one fragment. Fields that do not apply to `type` are unset."""
 
@@ -211,6 +255,7 @@ class Event(_message.Message):
     DRAW_FIELD_NUMBER: _builtins.int
     IMPORTANCE_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    IMPORTED_FIELD_NUMBER: _builtins.int
     type: Global___EventType.ValueType
     """What happened."""
     fragment_id: _builtins.str
@@ -241,6 +286,10 @@ class Event(_message.Message):
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids a promoted fragment or an insight derives from."""
 
+    @_builtins.property
+    def imported(self) -> Global___ImportedFragment:
+        """Of an imported fragment."""
+
     def __init__(
         self,
         *,
@@ -256,10 +305,11 @@ class Event(_message.Message):
         draw: _builtins.float | None = ...,
         importance: _builtins.float | None = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
+        imported: Global___ImportedFragment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "importance", b"importance", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "importance", b"importance", "imported", b"imported", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "other_id", b"other_id", "reason", b"reason", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "imported", b"imported", "other_id", b"other_id", "reason", b"reason", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cosine: _TypeAlias = _typing.Literal["cosine"]  # noqa: Y015
     _WhichOneofArgType__cosine: _TypeAlias = _typing.Literal["_cosine", b"_cosine"]  # noqa: Y015

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from memstream_server.core.values import Tier
+from memstream_server.core.values import FragmentKind, Tier
 
 
 class EventType(StrEnum):
@@ -35,6 +35,7 @@ class EventType(StrEnum):
     VECTORED = "vectored"  # a vector that was missing was filled in
     MEMORY_CREATED = "memory_created"
     MEMORY_UPDATED = "memory_updated"
+    IMPORTED = "imported"  # came from an export at tier `to_tier`, as `imported` and the other fields say
 
 
 class Reason(StrEnum):
@@ -51,6 +52,18 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Imported:
+    """What a fragment had been through before its memory's log began here."""
+
+    kind: FragmentKind = FragmentKind.OBSERVATION
+    enhancements: tuple[str, ...] = ()
+    """Ids of the enhancers of a held one."""
+    enhancement_count: int = 0
+    duplicate_count: int = 0
+    forgotten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One step. Fields that do not apply to `type` keep their defaults."""
 
@@ -64,3 +77,4 @@ class Event:
     draw: float | None = None
     importance: float | None = None
     sources: tuple[str, ...] = ()
+    imported: Imported | None = None

@@ -41,6 +41,8 @@ class Decision:
     """Events of the memory itself, after the transition's."""
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
+    name: tuple[str, str] | None = None
+    """(namespace, name) to go by from now on."""
     answer: Answer | None = None
     jobs: tuple[Job, ...] = ()
     finish_jobs: tuple[str, ...] = ()
@@ -230,6 +232,7 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
         reflection_aggregate=after.reflection_aggregate,
         policy=decision.policy,
         labels=decision.labels,
+        name=decision.name,
         answer=decision.answer,
     )
 
