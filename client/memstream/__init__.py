@@ -97,6 +97,7 @@ from memstream.resources import (
     ServerInfo,
 )
 from memstream.sent import Sent, Stored
+from memstream.transfer import ExportPart
 from memstream.values import (
     AckLevel,
     Answer,
@@ -147,16 +148,17 @@ __all__ = [
     "EmbeddingModel",
     "EtagMismatch",
     "Event",
-    "ImportedFragment",
     "EventReason",
     "EventType",
     "Exhausted",
     "Explanation",
+    "ExportPart",
     "Filter",
     "Fragment",
     "FragmentKind",
     "FragmentListing",
     "FragmentNotFound",
+    "ImportedFragment",
     "InvalidRequest",
     "JournalUnavailable",
     "KindMismatch",

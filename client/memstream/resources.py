@@ -8,7 +8,16 @@ from datetime import datetime, timedelta
 
 from memstream.errors import MemstreamError
 from memstream.policy import Policy
-from memstream.values import Capability, EventReason, EventType, Fragment, FragmentKind, MemoryKind, OperationState, Tier
+from memstream.values import (
+    Capability,
+    EventReason,
+    EventType,
+    Fragment,
+    FragmentKind,
+    MemoryKind,
+    OperationState,
+    Tier,
+)
 
 
 @dataclass(frozen=True, slots=True)

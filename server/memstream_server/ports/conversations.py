@@ -229,9 +229,7 @@ class ConversationStore(Protocol):
         """Read all of it in one snapshot; `visit` runs in a thread, perhaps twice."""
         ...
 
-    async def stage(
-        self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]
-    ) -> None:
+    async def stage(self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]) -> None:
         """Put messages and plans, as they are, aside under the name `staged`; those that are there stay."""
         ...
 

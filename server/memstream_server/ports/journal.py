@@ -21,7 +21,6 @@ from memstream_server.core.events import Event
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, Tier
 
-
 T = TypeVar("T")
 
 

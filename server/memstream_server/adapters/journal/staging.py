@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from memstream_server.adapters.journal import bulk, codec
 from memstream_server.adapters.journal.conversation_tables import conversations, messages, plans
@@ -79,5 +79,4 @@ def discard(connection: Connection, staged: str) -> None:
 
 def _number(connection: Connection, staged: str) -> int | None:
     named = (conversations.c.namespace == "") & (conversations.c.name == staged)
-    found: Row[tuple[int]] | None = connection.execute(select(conversations.c.number).where(named)).one_or_none()
-    return None if found is None else found[0]
+    return connection.execute(select(conversations.c.number).where(named)).scalar_one_or_none()

@@ -14,7 +14,6 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, fields
 from hashlib import sha256
-from pathlib import Path
 from typing import IO
 
 from memstream_server.core.values import Fragment, Tier
@@ -121,24 +120,27 @@ class Exporter:
         return await self._journal.fragment_total(wanted.namespace, wanted.memory)
 
     @contextlib.asynccontextmanager
-    async def memory_spool(self, record: MemoryRecord, vectors: bool) -> AsyncGenerator[tuple[IO[bytes], int], None]:
-        """(a file with the memory's lines, how many fragments they are). Raises Conflict when it is gone.
+    async def memory_spool(self, record: MemoryRecord, vectors: bool) -> AsyncGenerator[IO[bytes], None]:
+        """A file with the memory's lines. Raises Conflict when it is gone.
 
         Waits until all that was received when it began is stored.
         """
         goal: list[int] = []
-
-        def waiting(scan: MemoryScan) -> bool:
-            goal[:] = goal or [scan.next_position]
-            return scan.first_pending is not None and scan.first_pending < goal[0]
-
-        while await self._journal.scan(record.uid, False, waiting):
-            await asyncio.sleep(PENDING_LOOK_S)
         async with self._spool() as (file, given):
-            total = await self._journal.scan(
-                record.uid, vectors, lambda scan: _write_memory(scan, vectors, file, given, self._disk)
-            )
-            yield file, total
+
+            def read(scan: MemoryScan) -> bool:
+                goal[:] = goal or [scan.next_position]
+                if scan.first_pending is not None and scan.first_pending < goal[0]:
+                    return False
+                _write_memory(scan, vectors, file, given, self._disk)
+                return True
+
+            while True:
+                async with self._reading:
+                    if await self._journal.scan(record.uid, vectors, read):
+                        break
+                await asyncio.sleep(PENDING_LOOK_S)
+            yield file
 
     @contextlib.asynccontextmanager
     async def conversation_spool(
@@ -146,9 +148,10 @@ class Exporter:
     ) -> AsyncGenerator[tuple[IO[bytes], tuple[int, int]], None]:
         """(a file with its lines, (messages, plans)). Raises NotThere."""
         async with self._spool() as (file, given):
-            counts = await self._conversations.scan(
-                named, lambda scan: _write_conversation(named, scan, file, given, self._disk)
-            )
+            async with self._reading:
+                counts = await self._conversations.scan(
+                    named, lambda scan: _write_conversation(named, scan, file, given, self._disk)
+                )
             yield file, counts
 
     @contextlib.asynccontextmanager
@@ -191,12 +194,12 @@ class _Export:
 
     async def _memory(self, record: MemoryRecord) -> AsyncGenerator[Part, None]:
         try:
-            async with self._exporter.memory_spool(record, self._wanted.vectors) as (file, total):
+            async with self._exporter.memory_spool(record, self._wanted.vectors) as file:
                 self._counts["memories"] += 1
+                self._counts["fragments"] -= 1  # the memory's own line
                 while part := await _next(file):
                     self._counts["fragments"] += part.count(b"\n")
                     yield self._part(part)
-                self._counts["fragments"] -= 1  # the memory's own line
         except Conflict as error:
             if self._wanted.memory:
                 raise MemoryNotFound(f"the memory was deleted meanwhile: {error}") from error
@@ -216,7 +219,7 @@ class _Export:
 
     def _part(self, part: bytes) -> Part:
         self._hash.update(part)
-        done = self._counts["fragments"]
+        done = max(0, self._counts["fragments"])
         return Part(part, done, max(done, self._total))
 
 
@@ -251,14 +254,13 @@ class _Writer:
         self._file.seek(0)
 
 
-def _write_memory(scan: MemoryScan, vectors: bool, file: IO[bytes], given: threading.Event, disk: Disk) -> int:
+def _write_memory(scan: MemoryScan, vectors: bool, file: IO[bytes], given: threading.Event, disk: Disk) -> None:
     writer = _Writer(file, given, disk)
     writer.line(_memory_line(scan))
     for page in scan.pages():
         for fragment, vector in page:
             writer.line(fragment_line(fragment, vector, scan.anchors.get(fragment.id), vectors))
     writer.done()
-    return scan.total
 
 
 def _memory_line(scan: MemoryScan) -> lines.MemoryLine:

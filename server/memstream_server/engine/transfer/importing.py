@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -29,13 +29,13 @@ from memstream_server.engine.errors import (
     StorageIsFull,
 )
 from memstream_server.engine.operations import OperationRunner, Progress
+from memstream_server.engine.transfer.checking import Summary, Terms
 from memstream_server.engine.transfer.comparing import same_conversation, same_memory
 from memstream_server.engine.transfer.disk import Disk
 from memstream_server.engine.transfer.intake import SUFFIX, Intake, invalid
 from memstream_server.engine.transfer.lines import ConversationLine, FragmentLine, MemoryLine, policy_of
 from memstream_server.engine.transfer.placing import gathered, transition_of
 from memstream_server.engine.transfer.reading import Reader, message_of, plan_of
-from memstream_server.engine.transfer.checking import Summary, Terms
 from memstream_server.ports.conversations import ConversationName, ConversationStore, NotThere, Status
 from memstream_server.ports.journal import AlreadyExists, JournalError, MemoryRecord, StorageFull
 from memstream_server.ports.operations import Operation
@@ -249,13 +249,7 @@ class Importer:
                 done += len(batch)
                 await progress.at(done, job.total)
             target = job.target.namespace, job.target.named(line, job.renamed)
-            await actor.run(
-                lambda now: Decision(
-                    events=(Event(EventType.MEMORY_UPDATED, ""),),
-                    name=target,
-                    labels=now.working.record.labels,
-                )
-            )
+            await actor.run(lambda _: Decision(events=(Event(EventType.MEMORY_UPDATED, ""),), name=target))
             self._registry.renamed(actor, staged.namespace, staged.name)
 
     async def _stage(self, job: _Job, line: MemoryLine) -> MemoryRecord:

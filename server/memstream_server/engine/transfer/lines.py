@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from memstream_server.core.policy import Policy
-from memstream_server.core.values import FragmentKind, MemoryKind, MetadataValue, Structured, Tier
-from memstream_server.ports.conversations import Message, Plan, PlanState
+from memstream_server.core.values import FragmentKind, MemoryKind, MetadataValue, Tier
+from memstream_server.ports.conversations import PlanState
 
 FORMAT = "memstream-export"
 VERSION = 1
