@@ -58,7 +58,8 @@ async def imported(
     where = memory_path(f"{namespace}/{memory}") if memory else None
     call = link.memories.ImportMemories(metadata=link.metadata(where))
     try:
-        with contextlib.suppress(asyncio.InvalidStateError):  # it has ended early: the answer says why
+        # It has ended early: the answer says why, what a write says in that case is grpc's own INTERNAL.
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
             await call.write(pb.ImportMemoriesRequest(open=opening))
             async with contextlib.aclosing(whole_lines(source)) as parts:
                 async for part in parts:

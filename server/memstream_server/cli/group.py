@@ -16,6 +16,8 @@ COMMANDS = {
     "show": ("showing", "Show a memory and its policy, or one of its fragments."),
     "stats": ("showing", "Count what a memory holds."),
     "info": ("showing", "Show what the server is and can do."),
+    "export": ("transfer", "Write a memory, or all of a namespace, to a file."),
+    "import": ("transfer", "Bring an export into a server."),
     "backup": ("data", "Copy the journal of a data directory, also while its server runs."),
     "restore": ("data", "Put a backup into a data directory whose server is stopped."),
 }

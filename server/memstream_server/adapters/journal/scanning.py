@@ -18,7 +18,8 @@ from memstream_server.ports.journal import Anchor, MemoryScan
 
 T = TypeVar("T")
 PAGE_ROWS = 500
-"""Fragments held at once, with their vectors if those are asked for."""
+PAGE_BYTES = 1 << 20
+"""Of fragments read at once, about, as they are stored; the rows of a page follow from those before."""
 
 _low: BindParameter[int] = bindparam("low")
 _high: BindParameter[int] = bindparam("high")
@@ -57,8 +58,9 @@ def memory(connection: Connection, uid: str, all_vectors: bool, visit: Callable[
 def _pages(
     connection: Connection, low: int, high: int, all_vectors: bool
 ) -> Iterator[list[tuple[Fragment, bytes | None]]]:
+    limit = PAGE_ROWS // 8
     while True:
-        rows = fetch(connection, _PAGE, {"low": low, "high": high, "limit": PAGE_ROWS})
+        rows = fetch(connection, _PAGE, {"low": low, "high": high, "limit": limit})
         if not rows:
             return
         found = [codec.decode_fragment(blob, count, at) for _, blob, count, at in rows]
@@ -70,6 +72,8 @@ def _pages(
             for row, fragment in zip(rows, found, strict=True)
         ]
         low = last + 1
+        size = sum(len(row[1]) for row in rows) / len(rows)
+        limit = max(1, min(PAGE_ROWS, int(PAGE_BYTES / size)))
 
 
 def _vectors_of(connection: Connection, low: int, high: int) -> dict[tuple[int, str], bytes]:
