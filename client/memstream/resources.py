@@ -41,6 +41,17 @@ class ImportedFragment:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelUse:
+    """What asking an LLM on behalf of a memory took: for "importance", "insight" or "reflection"."""
+
+    purpose: str
+    model: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One step of one fragment; fields that do not apply to `type` are empty or None.
 
@@ -61,6 +72,7 @@ class Event:
     importance: float | None
     sources: tuple[str, ...]
     fragment: Fragment | None = None
+    model_use: ModelUse | None = None
     imported: ImportedFragment | None = None
 
 
@@ -163,6 +175,18 @@ class EmbeddingModel:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelUsage:
+    """What one use of the LLM (as "scorer" or "insights") took since the server was started."""
+
+    role: str
+    model: str
+    requests: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerInfo:
     """What the server answering is and can do; `degraded` is empty unless recall lacks something now."""
 
@@ -176,3 +200,4 @@ class ServerInfo:
     index: str
     journal: str
     degraded: str
+    model_usage: tuple[ModelUsage, ...] = ()

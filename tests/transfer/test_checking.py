@@ -6,6 +6,7 @@ import base64
 import json
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.core.policy import DBGPT, DEFAULT
+from memstream_server.core.values import Fragment
 from memstream_server.engine.transfer import lines
 from memstream_server.engine.transfer.checking import Checker, Malformed, Summary, Terms
+from memstream_server.ports.conversations import Message, Plan
 from tests.transfer.exports import (
     HEADER,
     changed,
@@ -203,3 +206,11 @@ def test_the_schema_knows_good_lines_from_bad_ones() -> None:
         validator.validate(json.loads(line))
     for bad in (fragment(1, colour="red"), fragment(1, importance=2), {"type": "frog"}, fragment(1, id="x\n")):
         assert not validator.is_valid(bad)
+
+
+def test_every_field_of_what_is_kept_has_its_place_in_a_line() -> None:
+    """Whoever adds a field to one of these says here how it travels."""
+    for kept, line in ((Fragment, lines.FragmentLine), (Message, lines.MessageLine), (Plan, lines.PlanLine)):
+        assert {item.name for item in fields(kept)} <= set(line.__struct_fields__), kept
+    held = set(lines.FragmentLine.__struct_fields__) - {item.name for item in fields(Fragment)}
+    assert held == {"vector", "content_vector", "enhancements"}

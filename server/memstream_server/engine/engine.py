@@ -32,6 +32,7 @@ from memstream_server.engine.operations import OperationRunner
 from memstream_server.engine.producers import ObserveSession
 from memstream_server.engine.purging import Purging
 from memstream_server.engine.recalling import recall
+from memstream_server.engine.reflecting import Reflecting
 from memstream_server.engine.registry import Registry
 from memstream_server.engine.reindexing import Reindexing
 from memstream_server.engine.reinforcing import Reinforcement
@@ -65,7 +66,7 @@ from memstream_server.ports.journal import (
     Space,
     StorageFull,
 )
-from memstream_server.ports.models import EmbeddingModel
+from memstream_server.ports.models import EmbeddingModel, Spent
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
@@ -89,6 +90,7 @@ class Info:
     index: str
     journal: str
     degraded: str
+    spent: Sequence[Spent] = ()
 
 
 class Engine:
@@ -102,6 +104,7 @@ class Engine:
         journal_name: str = "",
         scorer_model: str = "",
         insight_model: str = "",
+        spent: Sequence[Spent] = (),
     ) -> None:
         if space.model != dependencies.embedding.name or space.dimension != dependencies.embedding.dimension:
             raise ModelMismatch(
@@ -112,6 +115,7 @@ class Engine:
         self._dependencies = dependencies
         self._journal = dependencies.journal
         self._names = journal_name, scorer_model, insight_model
+        self._spent = spent
         self._registry = Registry(dependencies)
         self._indexer = Indexer(dependencies, self._registry, space)
         self._jobs = Jobs(dependencies, self._registry)
@@ -126,6 +130,7 @@ class Engine:
         self.transfers = Transfers(
             dependencies, self._registry, self.operations, lambda record: self._delete(record, None)
         )
+        self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
         self._deletions: set[asyncio.Task[None]] = set()
         dependencies.committed = self._committed
         dependencies.index_lost = self._indexer.lost
@@ -173,6 +178,7 @@ class Engine:
             self._dependencies.index.description,
             journal,
             self._indexer.degraded,
+            self._spent,
         )
 
     # ---- memories

@@ -147,6 +147,12 @@ class ModelMismatch(EngineError):
     reason = "MODEL_MISMATCH"
 
 
+class KindMismatch(EngineError):
+    """The memory's kind has not the tier asked for."""
+
+    reason = "KIND_MISMATCH"
+
+
 class ShuttingDown(EngineError):
     """The server is going away."""
 

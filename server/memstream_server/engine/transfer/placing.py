@@ -11,6 +11,7 @@ import numpy as np
 from memstream_server.core.events import Event, EventType, Imported
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, State, Tier, Vector
+from memstream_server.engine.decision import account_of
 from memstream_server.engine.gather import Gathered, compares_content
 from memstream_server.engine.transfer.checking import values_of
 from memstream_server.engine.transfer.lines import FragmentLine
@@ -56,17 +57,20 @@ def fragment_of(line: FragmentLine, model: str) -> Fragment:
 
 async def gathered(batch: Sequence[FragmentLine], record: MemoryRecord, dependencies: Dependencies) -> list[Gathered]:
     """Terms and vectors of a batch, in its order. Waits while the model is down."""
-    policy = replace(record.policy, wait_for_models=True)
+    patient = replace(record, policy=replace(record.policy, wait_for_models=True))
     found: dict[str, Gathered] = {}
     for held in (False, True):
         part = [line for line in batch if is_held(line) is held]
-        kind = record.kind if held else MemoryKind.LONG_TERM  # only what is held is compared by its content
+        # Only what is held is compared by its content.
+        asking = patient if held else replace(patient, kind=MemoryKind.LONG_TERM)
         content = held and compares_content(record.kind, record.policy)
         given = {line.id: vector for line in part if (vector := _given(line, content, dependencies)) is not None}
         fragments = [fragment_of(line, dependencies.embedding.name) for line in part]
         importances = [line.importance for line in part]
         for line, one in zip(
-            part, await dependencies.gatherer.gather(fragments, given, importances, kind, policy), strict=True
+            part,
+            await dependencies.gatherer.gather(fragments, given, importances, asking, account_of(record)),
+            strict=True,
         ):
             if content and line.id in given and line.content_vector is not None:
                 one = replace(one, content_vector=_unpacked(line.content_vector))
