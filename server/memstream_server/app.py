@@ -25,6 +25,8 @@ from memstream_server.engine.embeddings import Candidate, Embedding, Embeddings
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.gather import Gatherer
 from memstream_server.engine.settings import Limits
+from memstream_server.engine.transfer.disk import Disk
+from memstream_server.engine.transfer.transfers import TransferSettings
 from memstream_server.engine.turns import Turns
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.index import VectorIndex
@@ -335,6 +337,7 @@ def _dependencies(
 ) -> Dependencies:
     from memstream_server.adapters.models.analyzer import SnowballAnalyzer
     from memstream_server.rpc.errors import failure_of
+    from memstream_server.rpc.info import server_version
 
     limits = Limits(
         active_memories_max=settings.active_memories_max,
@@ -368,6 +371,13 @@ def _dependencies(
         lost=_nobody_lost,
         operations=journal.operations,
         failure_of=failure_of,
+        transfers=TransferSettings(
+            conversations=journal.conversations,
+            disk=Disk(settings.data_dir / "transfers", settings.disk_free_min_bytes),
+            server=server_version(),
+            import_bytes_max=settings.import_max_bytes,
+            name_bytes_max=settings.id_max_chars,
+        ),
     )
 
 

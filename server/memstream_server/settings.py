@@ -207,6 +207,10 @@ class Settings(BaseSettings):
     page_size_max: int = _setting(1_000, "items of one page; a larger page_size is lowered to it", "items", 1, 10_000)
     recall_limit_max: int = _setting(1_000, "recollections of one answer", "fragments", 1, 10_000)
 
+    import_max_bytes: int = _setting(
+        17_179_869_184, "lines of one import, put aside on the disk before they are used", "bytes", 1, 1_099_511_627_776
+    )
+
     # ---- streams
     window_observations: int = _setting(
         4_096, "observations a stream may have sent and not yet had received", "observations", 1, 1_000_000

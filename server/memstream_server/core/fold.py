@@ -60,7 +60,7 @@ _ELSEWHERE = frozenset({EventType.ECHOED, EventType.MODEL_ASKED, EventType.MEMOR
 
 def fold(places: dict[str, Place], event: Event) -> None:
     """Apply the next event, in place. Raises KeyError on one whose predecessors are missing."""
-    if event.type in (EventType.OBSERVED, EventType.REFLECTED):
+    if event.type in (EventType.OBSERVED, EventType.REFLECTED, EventType.IMPORTED):
         places[event.fragment] = _new(event)
         return
     if event.type is EventType.MERGED:
@@ -106,6 +106,18 @@ def _shown(value: object) -> str:
 def _new(event: Event) -> Place:
     if event.to_tier is None or event.importance is None:
         raise ValueError(f"{event.type} of {event.fragment} lacks its tier or importance")
+    if event.imported is not None:
+        had = event.imported
+        return Place(
+            tier=event.to_tier,
+            importance=event.importance,
+            kind=had.kind,
+            enhancements=had.enhancements,
+            enhancement_count=had.enhancement_count,
+            duplicate_count=had.duplicate_count,
+            sources=event.sources,
+            forgotten=had.forgotten,
+        )
     kind = FragmentKind.INSIGHT if event.type is EventType.REFLECTED else FragmentKind.OBSERVATION
     return Place(tier=event.to_tier, importance=event.importance, kind=kind, sources=event.sources)
 

@@ -33,6 +33,7 @@ from memstream_server.engine.errors import (
     BacklogFull,
     EngineError,
     JournalUnavailable,
+    MemoryExists,
     MemoryNotFound,
     ProducerSuperseded,
     ShuttingDown,
@@ -43,7 +44,15 @@ from memstream_server.engine.intake import Batch, batch_of, observations_in, ver
 from memstream_server.engine.producers import ObserveSession, ProducerState
 from memstream_server.engine.requests import NewObservation, Opened, Outcome, Refusal
 from memstream_server.engine.working_set import WorkingSet
-from memstream_server.ports.journal import Conflict, Image, JournalError, OutcomeUnknown, Recorded, StorageFull
+from memstream_server.ports.journal import (
+    AlreadyExists,
+    Conflict,
+    Image,
+    JournalError,
+    OutcomeUnknown,
+    Recorded,
+    StorageFull,
+)
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
@@ -208,6 +217,10 @@ class Actor:
         """The next place in the order of receipt, for a fragment that was not observed."""
         self._next_position += 1
         return self._next_position - 1
+
+    def take_positions_until(self, position: int) -> None:
+        """Places in the order of receipt that imported fragments bring along."""
+        self._next_position = max(self._next_position, position + 1)
 
     def submit(
         self, state: ProducerState, first: int, items: Sequence[NewObservation | Refusal]
@@ -383,6 +396,8 @@ class Actor:
             _settle(work.done, error)
         except StorageFull as error:
             _settle(work.done, StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S))
+        except AlreadyExists as error:
+            _settle(work.done, MemoryExists(f"another memory has that name or external id: {error}"))
         except BaseException:
             _settle(work.done, JournalUnavailable("the write's outcome is unknown; read again", retry_after_s=0.2))
             raise

@@ -43,6 +43,8 @@ class Decision:
     """Events of the memory itself, after the transition's."""
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
+    name: tuple[str, str] | None = None
+    """(namespace, name) to go by from now on."""
     answer: Answer | None = None
     erased: tuple[str, ...] = ()
     """Ids of which nothing they said before is to be kept, see Commit."""
@@ -254,6 +256,7 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
         reflection_aggregate=after.reflection_aggregate,
         policy=decision.policy,
         labels=decision.labels,
+        name=decision.name,
         answer=decision.answer,
         erased=decision.erased,
     )

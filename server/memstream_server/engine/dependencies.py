@@ -20,6 +20,7 @@ from memstream_server.ports.operations import Failure, Operations
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
+    from memstream_server.engine.transfer.transfers import TransferSettings
 
 
 class Metrics(Protocol):
@@ -68,6 +69,7 @@ class Dependencies:
     operations: Operations
     failure_of: Callable[[Exception], Failure]
     """What a client may read of an error."""
+    transfers: TransferSettings
     index_degraded: Callable[[], str] = str
     """Why the index does not have all it should; empty when it does."""
 

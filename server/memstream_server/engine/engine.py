@@ -54,6 +54,7 @@ from memstream_server.engine.requests import (
     Statistics,
     memory_etag,
 )
+from memstream_server.engine.transfer.transfers import Transfers
 from memstream_server.engine.watching import Watchers
 from memstream_server.ports.journal import (
     AlreadyExists,
@@ -131,6 +132,9 @@ class Engine:
         self.reindexing = Reindexing(self.operations, self._indexer, self.reembedding)
         self.erasing = Erasing(self.operations, dependencies, self._registry, self._indexer, self._reinforcement)
         self.purging = Purging(self.operations, self._forgetting, self._registry)
+        self.transfers = Transfers(
+            dependencies, self._registry, self.operations, lambda record: self._delete(record, None)
+        )
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
         self._deletions: set[asyncio.Task[None]] = set()
         dependencies.committed = self._committed
@@ -147,12 +151,14 @@ class Engine:
         self._forgetting.start()
         for uid in await self._journal.pending_memories():
             self._registry.revive(uid)
+        await self.transfers.start()
         await self.operations.resume()
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End everything in order: recalls and sessions first, the index's write-behind last."""
         await self.operations.stop()
         await self.reembedding.stop()
+        await self.transfers.stop()
         await self._forgetting.stop()
         await self._jobs.stop()
         await self._reinforcement.stop()

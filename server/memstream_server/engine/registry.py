@@ -180,6 +180,12 @@ class Registry:
         """Activate a memory in which observations wait, in the background and until it succeeds."""
         self._spawn(self._revive(uid, 0.0))
 
+    def renamed(self, actor: Actor, namespace: str, name: str) -> None:
+        """The memory went by these until now."""
+        self._uids.pop((namespace, name), None)
+        if self._actors.get(actor.uid) is actor:
+            self._uids[actor.working.record.namespace, actor.working.record.name] = actor.uid
+
     def reread(self, uid: str) -> None:
         """What RAM has of the memory may be out of date: end its actor and read again."""
         actor = self._actors.get(uid)

@@ -129,6 +129,8 @@ class WorkingSet:
             revision=commit.revision + 1,
             policy=commit.policy or self.record.policy,
             labels=self.record.labels if commit.labels is None else commit.labels,
+            namespace=self.record.namespace if commit.name is None else commit.name[0],
+            name=self.record.name if commit.name is None else commit.name[1],
             update_time_us=commit.time_us if commit.policy or commit.labels is not None else self.record.update_time_us,
             reflection_aggregate=self.state.reflection_aggregate,
         )

@@ -13,13 +13,15 @@ Contract
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from memstream_server.core.events import Event
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, Tier
+
+T = TypeVar("T")
 
 
 class JournalError(Exception):
@@ -219,6 +221,8 @@ class Commit:
     reflection_aggregate: float | None = None
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
+    name: tuple[str, str] | None = None
+    """(namespace, name) to go by from now on. Raises AlreadyExists when another memory has it."""
     answer: Answer | None = None
     erased: tuple[str, ...] = ()
     """Ids of which nothing they said before is to be kept: stored answers that name them are emptied (a repeat finds a
@@ -289,6 +293,21 @@ class FragmentQuery:
     """True selects forgotten fragments instead of live ones."""
     after: int = -1
     limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryScan:
+    """All of a memory at one revision, for as long as the scan lasts."""
+
+    record: MemoryRecord
+    total: int
+    """Fragments, forgotten ones included."""
+    next_position: int
+    first_pending: int | None
+    """Least position received and not stored."""
+    anchors: Mapping[str, Anchor]
+    pages: Callable[[], Iterator[list[tuple[Fragment, bytes | None]]]]
+    """Fragments in order of position, each with its vector where that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +427,15 @@ class Journal(Protocol):
 
     async def load(self, uid: str, model: str, vectors_max: int) -> Image:
         """Read an active memory's image at one revision. Raises Conflict when the memory is gone."""
+        ...
+
+    async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
+        """Read all of a memory in one snapshot: `visit` runs in a thread, perhaps twice. Raises Conflict when the
+        memory is gone. Without `all_vectors` only those that clients gave come along."""
+        ...
+
+    async def fragment_total(self, namespace: str, name: str) -> int:
+        """Fragments of a memory, or (name empty) of a namespace, forgotten ones included."""
         ...
 
     # ---- the way in

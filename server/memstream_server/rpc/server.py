@@ -22,10 +22,10 @@ from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.interceptor import Guard
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.memories import MemoryService
 from memstream_server.rpc.operations import OperationService
 from memstream_server.rpc.registration import capabilities, register
 from memstream_server.rpc.streams import StreamService
+from memstream_server.rpc.transfer import TransferringMemoryService
 
 if TYPE_CHECKING:
     from memstream_server.engine.conversations import Conversations
@@ -94,7 +94,7 @@ def build_server(
     talk = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
     services = [
-        (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], MemoryService(engine, limits)),
+        (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], TransferringMemoryService(engine, limits)),
         (stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"], StreamService(engine, limits, drain)),
         (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], talk),
         (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], operations),

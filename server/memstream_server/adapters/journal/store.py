@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from memstream_server.adapters.journal import beside, directory, image, postgres, reads, transition, writes
+from memstream_server.adapters.journal import beside, directory, image, postgres, reads, scanning, transition, writes
 from memstream_server.adapters.journal.conversations import SqlConversations
 from memstream_server.adapters.journal.database import Database, snapshot
 from memstream_server.adapters.journal.operations import SqlOperations
@@ -30,6 +30,7 @@ from memstream_server.ports.journal import (
     JournalError,
     Made,
     MemoryRecord,
+    MemoryScan,
     Producer,
     Receipt,
     Recorded,
@@ -175,6 +176,12 @@ class SqlJournal:
 
     async def load(self, uid: str, model: str, vectors_max: int) -> Image:
         return await self._read(image.load, uid, model, vectors_max)
+
+    async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
+        return await self._read(scanning.memory, uid, all_vectors, visit)
+
+    async def fragment_total(self, namespace: str, name: str) -> int:
+        return await self._read(scanning.total, namespace, name)
 
     # ---- the way in
 

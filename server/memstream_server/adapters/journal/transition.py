@@ -97,6 +97,7 @@ _ADVANCE = (
     )
     .returning(memories.c.number)
 )
+_RENAME = update(memories).where(memories.c.number == _number).values(namespace=bindparam("ns"), name=bindparam("n"))
 _REFILL = (
     insert(outbox)
     .from_select(
@@ -211,6 +212,8 @@ def _advance(connection: Connection, commit: Commit) -> int:
     number: int | None = run(connection, _ADVANCE, values).scalar_one_or_none()
     if number is None:
         raise Conflict(f"memory {commit.memory} is not at epoch {commit.epoch}, revision {commit.revision}")
+    if commit.name is not None:
+        connection.execute(_RENAME, {"m": number, "ns": commit.name[0], "n": commit.name[1]})
     return number
 
 
