@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from memstream_server.adapters.journal import open_journal
-from memstream_server.engine import conversations
 from memstream_server.engine.clock import Clock
 from memstream_server.engine.conversations import Conversations
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery
@@ -18,10 +17,9 @@ TALK = ConversationName("comedy", "monday")
 
 
 @pytest.fixture
-async def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Conversations]:
-    monkeypatch.setattr(conversations, "QUIET_S", 3_600.0)  # only being told wakes a watch
+async def talks(tmp_path: Path) -> AsyncIterator[Conversations]:
     journal = await open_journal(tmp_path / "data", clock_us=Clock().now_us, reserve_bytes=0)
-    yield Conversations(journal.conversations, journal, Clock())
+    yield Conversations(journal.conversations, journal, Clock(), quiet_s=3_600.0)  # only being told wakes a watch
     await journal.close()
 
 

@@ -129,6 +129,10 @@ class WorkingSet:
             self._remove(id_)
         self._compact()
 
+    def unsettled(self) -> list[str]:
+        """Long-term fragments whose vectors the index may not have yet."""
+        return [id_ for id_ in self._unsettled if self.tier_of(id_) is Tier.LONG_TERM]
+
     def flushed(self, ids: Iterable[str]) -> None:
         """These vectors are in the index and old enough for its readers to see."""
         for id_ in ids:

@@ -17,7 +17,7 @@ from memstream_server.engine.errors import EngineError, FieldViolation, JournalU
 from memstream_server.ports.journal import OutcomeUnknown
 
 DOMAIN = "memstream.dev"
-_STATUS_KEY = "grpc-status-details-bin"
+STATUS_KEY = "grpc-status-details-bin"
 _MESSAGE_BYTES_MAX = 600
 _VIOLATIONS_MAX = 10
 _DESCRIPTION_BYTES_MAX = 200
@@ -123,7 +123,7 @@ def status_of_any(error: Exception) -> status_pb2.Status:
 async def abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:
     """End the call with `status`; raises grpc.aio.AbortError."""
     code = _BY_NUMBER[status.code]
-    await context.abort(code, status.message, trailing_metadata=((_STATUS_KEY, status.SerializeToString()),))
+    await context.abort(code, status.message, trailing_metadata=((STATUS_KEY, status.SerializeToString()),))
 
 
 def violation_text(violations: Iterable[FieldViolation]) -> str:
