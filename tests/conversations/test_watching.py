@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memstream_server.adapters.journal import open_journal
+from memstream_server.engine import conversations
 from memstream_server.engine.clock import Clock
 from memstream_server.engine.conversations import Conversations
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery

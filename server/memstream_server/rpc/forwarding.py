@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +153,8 @@ class Forwarding:
         responses = self._passed(method, owner, first, requests, context)
         async with contextlib.aclosing(responses):
             async for response in responses:
-                return response
+                only: bytes = response
+                return only
         raise OwnerUnreachable("the server that owns the memory gave no answer")
 
     # ---- calls with a stream of answers
@@ -181,8 +182,9 @@ class Forwarding:
         channel = await self._connected(owner)
         path = f"/{method.containing_service.full_name}/{method.name}"
         metadata, timeout = _metadata(context), context.time_remaining()
+        call: _Call
         if requests is None:
-            make = channel.unary_stream(path, request_serializer=_bytes)
+            make: Any = channel.unary_stream(path, request_serializer=_bytes)
             call = make(first, timeout=timeout, metadata=metadata)
         else:
             call = channel.stream_stream(path, request_serializer=_bytes)(timeout=timeout, metadata=metadata)
@@ -260,7 +262,8 @@ async def _pump(call: _Call, first: Message | None, requests: AsyncIterator[Mess
 
 async def _relay(error: grpc.aio.AioRpcError, context: _Context) -> None:
     """End the call as the owner ended it. Raises OwnerUnreachable where the owner did not say anything."""
-    rich = [(key, value) for key, value in error.trailing_metadata() or () if key == STATUS_KEY]
+    given = error.trailing_metadata() or ()
+    rich = [(key, value) for key, value in given if key == STATUS_KEY and isinstance(value, bytes)]
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         if not rich:
             text = "the server that owns the memory ended, or the connection to it: what was asked may have been done"
@@ -271,9 +274,9 @@ async def _relay(error: grpc.aio.AioRpcError, context: _Context) -> None:
     await context.abort(error.code(), error.details() or "", trailing_metadata=tuple(rich))
 
 
-def _info(status: str | bytes) -> error_details_pb2.ErrorInfo:
+def _info(status: bytes) -> error_details_pb2.ErrorInfo:
     info = error_details_pb2.ErrorInfo()
-    for detail in status_pb2.Status.FromString(status if isinstance(status, bytes) else status.encode()).details:
+    for detail in status_pb2.Status.FromString(status).details:
         if detail.Unpack(info):
             break
     return info
@@ -285,7 +288,7 @@ def _unbegun(error: EngineError) -> bool:
 
 
 def _deadline_s(context: _Context) -> float:
-    remaining = context.time_remaining()
+    remaining: float | None = context.time_remaining()
     return asyncio.get_running_loop().time() + (PATIENCE_S if remaining is None else min(PATIENCE_S, remaining))
 
 
@@ -312,20 +315,18 @@ async def _joined(first: Message | None, rest: AsyncIterator[Message]) -> AsyncI
 
 def _may_name(method: MethodDescriptor) -> bool:
     fields = method.input_type.fields_by_name
-    if "open" in fields:
-        fields = fields["open"].message_type.fields_by_name
-    return "memory" in fields
+    opening = fields["open"].message_type if "open" in fields else None
+    return "memory" in (fields if opening is None else opening.fields_by_name)
 
 
 def _named(request: Any) -> tuple[str, str] | None:
     """(namespace, name) of the memory a request is for; None where it names none (whoever serves it says so)."""
-    if not isinstance(request, Message):
+    if request is None:
         return None
     fields = request.DESCRIPTOR.fields_by_name
     if "open" in fields:
-        return _named(getattr(request, "open")) if request.HasField("open") else None  # noqa: B009
+        return _named(request.open) if request.HasField("open") else None
     memory = getattr(request, "memory", "")
-    named = (
-        (memory.namespace, memory.name) if isinstance(memory, Message) else (getattr(request, "namespace", ""), memory)
-    )
-    return named if all(named) else None
+    if not isinstance(memory, str):
+        return memory.namespace, memory.name
+    return (request.namespace, memory) if memory else None

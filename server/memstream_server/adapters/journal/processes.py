@@ -7,18 +7,12 @@ Rule 2. Nothing here waits for a lock: it would hold up every write of this proc
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
-
 from sqlalchemy import Connection, text
 
+from memstream_server.adapters.journal.conversations import Read, Write
 from memstream_server.adapters.journal.postgres import LEADING, SCHEMA, PostgresDatabase, lock_of
 from memstream_server.ports.journal import Conflict, JournalError
 from memstream_server.ports.processes import Owner, Renewal
-
-T = TypeVar("T")
-Submit = Callable[[Callable[[Connection], T], int, bool], Awaitable[T]]
-Look = Callable[[Callable[[Connection], T]], Awaitable[T]]
 
 KEPT_US = 3600 * 1_000_000
 """How long the row of a process that ended without leaving stays, for people to look at."""
@@ -52,7 +46,8 @@ _OWNED_BY_OTHERS = text(
     f"WITH living AS MATERIALIZED ({_LIVING}) SELECT uid FROM memories JOIN living ON owner = living.number"
 )
 _ABANDONED = text(
-    f"WITH living AS MATERIALIZED ({_LIVING}) SELECT uid FROM memories WHERE number IN (SELECT memory FROM observations)"
+    f"WITH living AS MATERIALIZED ({_LIVING})"
+    " SELECT uid FROM memories WHERE number IN (SELECT memory FROM observations)"
     " AND (owner IS NULL OR owner <> :n AND owner NOT IN (SELECT number FROM living))"
 )
 
@@ -60,7 +55,7 @@ _ABANDONED = text(
 class SqlProcesses:
     """See the port and the module's rules. `submit` runs on the writer's session, `look` on a reader's."""
 
-    def __init__(self, database: PostgresDatabase, submit: Submit[Any], look: Look[Any]) -> None:
+    def __init__(self, database: PostgresDatabase, submit: Write, look: Read) -> None:
         self._database = database
         self._submit = submit
         self._look = look
@@ -127,7 +122,11 @@ class SqlProcesses:
 
     async def release(self, uid: str, number: int) -> None:
         """See the port."""
-        await self._submit(lambda connection: connection.execute(_RELEASE, {"u": uid, "n": number}), 1, False)
+
+        def work(connection: Connection) -> None:
+            connection.execute(_RELEASE, {"u": uid, "n": number})
+
+        await self._submit(work, 1, False)
 
     async def owner(self, namespace: str, name: str, number: int) -> Owner | None:
         """See the port."""
@@ -140,15 +139,27 @@ class SqlProcesses:
 
     async def living(self, number: int) -> frozenset[int]:
         """See the port."""
-        return await self._look(lambda c: frozenset(c.execute(_LIVING_NUMBERS, {"n": number}).scalars()))
+
+        def work(connection: Connection) -> frozenset[int]:
+            return frozenset(connection.execute(_LIVING_NUMBERS, {"n": number}).scalars())
+
+        return await self._look(work)
 
     async def owned_by_others(self, number: int) -> frozenset[str]:
         """See the port."""
-        return await self._look(lambda c: frozenset(c.execute(_OWNED_BY_OTHERS, {"n": number}).scalars()))
+
+        def work(connection: Connection) -> frozenset[str]:
+            return frozenset(connection.execute(_OWNED_BY_OTHERS, {"n": number}).scalars())
+
+        return await self._look(work)
 
     async def abandoned(self, number: int) -> list[str]:
         """See the port."""
-        return await self._look(lambda c: list(c.execute(_ABANDONED, {"n": number}).scalars()))
+
+        def work(connection: Connection) -> list[str]:
+            return list(connection.execute(_ABANDONED, {"n": number}).scalars())
+
+        return await self._look(work)
 
 
 def _take(connection: Connection, uid: str, number: int) -> int | Owner | None:
