@@ -150,6 +150,8 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         server = create_server(engine, conversations, settings, metrics)
         address = await server.start(settings.listen)
         await engine.ownership.announce(settings.advertise or address)
+        if settings.milvus_uri and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
+            log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
         stack.push_async_callback(server.stop, settings.drain_grace_s)
         for watching in (watch_loop(metrics), _watch_engine(engine, metrics)):
             stack.callback(asyncio.create_task(watching).cancel)

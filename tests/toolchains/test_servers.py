@@ -11,10 +11,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 import memstream
+from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.server.conftest import QUICK, check_log, restarted, started, stopped
 from tests.server.listing import contents, indexed, observed_once
 from tests.server.producing import PATIENT, Producer, words
@@ -153,10 +159,10 @@ async def test_every_kind_of_call_reaches_the_owner_through_any_server(fleet: Fl
 async def test_a_message_appended_at_one_server_is_seen_by_a_watch_at_another(fleet: Fleet) -> None:
     servers = await fleet.start(2)
     async with clients(*servers) as (here, there):
-        await here.conversation("talk/monday").append("one")
+        await here.conversation("talk/monday").append("joy", "one")
         async with there.conversation("talk/monday").watch() as watch:
             assert (await asyncio.wait_for(anext(watch), 60)).content == "one"
-            await here.conversation("talk/monday").append("two")
+            await here.conversation("talk/monday").append("joy", "two")
             assert (await asyncio.wait_for(anext(watch), 60)).content == "two"
 
 
@@ -201,6 +207,7 @@ async def test_when_the_owner_is_killed_another_goes_on_at_once(fleet: Fleet) ->
             await stream.send("after the owner")
             await stream.flush()
             found = await recalls.query("owner", reinforce=False)
+            assert min(stream.connections, recalls.connections) > 1
         assert {hit.fragment.content for hit in found} >= {"by way of the owner", "after the owner"}
         assert await contents(memory) == ["before", "by way of the owner", "after the owner"]
         assert (fleet.owner("joy"), fleet.epoch("joy")) == (second.address, 2)
@@ -231,7 +238,7 @@ async def test_a_server_that_was_stopped_past_its_lease_serves_nothing_stale_and
     fleet: Fleet,
 ) -> None:
     first, second = await fleet.start(2, **SHORT)
-    async with clients(first, second) as (here, there):
+    async with clients(first, second) as (here, there), grpc.aio.insecure_channel(first.address) as raw:
         await here.create_memory("pause/joy", kind=memstream.MemoryKind.LONG_TERM)
         memory, other = here.memory("pause/joy"), there.memory("pause/joy")
         await memory.observe_batch(["old words"])
@@ -239,7 +246,7 @@ async def test_a_server_that_was_stopped_past_its_lease_serves_nothing_stale_and
             await stream.send("old words of p")
             await stream.flush()
             await recalls.query("old", reinforce=False)
-            before = fleet.epoch("joy")
+            before, told = fleet.epoch("joy"), await _raw_streams(raw, "pause", "joy")
             os.kill(first.pid, signal.SIGSTOP)
             try:
                 await stream.send("said while it was stopped")
@@ -247,6 +254,8 @@ async def test_a_server_that_was_stopped_past_its_lease_serves_nothing_stale_and
                 assert fleet.epoch("joy") > before
             finally:
                 os.kill(first.pid, signal.SIGCONT)
+            for call in told:
+                assert await _ends_going_away(call)
             asked = [memory.recall_once("words", limit=20, reinforce=False) for _ in range(20)]
             asked += [recalls.query("words", limit=20, reinforce=False) for _ in range(20)]
             for answer in await asyncio.gather(*asked):
@@ -267,6 +276,29 @@ async def test_a_server_that_was_stopped_past_its_lease_serves_nothing_stale_and
         await here.create_memory("pause/next")  # it goes on as a server with empty hands
         await here.memory("pause/next").observe_batch(["hello"])
         await until(lambda: _owned_by(fleet, "next", first))
+
+
+async def _raw_streams(channel: grpc.aio.Channel, namespace: str, memory: str) -> list[Any]:
+    """An open stream of each kind, without an SDK that hides how it ends."""
+    stub, where = StreamServiceStub(channel), {"namespace": namespace, "memory": memory}
+    observe, recall = stub.Observe(), stub.Recall()
+    await observe.write(pb.ObserveRequest(open=pb.ObserveOpen(producer="raw", **where)))
+    await recall.write(pb.RecallRequest(open=pb.RecallOpen(**where)))
+    watch = stub.Watch(pb.WatchRequest(progress_interval=Duration(nanos=200_000_000), **where))
+    for call in (observe, recall, watch):
+        await call.read()
+    return [observe, recall, watch]
+
+
+async def _ends_going_away(call: Any) -> bool:
+    """Whether `going_away` comes before the end, which is UNAVAILABLE."""
+    told = False
+    try:
+        while (message := await asyncio.wait_for(call.read(), 60)) is not grpc.aio.EOF:
+            told = told or message.HasField("going_away")
+    except grpc.aio.AioRpcError as error:
+        return told and error.code() is grpc.StatusCode.UNAVAILABLE
+    return False
 
 
 async def _observed(memory: memstream.AgentMemory, content: str) -> bool:
@@ -352,10 +384,12 @@ async def test_nothing_acknowledged_is_lost_or_doubled_while_servers_are_killed_
             kept = Counter(await contents(memory))
             total, lost, doubled = total + said.total(), lost + (said - kept).total(), doubled + (kept - said).total()
             assert await observed_once(memory) == said.total()
+        leases = sum(server.log().count("lease_lost") for server in servers)
         taken = sum(fleet.epoch(memory.name) for memory in memories)
         print(
             f"{count} servers, {ROUNDS} kills and stops, {total} observations acknowledged, {lost} lost, "
-            f"{doubled} doubled, {len(memories)} memories taken {taken} times, seed {SEED}"
+            f"{doubled} doubled, {len(memories)} memories taken {taken} times, "
+            f"{leases} leases lost, seed {SEED}"
         )
         assert (lost, doubled) == (0, 0), f"seed {SEED}"
 

@@ -58,6 +58,7 @@ class Registry:
         """Memories whose deletion ended while they were being activated, perhaps from an older reading."""
         self._losses: dict[str, tuple[float, float]] = {}
         """When a memory's actor failed last, and the pause that followed."""
+        self._reviving: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -176,7 +177,8 @@ class Registry:
 
     def revive(self, uid: str) -> None:
         """Activate a memory in which observations wait, in the background and until it succeeds."""
-        self._spawn(self._revive(uid, 0.0))
+        if uid not in self._reviving:
+            self._spawn(self._revive(uid, 0.0))
 
     def reread(self, uid: str) -> None:
         """What RAM has of the memory may be out of date: end its actor and read again."""
@@ -194,6 +196,13 @@ class Registry:
         return pause
 
     async def _revive(self, uid: str, pause: float) -> None:
+        self._reviving.add(uid)
+        try:
+            await self._activate_at_last(uid, pause)
+        finally:
+            self._reviving.discard(uid)
+
+    async def _activate_at_last(self, uid: str, pause: float) -> None:
         while True:
             await asyncio.sleep(pause)
             try:
