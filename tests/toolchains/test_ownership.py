@@ -189,6 +189,7 @@ async def test_a_stale_owner_writes_nothing(postgres: Cluster, url: str) -> None
             one.journal.receive(receipt(1, 2, 0)),
             one.journal.commit(transition(1)),
             one.journal.touch("u1", [Access("f1", 1, 1)], 1),
+            one.journal.delete_memory("u1", None, 1),
         ):
             with pytest.raises(Conflict):
                 await write

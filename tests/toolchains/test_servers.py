@@ -193,6 +193,30 @@ async def test_clients_behind_a_round_robin_move_no_memory(fleet: Fleet) -> None
 # ---- servers that end
 
 
+async def test_streams_move_when_the_server_between_them_and_their_owner_stops(fleet: Fleet) -> None:
+    first, second = await fleet.start(2)
+    async with clients(first) as (here,), grpc.aio.insecure_channel(second.address) as raw:
+        await here.create_memory("between/joy")
+        await here.memory("between/joy").observe_batch(["mine"])
+        told = await _raw_streams(raw, "between", "joy")
+        stopping = asyncio.create_task(stopped(second))
+        assert [await _ends_going_away(call) for call in told] == [True] * 3
+        assert await stopping == 0
+        assert (fleet.owner("joy"), fleet.epoch("joy")) == (first.address, 1)
+
+
+async def test_a_stop_in_order_gives_memories_back(fleet: Fleet) -> None:
+    first, second = await fleet.start(2)
+    async with clients(first, second) as (here, there):
+        await here.create_memory("order/joy")
+        await here.memory("order/joy").observe_batch(["before"])
+        assert await stopped(first) == 0
+        assert fleet.owner("joy") == ""
+        await there.memory("order/joy").observe_batch(["after"])
+        assert await contents(there.memory("order/joy")) == ["before", "after"]
+        assert (fleet.owner("joy"), fleet.epoch("joy")) == (second.address, 2)
+
+
 async def test_when_the_owner_is_killed_another_goes_on_at_once(fleet: Fleet) -> None:
     first, second = await fleet.start(2)
     async with clients(first, second) as (here, there):

@@ -285,9 +285,9 @@ class Engine:
     async def _delete(self, record: MemoryRecord, answer: Answer | None) -> None:
         with self._registry.deleting(record):
             try:
-                if self.ownership.shared:  # else it would live on in the RAM of whoever takes it meanwhile
-                    await self._write(self.ownership.take(record.uid))
-                await self._write(self._journal.delete_memory(record.uid, answer))
+                # Taken first where others could: else it would live on in the RAM of whoever takes it meanwhile.
+                epoch = await self._write(self.ownership.take(record.uid)) if self.ownership.shared else None
+                await self._write(self._journal.delete_memory(record.uid, answer, epoch))
             except JournalUnavailable:  # it may have happened
                 self._registry.reread(record.uid)
                 raise

@@ -312,8 +312,11 @@ class Journal(Protocol):
         """At revision 1, with `events` as that revision. Raises AlreadyExists when the name is taken."""
         ...
 
-    async def delete_memory(self, uid: str, answer: Answer | None = None) -> None:
-        """Everything of it goes, its Milvus rows by outbox entries that survive it."""
+    async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:
+        """Everything of it goes, its Milvus rows by outbox entries that survive it.
+
+        Raises Conflict when the memory is gone, or is at another epoch than the one given.
+        """
         ...
 
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None: ...

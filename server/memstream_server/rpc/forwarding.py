@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import grpc.aio
 import structlog
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 
 from memstream_server.engine.errors import (
@@ -29,6 +30,7 @@ from memstream_server.engine.errors import (
     OwnedElsewhere,
     OwnerUnreachable,
 )
+from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import STATUS_KEY
 
 if TYPE_CHECKING:
@@ -90,8 +92,9 @@ class _Wait:
 class Forwarding:
     """Wraps handlers. `watch` runs beside them; `close` ends the channels."""
 
-    def __init__(self, ownership: Ownership, look_s: float = 1.0) -> None:
+    def __init__(self, ownership: Ownership, drain: Drain, look_s: float = 1.0) -> None:
         self._ownership = ownership
+        self._drain = drain
         self._look_s = look_s
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._passages: set[_Passage] = set()
@@ -167,12 +170,39 @@ class Forwarding:
             if owner is None:
                 answers = behaviour(request if requests is None else _joined(first, requests), context)
             else:
-                answers = self._passed(method, owner, first, requests, context)
+                answers = self._told(method, self._passed(method, owner, first, requests, context))
             async with contextlib.aclosing(answers):
                 async for answer in answers:
                     yield answer
 
         return stream
+
+    async def _told(self, method: MethodDescriptor, answers: AsyncGenerator[bytes, None]) -> Any:
+        """The owner's answers, and `going_away` among them when it is this server that goes."""
+        drained = asyncio.Event()
+        waiting: asyncio.Task[Any] = asyncio.create_task(drained.wait())
+        following: asyncio.Task[bytes | None] = asyncio.create_task(_next(answers))
+        told = False
+        try:
+            with self._drain.told(drained.set):
+                while True:
+                    await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                    if following.done():
+                        if (answer := following.result()) is None:
+                            return
+                        following = asyncio.create_task(_next(answers))
+                        yield answer
+                    elif told:
+                        raise self._drain.error()
+                    else:
+                        told, waiting = True, asyncio.create_task(_slept(self._drain.grace_s))
+                        if "going_away" in method.output_type.fields_by_name:
+                            yield GetMessageClass(method.output_type)(going_away=self._drain.message())
+        finally:
+            following.cancel()
+            waiting.cancel()
+            await asyncio.gather(following, waiting, return_exceptions=True)
+            await answers.aclose()
 
     # ---- passing on
     async def _passed(
@@ -243,6 +273,15 @@ class Forwarding:
                 if passage.owner not in living:
                     passage.gone = True
                     passage.call.cancel()
+
+
+async def _next(answers: AsyncGenerator[bytes, None]) -> bytes | None:
+    return await anext(answers, None)
+
+
+async def _slept(seconds: float) -> bool:
+    await asyncio.sleep(seconds)
+    return True
 
 
 async def _pump(call: _Call, first: Message | None, requests: AsyncIterator[Message]) -> None:

@@ -88,7 +88,7 @@ def create_server(
     """A server of `engine` with the limits of `settings`, not yet listening. To be called in the running event loop."""
     drain = Drain(settings.drain_grace_s)
     engine.ownership.on_loss(lambda: drain.leave_memories("this server lost its lease on the memory"))
-    forwarding = Forwarding(engine.ownership, settings.lease_renew_s / 3)
+    forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3)
     return build_server(engine, Limits.of(settings), drain, metrics, conversations, forwarding)
 
 

@@ -122,8 +122,8 @@ class SqlJournal:
     ) -> None:
         await self._write(writes.create_memory, 2, True, record, events, answer, self._clock_us())
 
-    async def delete_memory(self, uid: str, answer: Answer | None = None) -> None:
-        await self._write(writes.delete_memory, 3, False, uid, answer, self._clock_us())
+    async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:
+        await self._write(writes.delete_memory, 3, False, uid, answer, epoch, self._clock_us())
         await self.purge()
 
     async def purge(self) -> None:

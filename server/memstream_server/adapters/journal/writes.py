@@ -183,9 +183,9 @@ def create_memory(
     put_answer(connection, answer, now_us)
 
 
-def delete_memory(connection: Connection, uid: str, answer: Answer | None, now_us: int) -> None:
+def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch: int | None, now_us: int) -> None:
     """From here on the memory is gone; its rows go by `purge`."""
-    number, _ = find(connection, uid)
+    number, _ = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
     connection.execute(_DELETE_MEMORY, {"m": number})
     connection.execute(insert(deletions), {"number": number, "uid": uid})
     put_answer(connection, answer, now_us)
