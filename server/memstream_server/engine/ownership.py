@@ -118,12 +118,18 @@ class Ownership:
     async def _keep(self, processes: Processes) -> None:
         while True:
             await asyncio.sleep(self._times.renew_s / LOOKS)
-            if not self.valid():
-                self._lose()
-                await self._join_again(processes)
-            elif self._renewing is None and self._now() - self._renewed_s >= self._times.renew_s:
-                # Beside this loop: however long it takes, the end of the lease is noticed.
-                self._renewing = asyncio.create_task(self._renew_again(processes, self._number))
+            try:
+                await self._look(processes)
+            except Exception:  # a mistake in here must not leave the process without a lease for ever
+                log.exception("lease_not_looked_after")
+
+    async def _look(self, processes: Processes) -> None:
+        if not self.valid():
+            self._lose()
+            await self._join_again(processes)
+        elif self._renewing is None and self._now() - self._renewed_s >= self._times.renew_s:
+            # Beside the loop: however long it takes, the end of the lease is noticed.
+            self._renewing = asyncio.create_task(self._renew_again(processes, self._number))
 
     async def _join(self, processes: Processes) -> None:
         asked_s = self._now()
