@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import structlog
+from pydantic import SecretStr
 
 from memstream_server.engine.clock import Clock, Ids
 from memstream_server.engine.conversations import Conversations
 from memstream_server.engine.dependencies import Dependencies
+from memstream_server.engine.embeddings import Candidate, Embedding, Embeddings
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.gather import Gatherer
 from memstream_server.engine.ownership import LeaseTimes
@@ -28,7 +30,7 @@ from memstream_server.engine.turns import Turns
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal import Commit, Conflict, Recorded, Space
-from memstream_server.ports.models import Embedder, EmbeddingModel, Insights, ModelUnavailable, Scorer
+from memstream_server.ports.models import Embedder, EmbeddingModel, Insights, ModelUnavailable, Scorer, Spent
 from memstream_server.settings import EmbeddingKind, Settings
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ INDEX_GRACE_S = 5.0
 
 OPENAI_URL = "https://api.openai.com/v1"
 """Where models are asked if no other base URL is set."""
+SPACE_NOTICE_S = 30.0
+"""What is no longer used of an embedding space is kept so long where several servers may share the store."""
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -62,6 +66,9 @@ class Models:
     scorer_name: str = ""
     insight_name: str = ""
     close_llm: Callable[[], Awaitable[None]] | None = None
+    spent: Sequence[Spent] = ()
+    next: Candidate | None = None
+    """What everything is to be embedded anew by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +138,11 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         stack.push_async_callback(journal.close)
         used = models or _with_llm(_models(settings), settings, metrics)
         stack.push_async_callback(used.embedder.close)
+        if used.next is not None:
+            stack.push_async_callback(used.next.embedder.close)
         if used.close_llm is not None:
             stack.push_async_callback(used.close_llm)
-        space, embedding = await _space(journal, used.embedder, settings)
+        used, space, embedding = await _in_force(journal, used, settings)
         index = await _index(settings)
         stack.push_async_callback(index.close)
         dependencies = _dependencies(settings, journal, index, used, embedding, metrics, clock)
@@ -143,6 +152,7 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
             journal_name=journal.description,
             scorer_model=used.scorer_name,
             insight_model=used.insight_name,
+            spent=used.spent,
         )
         await engine.start()
         stack.push_async_callback(engine.stop, INDEX_GRACE_S)
@@ -177,35 +187,58 @@ def _write_port(file: Path, address: str) -> None:
 
 
 def _models(settings: Settings) -> Models:
+    embedder = _embedder(
+        settings,
+        settings.embedding,
+        settings.embedding_model_dir,
+        settings.embedding_model,
+        settings.embedding_base_url,
+        settings.embedding_api_key,
+    )
+    if settings.next_embedding is None:
+        return Models(embedder)
+    following = _embedder(
+        settings,
+        settings.next_embedding,
+        settings.next_embedding_model_dir,
+        settings.next_embedding_model,
+        settings.next_embedding_base_url,
+        settings.next_embedding_api_key,
+    )
+    asked = settings.next_embedding is EmbeddingKind.OPENAI
+    return Models(embedder, next=Candidate(following, settings.next_embedding_model if asked else ""))
+
+
+def _embedder(
+    settings: Settings, kind: EmbeddingKind, directory: Path | None, model: str, base_url: str, api_key: SecretStr
+) -> Embedder:
     from memstream_server.adapters.models.hashing import HashingEmbedder
 
-    if settings.embedding is EmbeddingKind.HASHING:
-        return Models(HashingEmbedder())
-    if settings.embedding is EmbeddingKind.ONNX and settings.embedding_model_dir is not None:
+    if kind is EmbeddingKind.HASHING:
+        return HashingEmbedder()
+    if kind is EmbeddingKind.ONNX and directory is not None:
         from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder, OnnxModelError
 
         try:
-            return Models(OnnxEmbedder(settings.embedding_model_dir))
+            return OnnxEmbedder(directory)
         except OnnxModelError as error:
             raise StartError(str(error)) from error
     from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding
     from memstream_server.adapters.models.resilience import Resilience
 
-    return Models(
-        OpenAIEmbedder(
-            OpenAIEmbedding(
-                model=settings.embedding_model,
-                base_url=settings.embedding_base_url or OPENAI_URL,
-                api_key=settings.embedding_api_key.get_secret_value(),
-                batch_texts=settings.embedding_batch_max,
-                input_characters=settings.embedding_input_max_chars,
-                concurrency=settings.embedding_concurrency,
-                timeout_s=settings.embedding_timeout_s,
-                resilience=Resilience(
-                    attempts=settings.embedding_retries + 1,
-                    deadline_s=settings.embedding_timeout_s * (settings.embedding_retries + 1),
-                ),
-            )
+    return OpenAIEmbedder(
+        OpenAIEmbedding(
+            model=model,
+            base_url=base_url or OPENAI_URL,
+            api_key=api_key.get_secret_value(),
+            batch_texts=settings.embedding_batch_max,
+            input_characters=settings.embedding_input_max_chars,
+            concurrency=settings.embedding_concurrency,
+            timeout_s=settings.embedding_timeout_s,
+            resilience=Resilience(
+                attempts=settings.embedding_retries + 1,
+                deadline_s=settings.embedding_timeout_s * (settings.embedding_retries + 1),
+            ),
         )
     )
 
@@ -214,7 +247,7 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
     """The same with the LLM's scorer and insights, where the settings name one."""
     if not settings.llm_model or not (settings.llm_scoring or settings.llm_insights):
         return models
-    from memstream_server.adapters.models.budget import Budget
+    from memstream_server.adapters.models.budget import Budget, Rates
     from memstream_server.adapters.models.insights import ChatInsights
     from memstream_server.adapters.models.openai_chat import ChatModel, OpenAIChat, Role, StructuredOutput, Usage
     from memstream_server.adapters.models.prompts import PromptError, load_prompts
@@ -243,7 +276,10 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
                 attempts=settings.llm_retries + 1, deadline_s=settings.llm_deadline_s, backoff_max_s=30.0
             ),
         ),
-        Budget(settings.llm_requests_per_minute, settings.llm_tokens_per_minute),
+        Budget(
+            Rates(settings.llm_requests_per_minute, settings.llm_tokens_per_minute),
+            Rates(settings.llm_namespace_requests_per_minute, settings.llm_namespace_tokens_per_minute),
+        ),
         counted,
     )
     scores, derives = settings.llm_scoring, settings.llm_insights
@@ -254,7 +290,17 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
         insights=ChatInsights(chat, prompts) if derives else None,
         insight_name=settings.llm_model if derives else "",
         close_llm=chat.close,
+        spent=tuple(chat.spent.values()),
     )
+
+
+async def _in_force(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:
+    """The models with that in front whose space is in force: the next one's once everything is embedded by it."""
+    recorded = await journal.space()
+    if recorded is not None and models.next is not None and await models.next.named() == recorded.model:
+        embedding = (await models.next.embedding(recorded)).model
+        return replace(models, embedder=models.next.embedder, next=None), recorded, embedding
+    return models, *await _space(journal, models.embedder, settings)
 
 
 async def _space(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
@@ -298,6 +344,7 @@ def _dependencies(
     clock: Clock,
 ) -> Dependencies:
     from memstream_server.adapters.models.analyzer import SnowballAnalyzer
+    from memstream_server.rpc.errors import failure_of
 
     limits = Limits(
         active_memories_max=settings.active_memories_max,
@@ -308,16 +355,18 @@ def _dependencies(
         fresh_s=settings.index_overlay_s,
         access_interval_s=settings.access_flush_interval_s,
         maintenance_interval_s=settings.maintenance_interval_s,
+        space_notice_s=SPACE_NOTICE_S if settings.journal_url.get_secret_value() else 0.0,
     )
     analyzer, counted = SnowballAnalyzer(), EngineMetrics(metrics)
     embedder, turns = MeasuredEmbedder(models.embedder, metrics), Turns()
+    following = models.next and replace(models.next, embedder=MeasuredEmbedder(models.next.embedder, metrics))
+    embeddings = Embeddings(Embedding(embedding, embedder), candidate=following)
     return Dependencies(
         journal=journal,
         index=index,
         analyzer=analyzer,
-        embedder=embedder,
-        embedding=embedding,
-        gatherer=Gatherer(analyzer, embedder, embedding.name, models.scorer, limits.model_retry_s, turns),
+        embeddings=embeddings,
+        gatherer=Gatherer(analyzer, embeddings, models.scorer, limits, turns),
         insights=models.insights,
         clock=clock,
         ids=Ids(clock),
@@ -329,6 +378,8 @@ def _dependencies(
         lost=_nobody_lost,
         processes=journal.processes,
         lease=LeaseTimes(settings.lease_s, settings.lease_renew_s),
+        operations=journal.operations,
+        failure_of=failure_of,
     )
 
 

@@ -32,6 +32,7 @@ def configure_logging(level: LogLevel, form: LogFormat, stream: TextIO | None = 
         redact,
     ]
     handler = logging.StreamHandler(target)
+    handler.addFilter(_is_news)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared[:2], structlog.stdlib.add_logger_name, *shared[2:]],
@@ -53,6 +54,11 @@ def configure_logging(level: LogLevel, form: LogFormat, stream: TextIO | None = 
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,  # the tests configure more than once
     )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """grpc calls it an error when a client goes away while a message waits for it to read on."""
+    return not (record.name == "grpc._cython.cygrpc" and record.getMessage().startswith("ExecuteBatchError raised"))
 
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

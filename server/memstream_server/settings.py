@@ -154,6 +154,15 @@ class Settings(BaseSettings):
     embedding_input_max_chars: int = _setting(8_000, "text sent to the model is cut here", "characters", 100, 1_000_000)
     embedding_retries: int = _setting(3, "retries of a failed request, with growing jittered waits", "retries", 0, 20)
 
+    # ---- the model to change to
+    next_embedding: EmbeddingKind | None = _setting(
+        None, "embedding model to change to by `memstream reindex --embed`; serves once the data is in its space"
+    )
+    next_embedding_model_dir: Path | None = _setting(None, "its directory, for next_embedding = onnx")
+    next_embedding_model: str = _setting("text-embedding-3-small", "model asked of its endpoint")
+    next_embedding_base_url: str = _setting("", "base URL of its endpoint; empty is OpenAI's own")
+    next_embedding_api_key: SecretStr = _setting(SecretStr(""), "key of its endpoint; empty where it needs none")
+
     # ---- the LLM that rates importance and derives insights
     llm_model: str = _setting("", "chat model asked for importance and insights; empty is no LLM")
     llm_base_url: str = _setting("", "base URL of its OpenAI-compatible endpoint; empty is OpenAI's own")
@@ -179,6 +188,12 @@ class Settings(BaseSettings):
     )
     llm_tokens_per_minute: int = _setting(
         0, "tokens of the LLM in a minute, prompts and replies, more wait; 0 is no limit", "tokens", 0, 1_000_000_000
+    )
+    llm_namespace_requests_per_minute: int = _setting(
+        0, "the same for each namespace, so that none uses up what is everybody's", "requests", 0, 1_000_000
+    )
+    llm_namespace_tokens_per_minute: int = _setting(
+        0, "the same for each namespace, so that none uses up what is everybody's", "tokens", 0, 1_000_000_000
     )
 
     # ---- what a request may hold
@@ -253,6 +268,8 @@ class Settings(BaseSettings):
             raise ValueError("lease_renew_s must be at most half of lease_s")
         if self.embedding is EmbeddingKind.ONNX and self.embedding_model_dir is None:
             raise ValueError("embedding = onnx needs embedding_model_dir")
+        if self.next_embedding is EmbeddingKind.ONNX and self.next_embedding_model_dir is None:
+            raise ValueError("next_embedding = onnx needs next_embedding_model_dir")
         return self
 
     @classmethod

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+from tests.support import journals
+
 COMMAND = (sys.executable, "-m", "memstream_server")
 
 
@@ -22,7 +24,7 @@ def run(*words: str, stdin: str = "", target: str = "") -> subprocess.CompletedP
         input=stdin,
         capture_output=True,
         text=True,
-        env=environment(target),
+        env=environment(target) | journals.environment(words),
         timeout=120,
         check=False,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import COMMAND, environment, run
+from tests.support.journals import DATABASE, only_sqlite
 from tests.support.server import ServerProcess
 
 
@@ -207,9 +208,10 @@ def test_list_show_stats_info(server: ServerProcess) -> None:
     assert stats["sensory"] + stats["short_term"] + stats["long_term"] == 3
     info = json.loads(run("info", "--json", target=server.address).stdout)
     assert info["embedding"]["dimension"] == 384
-    assert "sqlite" in run("info", target=server.address).stdout
+    assert ("postgresql" if DATABASE else "sqlite") in run("info", target=server.address).stdout
 
 
+@only_sqlite("`backup` copies a data directory; for a database it is pg_dump")
 def test_backup_of_a_running_server_restores_into_another(server: ServerProcess, tmp_path: Path) -> None:
     run("observe", "--create", "demo/saved", stdin="the bees are on the roof\n", target=server.address)
     copy, place = str(tmp_path / "copy"), str(tmp_path / "data")
@@ -232,7 +234,7 @@ def test_backup_of_a_running_server_restores_into_another(server: ServerProcess,
         assert other.stop() == 0
 
 
-def test_serve_announces_ends_on_sigterm_and_holds_its_directory(tmp_path: Path) -> None:
+def test_serve_announces_ends_on_sigterm_and_holds_its_journal(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as first:
         second = run("serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
         assert first.stop() == 0
@@ -243,6 +245,7 @@ def test_serve_announces_ends_on_sigterm_and_holds_its_directory(tmp_path: Path)
     assert "Traceback" not in second.stderr
 
 
+@only_sqlite("a data directory has a format; for a database see tests/toolchains/test_postgres.py")
 def test_serve_refuses_a_newer_format_and_a_taken_port(server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "format").write_text("memstream data directory, format 99\n")
     newer = run("serve", "--data", str(tmp_path), "--listen", "127.0.0.1:0")

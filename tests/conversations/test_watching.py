@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.adapters.journal import open_journal
 from memstream_server.engine import conversations
 from memstream_server.engine.clock import Clock
 from memstream_server.engine.conversations import Conversations
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery
+from tests.support import journals
 
 TALK = ConversationName("comedy", "monday")
 
 
 @pytest.fixture
 async def talks(tmp_path: Path) -> AsyncIterator[Conversations]:
-    journal = await open_journal(tmp_path / "data", clock_us=Clock().now_us, reserve_bytes=0)
+    journal = await journals.opened(tmp_path / "data", Clock().now_us, reserve_bytes=0)
     yield Conversations(journal.conversations, journal, Clock(), quiet_s=3_600.0)  # only being told wakes a watch
     await journal.close()
 

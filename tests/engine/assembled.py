@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from memstream_server import app
-from memstream_server.adapters.journal import open_journal
 from memstream_server.core.events import Event
 from memstream_server.core.fold import fold_all, place_of
 from memstream_server.core.values import State
@@ -22,6 +21,7 @@ from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.observability import Metrics
 from memstream_server.ports.journal import Image, MemoryRecord
 from memstream_server.settings import Settings
+from tests.support import journals
 from tests.support.faulty_journal import FaultyJournal
 from tests.support.memory_index import MemoryIndex
 from tests.support.scripted_models import ScriptedEmbedder
@@ -67,7 +67,7 @@ async def assembled(
     chosen = Settings(data_dir=data_dir, **values)  # type: ignore[arg-type]  # pydantic checks
     now = clock or Clock()
     used, vectors = models or app.Models(ScriptedEmbedder()), index or MemoryIndex()
-    stored = await open_journal(data_dir, clock_us=now.now_us)
+    stored = await journals.opened(data_dir, now.now_us)
     journal = FaultyJournal(stored)
     space, embedding = await app._space(stored, used.embedder, chosen)
     parts = app._dependencies(chosen, stored, vectors, used, embedding, Metrics(), now)

@@ -1,4 +1,4 @@
-"""A real engine on a real SQLite journal and a real Milvus Lite, without the wire."""
+"""A real engine on a real journal and a real Milvus Lite, without the wire."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from memstream_server import app
-from memstream_server.adapters.journal import open_journal
 from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.observability import Metrics
 from memstream_server.settings import Settings
+from tests.support import journals
 
 OpenEngine = Callable[..., AbstractAsyncContextManager[Engine]]
 
@@ -25,7 +25,7 @@ async def open_engine(
     """An engine on `data_dir`, composed as the server composes it."""
     chosen = Settings(data_dir=data_dir, index_flush_interval_s=0.2, **settings)  # type: ignore[arg-type]  # pydantic checks
     now = clock or Clock()
-    journal = await open_journal(data_dir, clock_us=now.now_us)
+    journal = await journals.opened(data_dir, now.now_us)
     used = models or app._models(chosen)
     space, embedding = await app._space(journal, used.embedder, chosen)
     index = await app._index(chosen)

@@ -413,7 +413,7 @@ class JournalConformance:
         sensory, first, second = fragment(0, Tier.SENSORY), fragment(1, Tier.SHORT_TERM), fragment(2, Tier.SHORT_TERM)
         gone = fragment(3, Tier.SHORT_TERM, forget_time_us=5)
         rows = tuple(row(one) for one in (second, first, sensory, gone, fragment(4)))
-        anchors = (Anchor(second.id, vector(9), enhancements), Anchor(first.id, None, enhancements[:1]))
+        anchors = (Anchor(second.id, vector(9), enhancements, MODEL), Anchor(first.id, None, enhancements[:1]))
         await journal.commit(transition(1, rows=rows, anchors=anchors))
         found = await image(journal)
         assert [one.fragment.position for one in found.rows] == [0, 1, 2, 3, 4]
@@ -422,7 +422,7 @@ class JournalConformance:
         assert found.short_term[0].vector is None
         np.testing.assert_array_equal(found.short_term[1].vector, np.array([9, 1, 2, 3], dtype=np.float32))
         assert [held.enhancements for held in found.short_term] == [enhancements[:1], enhancements]
-        await journal.commit(transition(2, anchors=(Anchor(second.id, vector(9), ()),), released=(first.id,)))
+        await journal.commit(transition(2, anchors=(Anchor(second.id, vector(9), (), MODEL),), released=(first.id,)))
         assert [held.enhancements for held in (await image(journal)).short_term] == [(), ()]
 
     async def test_vectors_come_all_or_none_and_only_of_the_space_asked_for(self, journal: Journal) -> None:
@@ -711,7 +711,7 @@ class JournalConformance:
         await journal.set_space(Space(MODEL, 4, 64))
         await journal.receive(receipt(1, 2, 0))
         kept = row(fragment(2, Tier.SHORT_TERM))
-        await journal.commit(transition(1, rows=(kept,), anchors=(Anchor(kept.fragment.id, vector(1), ()),)))
+        await journal.commit(transition(1, rows=(kept,), anchors=(Anchor(kept.fragment.id, vector(1), (), MODEL),)))
         before = await image(journal)
         await journal.close()
         again = await opener()

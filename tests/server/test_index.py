@@ -14,10 +14,10 @@ import pytest
 
 import memstream
 from memstream import AgentMemory, Observation
-from memstream_server.adapters.journal import open_journal
 from memstream_server.adapters.milvus.index import open_lite
 from tests.server.conftest import MakeServer, started, stopped
 from tests.server.listing import contents, indexed
+from tests.support import journals
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -32,7 +32,7 @@ def about(number: int) -> str:
 
 async def in_index(data_dir: Path, uid: str) -> list[str]:
     """The ids the index has of a memory, read by nobody's server."""
-    journal = await open_journal(data_dir, clock_us=lambda: 0, reserve_bytes=0)
+    journal = await journals.opened(data_dir, lambda: 0, reserve_bytes=0)
     index = await open_lite(data_dir)
     try:
         space = await journal.space()

@@ -15,7 +15,10 @@ from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import contents, observed_once
 from tests.server.producing import PATIENT
+from tests.support.journals import only_sqlite
 from tests.support.server import free_address
+
+pytestmark = only_sqlite("of a database's disk a server knows nothing until the database refuses")
 
 
 def more_than_there_is(place: Path) -> float:

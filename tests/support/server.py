@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.journals import journal_url
+
 
 def free_address() -> str:
     """A loopback address that was free a moment ago: for a server that is to be found again after a restart."""
@@ -116,4 +118,5 @@ class ServerProcess:
 
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
-        return kept | {f"MEMSTREAM_{name.upper()}": str(value) for name, value in self._settings.items()}
+        chosen = {"journal_url": journal_url(self.data_dir)} | self._settings
+        return kept | {f"MEMSTREAM_{name.upper()}": str(value) for name, value in chosen.items()}

@@ -20,7 +20,7 @@ START_S = 60
 _CONFIGURATION = {
     "listen_addresses": "",
     "fsync": "off",  # these tests kill processes, not machines
-    "max_connections": "50",
+    "max_connections": "100",
     "shared_buffers": "16MB",
     "autovacuum": "off",
     "lc_messages": "C",
@@ -152,6 +152,18 @@ class Cluster:
         with psycopg.connect(target, autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
+
+    def dump(self, url: str, file: Path) -> None:
+        """pg_dump, as docs/operations.md has it."""
+        self._run("pg_dump", "--format=custom", f"--file={file}", url)
+
+    def restore(self, url: str, file: Path) -> None:
+        """pg_restore over what is there, as docs/operations.md has it."""
+        self._run("pg_restore", "--clean", "--if-exists", "--single-transaction", f"--dbname={url}", str(file))
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run([str(self._binaries / program), *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
     def end_sessions(self, url: str) -> int:
         """End all sessions of a database from its side, as a restart or an administrator does; how many."""

@@ -17,6 +17,8 @@ COMMANDS = {
     "stats": ("showing", "Count what a memory holds."),
     "info": ("showing", "Show what the server is and can do."),
     "backup": ("data", "Copy the journal of a data directory, also while its server runs."),
+    "verify": ("verify", "Check that a journal holds what its event logs say."),
+    "doctor": ("doctor", "Say what is wrong with a data directory, and what to do."),
     "restore": ("data", "Put a backup into a data directory whose server is stopped."),
 }
 """Module and summary by name; the command is `NAME_command` of memstream_server.cli.MODULE."""

@@ -7,7 +7,8 @@ access statistics excepted. A watcher that keeps places needs no other reads.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import isclose
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Tier
@@ -51,8 +52,9 @@ def fold_all(events: Iterable[Event]) -> dict[str, Place]:
     return places
 
 
-_GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
-_ELSEWHERE = frozenset({EventType.ECHOED, EventType.MEMORY_CREATED, EventType.MEMORY_UPDATED})
+GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
+"""After these the fragment is no longer there."""
+_ELSEWHERE = frozenset({EventType.ECHOED, EventType.MODEL_ASKED, EventType.MEMORY_CREATED, EventType.MEMORY_UPDATED})
 """Tell of the memory, or of a fragment that may be gone by now: they move none."""
 
 
@@ -63,10 +65,42 @@ def fold(places: dict[str, Place], event: Event) -> None:
         return
     if event.type is EventType.MERGED:
         places[event.other] = _told(places[event.other], event)
-    if event.type in _GONE:
+    if event.type in GONE:
         del places[event.fragment]
     elif event.type not in _ELSEWHERE:
         places[event.fragment] = _moved(places[event.fragment], event)
+
+
+def fold_known(places: dict[str, Place], event: Event) -> None:
+    """As `fold`, of a log whose beginning is gone: what it tells of fragments from before it is passed over."""
+    if event.type in (EventType.OBSERVED, EventType.REFLECTED):
+        places[event.fragment] = _new(event)
+        return
+    if event.type is EventType.MERGED and event.other in places:
+        places[event.other] = _told(places[event.other], event)
+    if event.type in GONE:
+        places.pop(event.fragment, None)
+    elif event.type not in _ELSEWHERE and event.fragment in places:
+        places[event.fragment] = _moved(places[event.fragment], event)
+
+
+def differences(told: Place, listed: Place) -> list[str]:
+    """What the events tell of a fragment and a listing has otherwise, in words; importances to a millionth."""
+    return [
+        f"{item.name} is {_shown(there)}, its events say {_shown(said)}"
+        for item in fields(Place)
+        if not _same(said := getattr(told, item.name), there := getattr(listed, item.name))
+    ]
+
+
+def _same(said: object, there: object) -> bool:
+    if isinstance(said, float) and isinstance(there, float):
+        return isclose(said, there, rel_tol=0, abs_tol=1e-6)
+    return said == there
+
+
+def _shown(value: object) -> str:
+    return (" ".join(value) or "nothing") if isinstance(value, tuple) else str(value)
 
 
 def _new(event: Event) -> Place:
@@ -96,7 +130,7 @@ def _moved(place: Place, event: Event) -> Place:
             return _counted(again, place.enhancements)
         case EventType.PROMOTED:
             return replace(_told(place, event), tier=event.to_tier or place.tier, enhancements=())
-        case EventType.UPDATED:
+        case EventType.UPDATED | EventType.RATED:
             return _told(place, event)
         case EventType.FORGOTTEN:
             return _forgotten(place)

@@ -18,9 +18,17 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from memstream_server.core.events import Purpose
 from memstream_server.core.tiers import settle
 from memstream_server.core.values import Fragment
-from memstream_server.engine.decision import Decision, commit_of, decide_observations, effective_policy, jobs_of
+from memstream_server.engine.decision import (
+    Decision,
+    account_of,
+    commit_of,
+    decide_observations,
+    effective_policy,
+    jobs_of,
+)
 from memstream_server.engine.errors import (
     BacklogFull,
     EngineError,
@@ -39,6 +47,7 @@ from memstream_server.ports.journal import Conflict, Image, JournalError, Outcom
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.ports.models import Account
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +70,7 @@ class _Work:
 class _Prepared:
     batches: tuple[Batch, ...]
     gathered: tuple[Gathered, ...]
+    account: Account
 
 
 class Actor:
@@ -323,8 +333,12 @@ class Actor:
                     self._more.clear()
                     await self._more.wait()
                 batches = self._next_group()
-                gathered = await observations_in(batches, self._dependencies.gatherer, self.working.record)
-                self._inbox.put_nowait(_Prepared(batches, tuple(gathered)))
+                working = self.working
+                account = account_of(working.record)
+                gathered = await observations_in(
+                    batches, self._dependencies, working.record, account, working.embedding
+                )
+                self._inbox.put_nowait(_Prepared(batches, tuple(gathered), account))
         except Exception as error:
             log.exception("prepare_failed", memory=self.uid)
             self.fail(JournalUnavailable(f"preparing observations failed: {type(error).__name__}", retry_after_s=1.0))
@@ -375,6 +389,7 @@ class Actor:
         decision, outcomes = await decide_observations(
             self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
         )
+        decision = decision.costing(prepared.account, Purpose.IMPORTANCE)
         while True:
             try:
                 await self._commit(decision)
@@ -435,9 +450,8 @@ class Actor:
         known = {one.fragment.id: one.vector for one in held}
         known |= {id_: part.vector for id_, part in decision.gathered.items()}
         own = {one.id: vector for one in merged if one.own_vector and (vector := known.get(one.id)) is not None}
-        gathered = await self._dependencies.gatherer.gather(
-            merged, own, [fragment.importance for fragment in merged], record.kind, record.policy
-        )
+        importances, space = [fragment.importance for fragment in merged], self.working.embedding
+        gathered = await self._dependencies.gatherer.gather(merged, own, importances, record, account_of(record), space)
         return decision.with_gathered(gathered)
 
     def settle(self, change: Decision) -> Decision:
@@ -445,10 +459,10 @@ class Actor:
         if change.policy is None:
             return change
         policy = effective_policy(change.policy, self._dependencies)
-        transition = settle(self.working.state, policy, self._dependencies.embedding.similarity_min)
+        transition = settle(self.working.state, policy, self.working.embedding.model.similarity_min)
         if not transition.events:
             return change
-        jobs = jobs_of(self.working, transition, False, self._dependencies)
+        jobs = jobs_of(self.working, transition, (), self._dependencies)
         return replace(change, transition=transition, jobs=(*change.jobs, *jobs))
 
     # ---- the end

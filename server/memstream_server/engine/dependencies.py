@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Protocol
 from memstream_server.core.policy import ShortTermKind
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.clock import Clock, Ids
+from memstream_server.engine.embeddings import Embeddings
 from memstream_server.engine.gather import Gatherer
 from memstream_server.engine.ownership import LeaseTimes
 from memstream_server.engine.settings import Limits
 from memstream_server.engine.turns import Turns
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal import Commit, Journal, MemoryRecord, Recorded
-from memstream_server.ports.models import Analyzer, Embedder, EmbeddingModel, Insights
+from memstream_server.ports.models import Analyzer, EmbeddingModel, Insights
+from memstream_server.ports.operations import Failure, Operations
 from memstream_server.ports.processes import Processes
 
 if TYPE_CHECKING:
@@ -54,8 +56,7 @@ class Dependencies:
     journal: Journal
     index: VectorIndex
     analyzer: Analyzer
-    embedder: Embedder
-    embedding: EmbeddingModel
+    embeddings: Embeddings
     gatherer: Gatherer
     insights: Insights | None
     clock: Clock
@@ -69,6 +70,9 @@ class Dependencies:
     """Told when a search found the index lost."""
     lost: Callable[[Actor], None]
     """Told when an actor is finished before its time."""
+    operations: Operations
+    failure_of: Callable[[Exception], Failure]
+    """What a client may read of an error."""
     index_degraded: Callable[[], str] = str
     """Why the index does not have all it should; empty when it does."""
     processes: Processes | None = None
@@ -79,6 +83,11 @@ class Dependencies:
     def quiet_s(self) -> float:
         """After so long without news a watch looks by itself: another process's commits wake nobody here."""
         return QUIET_S if self.processes is None else QUIET_SHARED_S
+
+    @property
+    def embedding(self) -> EmbeddingModel:
+        """The model of the space in force."""
+        return self.embeddings.in_force.model
 
     def enhances(self, record: MemoryRecord) -> bool:
         """Whether newcomers are compared with what short-term holds."""

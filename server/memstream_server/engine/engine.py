@@ -18,6 +18,7 @@ from memstream_server.core.values import Enhancement, Fragment, Tier
 from memstream_server.engine import lifecycle, putting
 from memstream_server.engine.decision import Decision
 from memstream_server.engine.errors import (
+    EngineError,
     EtagMismatch,
     FragmentNotFound,
     JournalUnavailable,
@@ -30,9 +31,14 @@ from memstream_server.engine.forgetting import Forgetting
 from memstream_server.engine.indexing import Indexer
 from memstream_server.engine.jobs import Jobs
 from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.operations import OperationRunner
 from memstream_server.engine.producers import ObserveSession
+from memstream_server.engine.purging import Purging
 from memstream_server.engine.recalling import recall
+from memstream_server.engine.reembedding import Reembedding
+from memstream_server.engine.reflecting import Reflecting
 from memstream_server.engine.registry import Registry
+from memstream_server.engine.reindexing import Reindexing
 from memstream_server.engine.reinforcing import Reinforcement
 from memstream_server.engine.requests import (
     AckLevel,
@@ -63,7 +69,7 @@ from memstream_server.ports.journal import (
     Space,
     StorageFull,
 )
-from memstream_server.ports.models import EmbeddingModel
+from memstream_server.ports.models import EmbeddingModel, Spent
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
@@ -88,6 +94,7 @@ class Info:
     index: str
     journal: str
     degraded: str
+    spent: Sequence[Spent] = ()
 
 
 class Engine:
@@ -101,16 +108,19 @@ class Engine:
         journal_name: str = "",
         scorer_model: str = "",
         insight_model: str = "",
+        spent: Sequence[Spent] = (),
     ) -> None:
         if space.model != dependencies.embedding.name or space.dimension != dependencies.embedding.dimension:
             raise ModelMismatch(
                 f"the data holds vectors of {space.model} ({space.dimension} dimensions), this server is set up for "
-                f"{dependencies.embedding.name} ({dependencies.embedding.dimension}); run `memstream reindex` to embed "
-                "everything anew, or start the server with the former model"
+                f"{dependencies.embedding.name} ({dependencies.embedding.dimension}). Start it with embedding set to "
+                "the former model; to change the model, set the other one as next_embedding beside it and run "
+                "`memstream reindex --embed`"
             )
         self._dependencies = dependencies
         self._journal = dependencies.journal
         self._names = journal_name, scorer_model, insight_model
+        self._spent = spent
         self._registry = Registry(dependencies)
         self.ownership = self._registry.ownership
         self._indexer = Indexer(dependencies, self._registry, space)
@@ -118,6 +128,13 @@ class Engine:
         self._forgetting = Forgetting(dependencies, self._registry)
         self._reinforcement = Reinforcement(dependencies)
         self._watchers = Watchers(dependencies.journal, dependencies.quiet_s)
+        self.operations = OperationRunner(
+            dependencies.operations, dependencies.clock, dependencies.ids, dependencies.failure_of
+        )
+        self.reembedding = Reembedding(dependencies, self._registry, self._indexer)
+        self.reindexing = Reindexing(self.operations, self._indexer, self.reembedding)
+        self.purging = Purging(self.operations, self._forgetting, self._registry)
+        self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
         self._deletions: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.Task[None] | None = None
         dependencies.committed = self._committed
@@ -128,6 +145,7 @@ class Engine:
     async def start(self) -> None:
         """Begin background work and finish what an earlier process had received. Does not wait for the index."""
         await self.ownership.start()
+        await self.reembedding.resume()
         self._indexer.start()
         self._reinforcement.start()
         self._jobs.start()
@@ -137,16 +155,22 @@ class Engine:
             return
         for uid in await self._journal.pending_memories():
             self._registry.revive(uid)
+        await self.operations.resume()
 
     async def _sweep(self) -> None:
         """Where there are other servers: finish what those have received that ended, if this one leads."""
+        resumed = False
         while True:
             try:
+                await self.reembedding.notice()
                 for uid in await self.ownership.abandoned():
                     self._registry.revive(uid)
                 if self.ownership.leads:
                     self._jobs.entered()
-            except JournalError as error:
+                    if not resumed:
+                        await self.operations.resume()
+                        resumed = True
+            except (JournalError, EngineError) as error:
                 log.warning("not_swept", error=str(error))
             await asyncio.sleep(self._dependencies.lease.renew_s)
 
@@ -155,6 +179,8 @@ class Engine:
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
+        await self.operations.stop()
+        await self.reembedding.stop()
         await self._forgetting.stop()
         await self._jobs.stop()
         await self._reinforcement.stop()
@@ -182,6 +208,7 @@ class Engine:
             self._dependencies.index.description,
             journal,
             self._indexer.degraded,
+            self._spent,
         )
 
     # ---- memories

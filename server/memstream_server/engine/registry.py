@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -22,7 +22,6 @@ from memstream_server.engine.errors import (
     JournalUnavailable,
     LeaseLost,
     MemoryNotFound,
-    ModelMismatch,
     ShuttingDown,
 )
 from memstream_server.engine.ownership import Ownership
@@ -139,28 +138,42 @@ class Registry:
         dependencies = self._dependencies
         try:
             epoch = await self.ownership.take(uid)
-            image = await dependencies.journal.load(
-                uid, dependencies.embedding.name, dependencies.limits.dense_in_memory_max
-            )
+            embedding = dependencies.embeddings.in_force
+            image = await dependencies.journal.load(uid, embedding.name, dependencies.limits.dense_in_memory_max)
         except Conflict as error:
             raise MemoryNotFound(f"the memory was deleted: {error}") from error
         except JournalError as error:
             raise JournalUnavailable(f"the memory could not be read: {error}", retry_after_s=0.5) from error
         self.ownership.confirm(uid, epoch, image.record.epoch)
-        foreign = {row.fragment.model for row in image.rows} - {"", dependencies.embedding.name}
-        if foreign:
-            raise ModelMismatch(
-                f"the memory's vectors are of {', '.join(sorted(foreign))}, this server's model is "
-                f"{dependencies.embedding.name}; run `memstream reindex`, or start it with that model"
-            )
         if uid in self._deleting | self._outlived and await self._is_gone(image.record):
             raise MemoryNotFound("the memory was deleted")
-        working = WorkingSet(image, dependencies.embedding.dimension, dependencies.limits.dense_in_memory_max)
+        working = WorkingSet(image, embedding, dependencies.limits.dense_in_memory_max)
         actor = Actor(image, working, dependencies)
         self._actors[uid] = actor
         self._uids[image.record.namespace, image.record.name] = uid
         self._shrink(keep=uid)
         return actor
+
+    async def move(self, lately: Callable[[str], Sequence[str]]) -> None:
+        """Bring every active memory into the space in force, each in its own order; its streams notice nothing.
+
+        `lately` tells what of a memory the index may not show yet. Whose journal fails meanwhile is read anew anyway.
+        """
+        if self._activating:  # from now on memories are read in the space in force
+            await asyncio.wait(set(self._activating.values()))
+        for actor in self.actors():
+            if actor.working.embedding is not self._dependencies.embeddings.in_force:
+                with contextlib.suppress(EngineError):
+                    await actor.run(lambda now: self._moved(now, lately(now.uid)))
+
+    async def _moved(self, actor: Actor, lately: Sequence[str]) -> None:
+        embedding, journal = self._dependencies.embeddings.in_force, self._dependencies.journal
+        image = await journal.load(actor.uid, embedding.name, self._dependencies.limits.dense_in_memory_max)
+        working = WorkingSet(image, embedding, self._dependencies.limits.dense_in_memory_max)
+        if working.dense is None and lately:
+            working.overlay(await journal.vectors(actor.uid, embedding.name, lately))
+        working.follow(actor.working)
+        actor.working = working
 
     def lost(self, actor: Actor) -> None:
         """An actor is finished before its time: forget it, and read the memory again, for observations may wait."""

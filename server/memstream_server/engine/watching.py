@@ -13,8 +13,8 @@ from memstream_server.engine.errors import CursorCompacted, CursorVoid, MemoryNo
 if TYPE_CHECKING:
     from memstream_server.ports.journal import Journal, MemoryRecord
 
-PAGE = 256
-"""Transitions read at once."""
+PAGE = 8
+"""Transitions read at once, and all that is held of a watcher that does not read on: some 6,000 events at most."""
 
 
 class Watchers:
@@ -39,7 +39,10 @@ class Watchers:
         Of the first transition the `ordinal` events already seen are left out. Raises CursorVoid, CursorCompacted.
         """
         if uid and uid != record.uid:
-            raise CursorVoid(f"the memory {record.namespace}/{record.name} was made anew since; list it and start over")
+            raise CursorVoid(
+                f"the memory {record.namespace}/{record.name} was made anew, or restored from a backup, since; list it "
+                "and watch from there"
+            )
         news = asyncio.Event()
         self._waiting[record.uid].add(news)
         try:

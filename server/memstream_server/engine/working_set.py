@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from memstream_server.core.lexical import LexicalIndex
 from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
 from memstream_server.engine.contents import Contents
 from memstream_server.engine.decision import Decision
+from memstream_server.engine.embeddings import Embedding
 from memstream_server.ports.journal import Commit, Image, MemoryRecord, Row, Terms
 
 _NO_TERMS = Terms(b"", b"")
@@ -31,7 +32,9 @@ _DEAD_MIN = 1_024
 class WorkingSet:
     """See the module. `dense` is None for a memory too large to keep vectors in RAM; `fresh` overlays the index."""
 
-    def __init__(self, image: Image, dimension: int, dense_max: int) -> None:
+    def __init__(self, image: Image, embedding: Embedding, dense_max: int) -> None:
+        self.embedding = embedding
+        """The space of all its vectors."""
         self.record: MemoryRecord = image.record
         self.state = State(
             kind=image.record.kind,
@@ -42,6 +45,7 @@ class WorkingSet:
         )
         self.columns = Columns()
         self.lexical = LexicalIndex()
+        dimension = embedding.model.dimension
         self.dense: DenseMatrix | None = DenseMatrix(dimension) if len(image.rows) <= dense_max else None
         self.fresh: dict[str, Vector] = {}
         self.insights: set[str] = set()
@@ -54,6 +58,18 @@ class WorkingSet:
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
         self._extend(image.rows)
         self._unsettled = {row.fragment.id for row in image.rows if row.fragment.tier is not Tier.LONG_TERM}
+
+    def follow(self, earlier: WorkingSet) -> None:
+        """Take over what an earlier reading of the same memory knew and the journal does not."""
+        self._recalled = earlier._recalled
+        for id_, slot in earlier.columns.live_ids().items():
+            here = self.columns.slot(id_)
+            if here is not None:
+                self.columns.touch(here, int(earlier.columns.access_us[slot]))
+
+    def overlay(self, vectors: Mapping[str, bytes]) -> None:
+        """Vectors that the index may not show yet."""
+        self.fresh |= {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in vectors.items()}
 
     @property
     def size_bytes(self) -> int:

@@ -51,7 +51,7 @@ class MemoryRecord:
     """One memory as the journal knows it."""
 
     uid: str
-    """Identity; a memory made anew under the same name has another one."""
+    """Identity; a memory made anew under the same name has another one, and so has one restored from a backup."""
     namespace: str
     name: str
     kind: MemoryKind
@@ -101,6 +101,8 @@ class Receipt:
     """The client's own importance of each of `fragments`; None asks the scorer or the default."""
     vectors: dict[str, bytes] = field(default_factory=dict)
     rejections: tuple[Rejection, ...] = ()
+    model: str = ""
+    """The space of `vectors`; empty is the one in force."""
     position: int = 0
     """Position of the first fragment (the next one when all were rejected): the batch's place in the order."""
 
@@ -134,6 +136,10 @@ class Row:
     """None leaves the terms already stored for this id as they are."""
     vector: bytes | None = None
     """float32 little-endian in the space named by fragment.model; None leaves what is stored."""
+    beside: tuple[str, bytes] | None = None
+    """(space, vector): its vector in another space than fragment.model's."""
+    replaces: bool = False
+    """It says something else than before: whatever vector it had goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +149,10 @@ class Anchor:
     id: str
     vector: bytes | None
     enhancements: tuple[Enhancement, ...]
+    model: str = ""
+    """The space of `vector`."""
+    beside: tuple[str, bytes | None] | None = None
+    """(space, vector of the same content in another space); None keeps what is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +297,29 @@ class Space:
     partitions: int
 
 
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """The embedding spaces a store knows: recalls use the one in force alone."""
+
+    in_force: Space | None = None
+    """None in a new store."""
+    next: Space | None = None
+    """Being filled, to be put in force."""
+    old: Space | None = None
+    """No longer used: its vectors and its collection are being removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Vectors of a stored fragment in another space, made of what it said at `version`."""
+
+    fragment: str
+    version: int
+    vector: bytes | None
+    content_vector: bytes | None = None
+    """Of the content alone, for one that is held and compared."""
+
+
 class Journal(Protocol):
     """Durable storage of everything. See the module's contract."""
 
@@ -300,6 +333,35 @@ class Journal(Protocol):
         ...
 
     async def set_space(self, space: Space) -> None: ...
+
+    async def spaces(self) -> Spaces: ...
+
+    async def set_spaces(self, spaces: Spaces) -> None:
+        """All three at once. From here on a fragment read names the space in force, if it has a vector of that."""
+        ...
+
+    # ---- another space
+    async def lacking(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
+        """Fragments (forgotten ones included) without a vector in that space, ascending by position after `after`.
+
+        `compared` adds held ones without a vector of their content in it.
+        """
+        ...
+
+    async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
+        """Keep these beside what there is, and enter them for the index; returns for how many fragments.
+
+        Those that have changed since are passed over. No part of any revision.
+        """
+        ...
+
+    async def vectored(self, model: str) -> tuple[int, int]:
+        """(vectors in that space, fragments), of all memories."""
+        ...
+
+    async def drop_vectors(self, model: str, after: int, limit: int) -> int | None:
+        """Remove a slice of that space's vectors, `limit` at most; where to go on, or None when none is left."""
+        ...
 
     async def backup(self, path: str) -> None:
         """Write a consistent copy of the whole journal to a new file at `path`, while the server runs."""

@@ -185,7 +185,9 @@ async def recall_once(
         revision = query.min_revision if answering.done() else (await engine.get_memory(namespace, memory)).revision
         if revision < query.min_revision:
             raise RevisionNotReached(
-                f"{namespace}/{memory} is at revision {revision}, {query.min_revision} was asked for", revision=revision
+                f"{namespace}/{memory} is at revision {revision}, {query.min_revision - revision} behind the "
+                f"{query.min_revision} asked for",
+                revision=revision,
             )
         return await answering
     finally:

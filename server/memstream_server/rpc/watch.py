@@ -116,7 +116,8 @@ class WatchStream:
         if not watching.uid:
             return event_pb2.Cursor(memory_uid=record.uid, revision=record.revision)
         if watching.uid == record.uid and watching.revision > record.revision:
-            raise invalid("cursor.revision", f"is {watching.revision}, the memory is at {record.revision}")
+            text = f"is {watching.revision}, the memory is at {record.revision}: that revision was never given"
+            raise invalid("cursor.revision", text)
         return event_pb2.Cursor(memory_uid=watching.uid, revision=watching.revision, ordinal=watching.ordinal)
 
     async def _look(self, tasks: set[asyncio.Task[Any]]) -> bool:

@@ -125,7 +125,7 @@ class PostgresDatabase:
         self.writer = _engine(url, "READ COMMITTED", pool_size=1)
         self.reader = _engine(url, "REPEATABLE READ", pool_size=readers)
         event.listen(self.writer, "connect", lambda raw, _: self._hold(raw))
-        event.listen(self.reader, "connect", lambda raw, _: _run(raw, "SET default_transaction_read_only = on"))
+        event.listen(self.reader, "connect", lambda raw, _: _read_only(raw))
 
     def commit(self, connection: Connection) -> None:
         """COMMIT of a transaction that failed unnoticed would roll back, and psycopg say nothing."""
@@ -219,11 +219,23 @@ def open_database(url: str, *, readers: int, shared: bool = False, lease_s: floa
             migrate.upgrade(connection)
     except DBAPIError as error:
         database.close()
-        raise Unreadable(_why_not(error)) from error
+        raise Unreadable(why_not(error)) from error
     except BaseException:
         database.close()
         raise
     return database
+
+
+def looking_engine(url: URL) -> Engine:
+    """One connection that only reads, beside whoever holds the database; each transaction is one snapshot."""
+    engine = _engine(url, "REPEATABLE READ", pool_size=1)
+    event.listen(engine, "connect", lambda raw, _: _read_only(raw))
+    return engine
+
+
+def holder(connection: Connection) -> str:
+    """The server that holds the database; empty when none does."""
+    return connection.exec_driver_sql(_HOLDER).scalar() or ""
 
 
 def fetch(
@@ -265,6 +277,10 @@ def _run(raw: Any, *statements: str) -> None:
         for statement in statements:
             cursor.execute(statement)
             raw.commit()
+
+
+def _read_only(raw: Any) -> None:
+    _run(raw, "SET default_transaction_read_only = on")
 
 
 def _locked(raw: Any, lock: str) -> bool:
@@ -313,7 +329,8 @@ def _checked(connection: Connection) -> str:
     return f"postgresql {version.partition(' ')[0]}"
 
 
-def _why_not(error: DBAPIError) -> str:
+def why_not(error: DBAPIError) -> str:
+    """Why a database cannot be used, for people."""
     if _state(error) == _TABLE_EXISTS:
         return (
             f"the database holds tables of something else ({_text(error)}): give memstream one, or a schema, of its own"

@@ -126,7 +126,7 @@ fragments = Table(
     Column("session", TEXT, nullable=False),
     Column("speaker", TEXT, nullable=False),
     Column("external_id", TEXT),
-    Column("model", TEXT, nullable=False),
+    Column("model", TEXT, nullable=False),  # as it was when the row was written; what holds is in `vectors`
     Column("payload", LargeBinary, nullable=False),
     Column("terms", LargeBinary),
 )
@@ -168,6 +168,9 @@ anchors = Table(  # the short-term side of held fragments
     Column("id", TEXT, primary_key=True),
     Column("vector", LargeBinary),
     Column("enhancements", LargeBinary, nullable=False),
+    Column("model", TEXT, nullable=False, server_default=""),  # the space of `vector`
+    Column("next_model", TEXT),  # of the same content in another space
+    Column("next_vector", LargeBinary),
 )
 
 events = Table(  # one row a revision

@@ -11,9 +11,10 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from memstream_server.adapters.journal import directory, image, postgres, reads, transition, writes
+from memstream_server.adapters.journal import beside, directory, image, postgres, reads, transition, writes
 from memstream_server.adapters.journal.conversations import SqlConversations
 from memstream_server.adapters.journal.database import Database, snapshot
+from memstream_server.adapters.journal.operations import SqlOperations
 from memstream_server.adapters.journal.postgres import PostgresDatabase
 from memstream_server.adapters.journal.processes import SqlProcesses
 from memstream_server.adapters.journal.writer import Writer
@@ -29,6 +30,7 @@ from memstream_server.ports.journal import (
     IndexEntry,
     Job,
     JournalError,
+    Made,
     MemoryRecord,
     Producer,
     Receipt,
@@ -36,6 +38,7 @@ from memstream_server.ports.journal import (
     Rejection,
     Row,
     Space,
+    Spaces,
 )
 
 RESERVE_BYTES = 64 << 20
@@ -54,11 +57,14 @@ class SqlJournal:
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="journal-reader")
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
+        self._model: str | None = None
+        """The space in force, as this process was last told."""
         self.conversations = SqlConversations(self._writer.submit, self._look)
         self.processes: SqlProcesses | None = None
         """Of a database that several servers may share; None where this one has the journal for itself."""
         if isinstance(database, PostgresDatabase):
             self.processes = SqlProcesses(database, self._writer.submit, self._look)
+        self.operations = SqlOperations(self._writer.submit, self._look)
 
     async def _write(
         self,
@@ -103,10 +109,34 @@ class SqlJournal:
         return self._database.description
 
     async def space(self) -> Space | None:
-        return await self._read(reads.space)
+        return (await self.spaces()).in_force
 
     async def set_space(self, space: Space) -> None:
         await self._write(writes.set_space, 1, True, space)
+        self._model = space.model
+
+    async def spaces(self) -> Spaces:
+        spaces = await self._read(reads.spaces)
+        self._model = None if spaces.in_force is None else spaces.in_force.model
+        return spaces
+
+    async def set_spaces(self, spaces: Spaces) -> None:
+        await self._write(writes.set_spaces, 3, False, spaces)
+        self._model = None if spaces.in_force is None else spaces.in_force.model
+
+    async def lacking(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
+        return await self._read(beside.lacking, uid, model, compared, after, limit)
+
+    async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
+        return await self._write(beside.add_vectors, 3 * len(made), True, uid, model, made)
+
+    async def vectored(self, model: str) -> tuple[int, int]:
+        return await self._read(beside.vectored, model)
+
+    async def drop_vectors(self, model: str, after: int, limit: int) -> int | None:
+        keys = await self._read(beside.keys, model, after, limit)
+        await self._write(beside.drop_vectors, len(keys), False, model, keys)
+        return keys[-1] if keys else None
 
     async def backup(self, path: str) -> None:
         await asyncio.to_thread(self._database.backup, Path(path))
@@ -174,13 +204,13 @@ class SqlJournal:
     # ---- reads
 
     async def fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
-        return await self._read(reads.some_fragments, uid, ids)
+        return await self._read(reads.some_fragments, uid, ids, self._model)
 
     async def vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
         return await self._read(reads.some_vectors, uid, model, ids)
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
-        return await self._read(reads.list_fragments, uid, query)
+        return await self._read(reads.list_fragments, uid, query, self._model)
 
     async def expiring(self, now_us: int, limit: int) -> list[tuple[str, str]]:
         return await self._read(reads.expiring, now_us, limit)
@@ -206,7 +236,7 @@ class SqlJournal:
     # ---- the index's outbox and jobs
 
     async def outbox(self, limit: int) -> list[tuple[IndexEntry, Row | None]]:
-        return await self._read(reads.outbox_entries, limit)
+        return await self._read(reads.outbox_entries, limit, self._model)
 
     async def outbox_size(self) -> int:
         return await self._read(reads.outbox_size)
@@ -221,7 +251,7 @@ class SqlJournal:
         await self._write(transition.outbox_enter, len(entries), True, entries)
 
     async def indexable(self, uid: str) -> list[str]:
-        return await self._read(reads.indexable, uid)
+        return await self._read(reads.indexable, uid, self._model)
 
     async def outbox_refill(self) -> int:
         return await self._write(transition.outbox_refill, 1_000, True)
@@ -270,6 +300,7 @@ async def open_journal(
     journal = SqlJournal(database, clock_us, readers)
     try:
         await journal.purge()
+        await journal.spaces()
     except BaseException:
         await journal.close()
         raise

@@ -12,6 +12,7 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    exists,
     func,
     insert,
     literal,
@@ -57,7 +58,15 @@ _FRAGMENTS = bulk.insertion(
     "model = excluded.model, payload = excluded.payload, terms = coalesce(excluded.terms, fragments.terms)",
 )
 _VECTORS = bulk.insertion(vectors, ("key", "model"))
-_ANCHORS = bulk.insertion(anchors, ("memory", "id"))
+_RENEWED = "excluded.next_model IS NOT NULL OR excluded.model <> anchors.model"
+_ANCHORS = bulk.insertion(
+    anchors,
+    ("memory", "id"),
+    "vector = excluded.vector, enhancements = excluded.enhancements, model = excluded.model, "
+    # What is not told of the other space stays, as long as this one's does: the content is the same.
+    f"next_model = CASE WHEN {_RENEWED} THEN excluded.next_model ELSE anchors.next_model END, "
+    f"next_vector = CASE WHEN {_RENEWED} THEN excluded.next_vector ELSE anchors.next_vector END",
+)
 _OUTBOX = bulk.insertion(outbox)
 _JOBS = bulk.insertion(jobs)
 _TOUCH = bulk.Bulk(
@@ -91,11 +100,20 @@ _REFILL = (
         ["memory", "fragment", "deleted"],
         select(memories.c.uid, fragments.c.id, literal(False))
         .join(memories, memories.c.number == fragments.c.memory)
-        .join(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == fragments.c.model))
-        .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.forget_time_us.is_(None))
+        .where(
+            fragments.c.tier == Tier.LONG_TERM.value,
+            fragments.c.forget_time_us.is_(None),
+            exists().where(vectors.c.key == fragments.c.key),
+        )
         .order_by(fragments.c.key),
     )
     .execution_options(preserve_rowcount=True)
+)
+_EMPTY = insert(outbox).from_select(
+    ["memory", "fragment", "deleted"],
+    select(memories.c.uid, fragments.c.id, literal(True))
+    .join(memories, memories.c.number == fragments.c.memory)
+    .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.model != ""),
 )
 _CLEAR_UPSERTS = delete(outbox).where(outbox.c.deleted.is_(False))
 _STORED = (
@@ -166,18 +184,16 @@ def _advance(connection: Connection, commit: Commit) -> int:
 
 def _put_rows(connection: Connection, number: int, rows: Sequence[Row]) -> None:
     bulk.execute(connection, _FRAGMENTS, [_fragment_row(number, row) for row in rows])
-    bulk.execute(
-        connection,
-        _VECTORS,
-        [
-            (key(number, row.fragment.position), row.fragment.model, row.vector)
-            for row in rows
-            if row.vector is not None
-        ],
-    )
     # A fragment that says it has no vector has none: what an older content had must not be found again.
-    bare = [key(number, row.fragment.position) for row in rows if row.vector is None and not row.fragment.model]
-    _delete(connection, (_UNVECTOR,), bare)
+    stale = [
+        key(number, row.fragment.position)
+        for row in rows
+        if row.replaces or (row.vector is None and not row.fragment.model)
+    ]
+    _delete(connection, (_UNVECTOR,), stale)
+    given = [(key(number, row.fragment.position), row.fragment.model, row.vector) for row in rows if row.vector]
+    beside = [(key(number, row.fragment.position), *row.beside) for row in rows if row.beside is not None]
+    bulk.execute(connection, _VECTORS, given + beside)
 
 
 def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
@@ -207,7 +223,13 @@ def _due(fragment: Fragment) -> int | None:
 
 
 def _put_anchors(connection: Connection, number: int, held: Sequence[Anchor]) -> None:
-    rows = [(number, anchor.id, anchor.vector, codec.encode_enhancements(anchor.enhancements)) for anchor in held]
+    rows = [
+        (
+            *(number, anchor.id, anchor.vector, codec.encode_enhancements(anchor.enhancements), anchor.model),
+            *(anchor.beside or (None, None)),
+        )
+        for anchor in held
+    ]
     bulk.execute(connection, _ANCHORS, rows)
 
 
@@ -238,6 +260,11 @@ def outbox_done(connection: Connection, ids: Sequence[int]) -> None:
 
 def outbox_enter(connection: Connection, entries: Sequence[IndexEntry]) -> None:
     _put_index(connection, entries)
+
+
+def outbox_empty(connection: Connection) -> None:
+    """Enter the removal of everything that an index may have under the memories' present uids."""
+    connection.execute(_EMPTY)
 
 
 def outbox_refill(connection: Connection) -> int:

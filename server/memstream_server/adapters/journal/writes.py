@@ -5,7 +5,7 @@ They raise the port's errors; what they did before raising is rolled back. State
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -52,12 +52,15 @@ from memstream_server.ports.journal import (
     Producer,
     Receipt,
     Space,
+    Spaces,
 )
 
 ANSWER_KEPT_US = 24 * 3600 * 1_000_000
 """How long the answer to a request_id is served again."""
 SEQUENCES_KEPT = 100_000
 """Sequence numbers of a producer whose hashes are kept; far more than a client can have unacknowledged."""
+SPACES = ("space", "next_space", "old_space")
+"""Names in `meta` of a store's spaces, in the order of the port's `Spaces`; an empty value is none."""
 SLICE_ROWS = 1_000
 """Rows of a deleted memory removed in one write."""
 
@@ -73,6 +76,8 @@ _OWNED = (
 )
 _EXISTS = select(memories.c.uid).where(memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n"))
 _OWN = update(memories).where(memories.c.uid == bindparam("u")).values(epoch=memories.c.epoch + 1)
+_NUMBERS = select(memories.c.number).order_by(memories.c.number)
+_RENAME = update(memories).where(memories.c.number == _number).values(uid=bindparam("u"))
 _RESERVE = update(memories).where(memories.c.number == _number).values(next_position=bindparam("next"))
 _DELETE_MEMORY = delete(memories).where(memories.c.number == _number)
 _CUTS_AND_DELETIONS = tuple(
@@ -93,7 +98,7 @@ _PURGED = delete(deletions).where(deletions.c.number == _number)
 _UNINDEX = insert(outbox).from_select(
     ["memory", "fragment", "deleted"],
     select(bindparam("u"), fragments.c.id, true()).where(
-        fragments.c.key.between(_low, _high), fragments.c.tier == Tier.LONG_TERM.value, fragments.c.model != ""
+        fragments.c.key.between(_low, _high), fragments.c.tier == Tier.LONG_TERM.value
     ),
 )
 
@@ -153,7 +158,12 @@ def set_meta(connection: Connection, name: str, value: str) -> None:
 
 
 def set_space(connection: Connection, space: Space) -> None:
-    set_meta(connection, "space", codec.encode_space(space))
+    set_meta(connection, SPACES[0], codec.encode_space(space))
+
+
+def set_spaces(connection: Connection, spaces: Spaces) -> None:
+    for name, space in zip(SPACES, (spaces.in_force, spaces.next, spaces.old), strict=True):
+        set_meta(connection, name, "" if space is None else codec.encode_space(space))
 
 
 def create_memory(
@@ -210,6 +220,12 @@ def purge(connection: Connection) -> bool:
         connection.execute(statement, {"m": number})
     connection.execute(_PURGED, {"m": number})
     return True
+
+
+def rename_memories(connection: Connection, new_uid: Callable[[], str]) -> None:
+    """Give every memory another identity."""
+    for number in connection.execute(_NUMBERS).scalars().all():
+        connection.execute(_RENAME, {"m": number, "u": new_uid()})
 
 
 def own(connection: Connection, uid: str) -> None:

@@ -1,0 +1,22 @@
+"""The operations in the journal pass the conformance suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.operations.conformance import NOW_US, Opener, OperationConformance, Store
+from tests.support import journals
+
+
+@pytest.fixture
+def opener(tmp_path: Path) -> Opener:
+    async def open_again() -> Store:
+        return await journals.opened(tmp_path / "data", lambda: NOW_US, reserve_bytes=0)
+
+    return open_again
+
+
+class TestJournal(OperationConformance):
+    """See conformance.py."""

@@ -1,0 +1,63 @@
+"""Where a test's journal is: in its data directory, or, with MEMSTREAM_TEST_JOURNAL_URL, in a schema of PostgreSQL.
+
+Every test opens its journals and starts its servers through here, so that one variable runs the same suite on a
+database. A data directory has one schema for as long as the process of the tests lives: a restart finds it again.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memstream_server.adapters.journal import SqlJournal, open_journal
+
+VARIABLE = "MEMSTREAM_TEST_JOURNAL_URL"
+DATABASE = os.environ.get(VARIABLE, "")
+_schemas: dict[Path, str] = {}
+
+
+def journal_url(data_dir: Path) -> str:
+    """The setting `journal_url` for a data directory; empty on SQLite."""
+    if not DATABASE:
+        return ""
+    place = data_dir.resolve()
+    if place not in _schemas:
+        _schemas[place] = f"test_{uuid.uuid4().hex}"
+        _execute(f"CREATE SCHEMA {_schemas[place]}")
+    return f"{DATABASE}{'&' if '?' in DATABASE else '?'}options=-csearch_path%3D{_schemas[place]}"
+
+
+def environment(words: Sequence[str]) -> dict[str, str]:
+    """What `memstream WORDS` needs in its environment to serve a data directory (`--data`) as these tests do."""
+    if words[0] != "serve" or not DATABASE:
+        return {}
+    return {"MEMSTREAM_JOURNAL_URL": journal_url(Path(words[words.index("--data") + 1]))}
+
+
+async def opened(data_dir: Path, clock_us: Callable[[], int], **options: Any) -> SqlJournal:
+    """`open_journal` where the tests' journals are."""
+    return await open_journal(data_dir, url=journal_url(data_dir), clock_us=clock_us, **options)
+
+
+def drop_schemas() -> None:
+    """Leave nothing in the database. Sessions of servers that were killed may still be ending: it waits for them."""
+    while _schemas:
+        _, schema = _schemas.popitem()
+        _execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+def only_sqlite(reason: str) -> pytest.MarkDecorator:
+    """Marks a test of something that a journal on PostgreSQL does not have."""
+    return pytest.mark.skipif(bool(DATABASE), reason=f"SQLite's own: {reason}")
+
+
+def _execute(statement: str) -> None:
+    import psycopg
+
+    with psycopg.connect(DATABASE, autocommit=True) as connection:
+        connection.execute(statement.encode())

@@ -1,0 +1,100 @@
+"""A server whose connections to PostgreSQL are cut: inside COMMIT, before and after it was done, and anywhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+import memstream
+from memstream_server.adapters.journal import open_journal
+from memstream_server.ports.journal import OutcomeUnknown
+from tests.journal.conformance import Now, record, transition
+from tests.server.conftest import QUICK, check_log, started
+from tests.server.listing import contents, observed_once
+from tests.server.producing import PATIENT, Producer, words
+from tests.support.relay import Relay
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+from tests.toolchains.postgres import Cluster
+
+pytestmark = pytest.mark.toolchain
+
+COMMIT = (b"READ COMMITTED", b"COMMIT\0")
+"""The first request of a transaction of the writer, and its last; readers begin theirs otherwise."""
+CUTS = 20
+
+
+def through(relay: Relay, url: str) -> str:
+    """The URL of the same database through the relay."""
+    database = url.partition("?")[0].rpartition("/")[2]
+    return f"postgresql://memstream@{relay.address}/{database}?sslmode=disable"
+
+
+def relay_to(cluster: Cluster, draw: random.Random | None = None) -> Relay:
+    return Relay(f"unix:{cluster.folder}/.s.PGSQL.5432", draw)
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_a_commit_that_nobody_answers_is_unknown_and_read_again(postgres: Cluster, done: bool) -> None:
+    async with relay_to(postgres) as relay:
+        url = through(relay, postgres.database())
+        journal = await open_journal(Path("/nonexistent"), url=url, clock_us=Now())
+        await journal.create_memory(record(), ())
+        await journal.own("u1")
+        relay.trap, relay.trap_done = COMMIT, done
+        with pytest.raises(OutcomeUnknown):
+            await journal.commit(transition(1))
+        assert relay.sprung == 1
+        revision = (await journal.load("u1", "m", 0)).record.revision
+        assert revision == (2 if done else 1)
+        await journal.commit(transition(revision))
+        await journal.close()
+
+
+async def test_producers_survive_commits_that_nobody_answers(postgres: Cluster, tmp_path: Path) -> None:
+    """Every third round a connection dies anywhere; else in COMMIT, by turns before it is done and after."""
+    draw = random.Random(11)
+    async with relay_to(postgres, draw) as relay:
+        settings = QUICK | {"journal_url": through(relay, postgres.database())}
+        server = ServerProcess(tmp_path / "data").configure(**settings)
+        try:
+            await started(server)
+            async with memstream.connect(server.address, retry=PATIENT) as client:
+                memory = await client.create_memory("cut/joy")
+                producers = [Producer(memory, f"p{number}", random.Random(number)) for number in range(3)]
+                talking = [asyncio.create_task(one.run()) for one in producers]
+                for cut in range(CUTS):
+                    if cut % 3 == 2:
+                        await asyncio.sleep(draw.uniform(0, 0.1))
+                        relay.cut()
+                    else:
+                        sprung = relay.sprung
+                        relay.trap_done = cut % 3 == 1
+                        relay.trap = COMMIT
+                        await until(lambda sprung=sprung: _sprung(relay, sprung))  # type: ignore[misc]  # bound at once
+                    before = [one.ledger.received for one in producers]
+                    await until(lambda before=before: _any_beyond(producers, before))  # type: ignore[misc]  # bound at once
+                for task in talking:
+                    assert not task.done(), f"a producer gave up: {task.exception()!r}"
+                    task.cancel()
+                await asyncio.gather(*talking, return_exceptions=True)
+                for one in producers:
+                    await one.finish()
+                said = sorted(words(one.name, n) for one in producers for n in range(1, one.ledger.received + 1))
+                assert sorted(await contents(memory)) == said
+                assert await observed_once(memory) == len(said)
+                print(f"{CUTS} cuts, {relay.sprung} of them in COMMIT, {len(said)} observations, none lost or doubled")
+        finally:
+            await asyncio.to_thread(server.kill)
+        check_log(server)
+
+
+async def _sprung(relay: Relay, before: int) -> bool:
+    return relay.sprung > before
+
+
+async def _any_beyond(producers: list[Producer], received: list[int]) -> bool:
+    return any(one.ledger.received > before for one, before in zip(producers, received, strict=True))

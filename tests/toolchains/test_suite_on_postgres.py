@@ -1,0 +1,45 @@
+"""The tests of whatever needs a journal, all of them, on PostgreSQL by URL alone.
+
+By hand: MEMSTREAM_TEST_JOURNAL_URL=postgresql://... pytest -n 2 tests/engine tests/server (or any other of these).
+The cluster runs with fsync off: a test commits thousands of times, and none of these cuts the power.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.journals import VARIABLE
+from tests.toolchains.postgres import Cluster
+
+pytestmark = pytest.mark.toolchain
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SUITE = [f"tests/{part}" for part in ("engine", "rpc", "client", "conversations", "operations", "cli", "server")]
+
+
+def test_the_suite_passes_on_postgres(postgres: Cluster, tmp_path: Path) -> None:
+    url = postgres.database()
+    ended = subprocess.run(
+        [*(sys.executable, "-m", "pytest", "-n", "2", "--basetemp", str(tmp_path / "suite")), *SUITE],
+        cwd=REPOSITORY,
+        env=os.environ | {VARIABLE: url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    print(ended.stdout)
+    assert ended.returncode == 0, ended.stdout
+    skipped = re.findall(r"^SKIPPED \[(\d+)\] \S+: SQLite's own", ended.stdout, re.MULTILINE)
+    counted = re.search(r"(\d+) passed(?:, (\d+) skipped)?", ended.stdout)
+    assert counted is not None, ended.stdout
+    assert int(counted[1]) > 20 * sum(map(int, skipped)), "most of it ran"
+    assert list((tmp_path / "suite").rglob("journal.db")) == [], "something was kept in SQLite after all"
+    left = postgres.execute(url, "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'test%'")
+    assert left == [], "the tests clean up"
