@@ -24,13 +24,14 @@ from memstream_server.engine.dependencies import Dependencies
 from memstream_server.engine.embeddings import Candidate, Embedding, Embeddings
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.gather import Gatherer
+from memstream_server.engine.ownership import LeaseTimes
 from memstream_server.engine.settings import Limits
 from memstream_server.engine.transfer.disk import Disk
 from memstream_server.engine.transfer.transfers import TransferSettings
 from memstream_server.engine.turns import Turns
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.index import VectorIndex
-from memstream_server.ports.journal import Commit, Recorded, Space
+from memstream_server.ports.journal import Commit, Conflict, Recorded, Space
 from memstream_server.ports.models import Embedder, EmbeddingModel, Insights, ModelUnavailable, Scorer, Spent
 from memstream_server.settings import EmbeddingKind, Settings
 
@@ -131,6 +132,8 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         journal = await open_journal(
             settings.data_dir,
             url=settings.journal_url.get_secret_value(),
+            shared=bool(settings.milvus_uri),
+            lease_s=settings.lease_s,
             clock_us=clock.now_us,
             reserve_bytes=settings.disk_free_min_bytes,
         )
@@ -144,8 +147,9 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         used, space, embedding = await _in_force(journal, used, settings)
         index = await _index(settings)
         stack.push_async_callback(index.close)
+        dependencies = _dependencies(settings, journal, index, used, embedding, metrics, clock)
         engine = Engine(
-            _dependencies(settings, journal, index, used, embedding, metrics, clock),
+            dependencies,
             space,
             journal_name=journal.description,
             scorer_model=used.scorer_name,
@@ -154,9 +158,12 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         )
         await engine.start()
         stack.push_async_callback(engine.stop, INDEX_GRACE_S)
-        conversations = Conversations(journal.conversations, journal, clock)
+        conversations = Conversations(journal.conversations, journal, clock, dependencies.quiet_s)
         server = create_server(engine, conversations, settings, metrics)
         address = await server.start(settings.listen)
+        await engine.ownership.announce(settings.advertise or address)
+        if settings.milvus_uri and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
+            log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
         stack.push_async_callback(server.stop, settings.drain_grace_s)
         for watching in (watch_loop(metrics), _watch_engine(engine, metrics)):
             stack.callback(asyncio.create_task(watching).cancel)
@@ -312,7 +319,10 @@ async def _space(journal: SqlJournal, embedder: Embedder, settings: Settings) ->
         ) from error
     if recorded is None:
         recorded = Space(model.name, model.dimension, settings.index_partitions)
-        await journal.set_space(recorded)
+        try:
+            await journal.set_space(recorded)
+        except Conflict:  # another server that starts for the first time was quicker
+            recorded = await journal.space() or recorded
     return recorded, model
 
 
@@ -369,6 +379,8 @@ def _dependencies(
         committed=_nobody_committed,
         index_lost=_nobody_searched,
         lost=_nobody_lost,
+        processes=journal.processes,
+        lease=LeaseTimes(settings.lease_s, settings.lease_renew_s),
         operations=journal.operations,
         failure_of=failure_of,
         transfers=TransferSettings(

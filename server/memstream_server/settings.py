@@ -117,6 +117,9 @@ class Settings(BaseSettings):
         description="directory of the journal and of the embedded index; one server at a time",
         json_schema_extra={"unit": "", "default": "the user's data directory, in `memstream`"},
     )
+    advertise: Listen = _setting(
+        "", "address other servers of the same database reach this one at, host:port; empty is the bound address"
+    )
     metrics_listen: MetricsListen = _setting("", "address of the Prometheus endpoint, host:port; empty is off")
     log_level: LogLevel = _setting(LogLevel.INFO, "least severe log line written")
     log_format: LogFormat = _setting(LogFormat.CONSOLE, "log lines for people or for machines")
@@ -240,6 +243,14 @@ class Settings(BaseSettings):
         SecretStr(""),
         "PostgreSQL database of the journal, postgresql://user:password@host/database; empty keeps it in data_dir",
     )
+    lease_s: float = _setting(
+        10.0,
+        "how long other servers of the database leave this one its memories when it says nothing",
+        "seconds",
+        0.5,
+        600,
+    )
+    lease_renew_s: float = _setting(3.0, "how often it says that it is there", "seconds", 0.1, 200)
     disk_free_min_bytes: int = _setting(
         268_435_456, "free disk below which new writes are refused", "bytes", 0, 1_099_511_627_776
     )
@@ -257,6 +268,8 @@ class Settings(BaseSettings):
             raise ValueError("content_max_bytes must be at most half of message_max_bytes")
         if self.content_max_bytes > self.window_bytes:
             raise ValueError("window_bytes must hold at least one content of content_max_bytes")
+        if self.lease_renew_s > self.lease_s / 2:
+            raise ValueError("lease_renew_s must be at most half of lease_s")
         if self.embedding is EmbeddingKind.ONNX and self.embedding_model_dir is None:
             raise ValueError("embedding = onnx needs embedding_model_dir")
         if self.next_embedding is EmbeddingKind.ONNX and self.next_embedding_model_dir is None:

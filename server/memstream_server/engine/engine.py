@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+import structlog
+
 from memstream_server.core.enhancement import merged_text
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter, passes
@@ -17,6 +19,7 @@ from memstream_server.engine import lifecycle, putting
 from memstream_server.engine.decision import Decision
 from memstream_server.engine.erasing import Erasing
 from memstream_server.engine.errors import (
+    EngineError,
     EtagMismatch,
     FragmentNotFound,
     JournalUnavailable,
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
     from memstream_server.engine.dependencies import Dependencies
 
+log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 __all__ = ["Engine", "Info", "ObserveSession"]
@@ -120,11 +124,12 @@ class Engine:
         self._names = journal_name, scorer_model, insight_model
         self._spent = spent
         self._registry = Registry(dependencies)
+        self.ownership = self._registry.ownership
         self._indexer = Indexer(dependencies, self._registry, space)
         self._jobs = Jobs(dependencies, self._registry)
         self._forgetting = Forgetting(dependencies, self._registry)
         self._reinforcement = Reinforcement(dependencies)
-        self._watchers = Watchers(dependencies.journal)
+        self._watchers = Watchers(dependencies.journal, dependencies.quiet_s)
         self.operations = OperationRunner(
             dependencies.operations, dependencies.clock, dependencies.ids, dependencies.failure_of
         )
@@ -137,6 +142,7 @@ class Engine:
         )
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
         self._deletions: set[asyncio.Task[None]] = set()
+        self._sweeping: asyncio.Task[None] | None = None
         dependencies.committed = self._committed
         dependencies.index_lost = self._indexer.lost
         dependencies.index_degraded = lambda: self._indexer.degraded
@@ -144,18 +150,42 @@ class Engine:
 
     async def start(self) -> None:
         """Begin background work and finish what an earlier process had received. Does not wait for the index."""
+        await self.ownership.start()
         await self.reembedding.resume()
         self._indexer.start()
         self._reinforcement.start()
         self._jobs.start()
         self._forgetting.start()
+        if self.ownership.shared:
+            self._sweeping = asyncio.create_task(self._sweep())
+            return
         for uid in await self._journal.pending_memories():
             self._registry.revive(uid)
         await self.transfers.start()
         await self.operations.resume()
 
+    async def _sweep(self) -> None:
+        """Where there are other servers: finish what those have received that ended, if this one leads."""
+        resumed = False
+        while True:
+            try:
+                await self.reembedding.notice()
+                for uid in await self.ownership.abandoned():
+                    self._registry.revive(uid)
+                if self.ownership.leads:
+                    self._jobs.entered()
+                    if not resumed:
+                        await self.operations.resume()
+                        resumed = True
+            except (JournalError, EngineError) as error:
+                log.warning("not_swept", error=str(error))
+            await asyncio.sleep(self._dependencies.lease.renew_s)
+
     async def stop(self, grace_s: float = 5.0) -> None:
         """End everything in order: recalls and sessions first, the index's write-behind last."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         await self.operations.stop()
         await self.reembedding.stop()
         await self.transfers.stop()
@@ -164,6 +194,7 @@ class Engine:
         await self._reinforcement.stop()
         await self._registry.close()
         await self._indexer.stop(grace_s)
+        await self.ownership.stop()
 
     @property
     def dimension(self) -> int:
@@ -289,7 +320,9 @@ class Engine:
     async def _delete(self, record: MemoryRecord, answer: Answer | None) -> None:
         with self._registry.deleting(record):
             try:
-                await self._write(self._journal.delete_memory(record.uid, answer))
+                # Taken first where others could: else it would live on in the RAM of whoever takes it meanwhile.
+                epoch = await self._write(self.ownership.take(record.uid)) if self.ownership.shared else None
+                await self._write(self._journal.delete_memory(record.uid, answer, epoch))
             except JournalUnavailable:  # it may have happened
                 self._registry.reread(record.uid)
                 raise
@@ -317,6 +350,7 @@ class Engine:
         if external_id:
             async with self._registry.use(namespace, name) as actor:
                 id = actor.working.id_of(external_id)
+                self.ownership.check(actor)
         found = await self._journal.fragments(record.uid, [id]) if id else []
         if not found:
             key = external_id or id
@@ -447,10 +481,12 @@ class Engine:
     async def recall(self, namespace: str, name: str, query: Query) -> RecallAnswer:
         """Answer one query; cancellable. What it found is offered to short-term afterwards."""
         async with self._registry.use(namespace, name) as actor:
+            self.ownership.check(actor)
             try:
                 answer = await recall(actor, query, self._dependencies)
             except JournalError as error:
                 raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
+            self.ownership.check(actor)
             self._reinforcement.recalled(actor, query, answer)
             return answer
 

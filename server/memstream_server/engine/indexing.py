@@ -1,7 +1,8 @@
-"""The write-behind of the vector index: one task per process that brings the outbox into the index.
+"""The write-behind of the vector index: one task that brings the outbox into the index, at one process at a time.
 
 Rule 1. Rows are upserted, then flushed, then marked done: a crash in between only repeats them.
 Rule 2. Entries are done by their ids, and each is worked on as the journal has it now, so order does not matter.
+Where several processes share the journal the others follow the outbox (following.py).
 Rule 3. An index that is lost is filled again from the journal; meanwhile recall says what is degraded.
 """
 
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 
-from memstream_server.engine.producers import ProducerState
+from memstream_server.engine.following import Following, indexed
 from memstream_server.engine.reconciling import reconcile
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
 from memstream_server.ports.journal import IndexEntry, JournalError, Row, Space
@@ -28,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 UPSERT_ROWS = 2_048
 """Rows of one upsert."""
+FOLLOW_S = 1.0
+"""How often a process that does not lead looks how far the one that does has come."""
 RETRY_S = 1.0
 RETRY_MAX_S = 30.0
 LOOK_S = 0.2
@@ -62,6 +65,7 @@ class Indexer:
         self._begun = self._drained = 0
         """How often the emptying of the outbox was begun, and the last beginning that came to its end."""
         self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
+        self._following = Following(dependencies.journal, registry)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -80,7 +84,7 @@ class Indexer:
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        if self._open and not self.degraded:
+        if self._open and not self.degraded and self._registry.ownership.leads:
             try:
                 async with asyncio.timeout(grace_s):
                     await self._drain()
@@ -229,11 +233,27 @@ class Indexer:
         await self._drop()
         await self._adopt()
         dropped = self._dropped
+        if not self._registry.ownership.leads:
+            await self._follow(dropped)
+            return
         await self._drain()
+        if self._registry.ownership.shared:
+            self._settles(await self._following.look())  # what another process brought in before
         self.degraded = ""
         self._rebuilt = dropped
         if not self._reconciled:
             await self._reconcile()
+
+    async def _follow(self, dropped: int) -> None:
+        """Another process brings the outbox into the index: see how far it has come."""
+        self._wake.clear()
+        self._full.clear()
+        self._waiting = 0
+        self._reconciled = False  # to be done if this process leads one day
+        self._settles(await self._following.look())
+        if (self.degraded or self._rebuilt < dropped) and not await self._dependencies.journal.outbox_size():
+            self.degraded = ""
+            self._rebuilt = dropped
 
     async def _drop(self) -> None:
         """What a rebuild begins with. A crash after it finds the index empty, and fills it too."""
@@ -255,6 +275,10 @@ class Indexer:
     async def _pause(self) -> None:
         """Until rows have waited for the interval, enough of them are there, or an overlay is due to settle."""
         limits = self._dependencies.limits
+        if self._registry.ownership.shared:  # rows come from elsewhere, too, and wake nobody here
+            longest_s = limits.flush_interval_s if self._registry.ownership.leads else FOLLOW_S
+            await _wait(self._full, min(limits.flush_interval_s, longest_s))
+            return
         due = max(0.0, self._settling[0][0] - self._now()) if self._settling else None
         if not self._wake.is_set() and self._reconciled:
             await _wait(self._wake, due)
@@ -278,7 +302,7 @@ class Indexer:
             self._written += len(entries)
             dependencies.metrics.outbox(await dependencies.journal.outbox_size())
         self._drained = begun
-        _indexed(reached)
+        indexed(reached)
 
     async def _write(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:
         latest = {entry.fragment: (entry.memory, row) for entry, row in entries}
@@ -316,7 +340,11 @@ class Indexer:
         by_memory: dict[str, list[str]] = defaultdict(list)
         for entry, _ in entries:
             by_memory[entry.memory].append(entry.fragment)
-        self._settling.append((self._now() + self._dependencies.limits.fresh_s, dict(by_memory)))
+        self._settles(by_memory)
+
+    def _settles(self, flushed: dict[str, list[str]]) -> None:
+        if flushed:
+            self._settling.append((self._now() + self._dependencies.limits.fresh_s, dict(flushed)))
 
     def _settle(self) -> None:
         """Flushed long enough ago: the overlay lets go."""
@@ -328,14 +356,6 @@ class Indexer:
 
     def _now(self) -> float:
         return self._dependencies.clock.monotonic_s()
-
-
-def _indexed(reached: Sequence[tuple[ProducerState, int]]) -> None:
-    """The outbox was empty after these numbers were stored: they are indexed, or need no index."""
-    for state, stored in reached:
-        if stored > state.indexed:
-            state.indexed = stored
-            state.tell()
 
 
 async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:

@@ -90,14 +90,23 @@ class Jobs:
         """Do what is there; True when something is left to be tried again."""
         self._wake.clear()
         left = False
-        # Those set aside stay in the journal: as many more are asked for, so that they hide no others.
-        jobs = await self._dependencies.journal.jobs(PAGE + len(self._failures))
-        waiting = [job for job in jobs if self._failures.get(job.id, 0) < JOB_ATTEMPTS_MAX]
+        waiting = await self._waiting()
         for job in waiting:
             left = not await self._attempt(job) or left
         if len(waiting) >= PAGE and not left:
             self._wake.set()  # there may be more
         return left
+
+    async def _waiting(self) -> list[Job]:
+        """The oldest that are this process's to do. Those set aside, and other processes', must not hide them."""
+        tended = await self._registry.ownership.tended()
+        limit = PAGE + len(self._failures)
+        while True:
+            jobs = await self._dependencies.journal.jobs(limit)
+            mine = [job for job in jobs if self._failures.get(job.id, 0) < JOB_ATTEMPTS_MAX and tended(job.memory)]
+            if mine or len(jobs) < limit:
+                return mine
+            limit *= 2
 
     async def _attempt(self, job: Job) -> bool:
         try:

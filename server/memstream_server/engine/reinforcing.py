@@ -40,7 +40,8 @@ class Reinforcement:
 
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
-        self._accesses: dict[str, dict[str, tuple[int, int]]] = {}
+        self._accesses: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
+        """By memory and the epoch at which this process has it."""
         self._offers: asyncio.Queue[tuple[Actor, tuple[Fragment, ...]]] = asyncio.Queue(OFFERS_MAX)
         self._content: OrderedDict[tuple[str, int, str], Vector] = OrderedDict()
         self._tasks: list[asyncio.Task[None]] = []
@@ -77,7 +78,7 @@ class Reinforcement:
 
     def accessed(self, actor: Actor, fragment_id: str, now_us: int) -> None:
         """Count one access, in RAM now and in the journal soon."""
-        counts = self._accesses.setdefault(actor.uid, {})
+        counts = self._accesses.setdefault((actor.uid, actor.working.record.epoch), {})
         count, _ = counts.get(fragment_id, (0, 0))
         counts[fragment_id] = (count + 1, now_us)
         slot = actor.working.columns.slot(fragment_id)
@@ -160,10 +161,10 @@ class Reinforcement:
 
     async def _write_accesses(self) -> None:
         counted, self._accesses = self._accesses, {}
-        for uid, counts in counted.items():
+        for (uid, epoch), counts in counted.items():
             accesses = [Access(id_, count, time_us) for id_, (count, time_us) in counts.items()]
             try:
-                await self._dependencies.journal.touch(uid, accesses)
+                await self._dependencies.journal.touch(uid, accesses, epoch)
             except JournalError as error:  # statistics: lost ones are not an error, but are said
                 log.warning("accesses_not_written", count=len(accesses), error=str(error))
 

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 PAGE = 8
 """Transitions read at once, and all that is held of a watcher that does not read on: some 6,000 events at most."""
-QUIET_S = 5.0
-"""After so long without a commit a progress mark is given."""
 
 
 class Watchers:
     """Who waits for which memory's next commit."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, quiet_s: float = 5.0) -> None:
+        """quiet_s: after so long without a commit a progress mark is given, and the journal is looked at."""
         self._journal = journal
+        self._quiet_s = quiet_s
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
 
     def committed(self, uid: str) -> None:
@@ -61,7 +61,7 @@ class Watchers:
                         yield record.uid, seen, recorded.time_us, events
                 if len(page) == PAGE:
                     continue
-                if not await _woken(news):
+                if not await _woken(news, self._quiet_s):
                     current = await self._journal.get_memory(record.namespace, record.name)
                     if current is None or current.uid != record.uid:
                         raise MemoryNotFound(f"memory {record.namespace}/{record.name} was deleted")
@@ -81,9 +81,9 @@ def _compacted(oldest: int) -> CursorCompacted:
     )
 
 
-async def _woken(news: asyncio.Event) -> bool:
+async def _woken(news: asyncio.Event, quiet_s: float) -> bool:
     try:
-        async with asyncio.timeout(QUIET_S):
+        async with asyncio.timeout(quiet_s):
             await news.wait()
     except TimeoutError:
         return False

@@ -156,6 +156,10 @@ class WorkingSet:
             for key in [key for key, (_, id_) in self._recalled.items() if id_ in self.stale]:
                 del self._recalled[key]
 
+    def unsettled(self) -> list[str]:
+        """Long-term fragments whose vectors the index may not have yet."""
+        return [id_ for id_ in self._unsettled if self.tier_of(id_) is Tier.LONG_TERM]
+
     def flushed(self, ids: Iterable[str]) -> None:
         """These vectors are in the index and old enough for its readers to see."""
         for id_ in ids:

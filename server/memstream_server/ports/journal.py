@@ -403,8 +403,11 @@ class Journal(Protocol):
         """At revision 1, with `events` as that revision. Raises AlreadyExists when the name is taken."""
         ...
 
-    async def delete_memory(self, uid: str, answer: Answer | None = None) -> None:
-        """Everything of it goes, its Milvus rows by outbox entries that survive it."""
+    async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:
+        """Everything of it goes, its Milvus rows by outbox entries that survive it.
+
+        Raises Conflict when the memory is gone, or is at another epoch than the one given.
+        """
         ...
 
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None: ...
@@ -456,8 +459,11 @@ class Journal(Protocol):
 
     async def commit(self, commit: Commit) -> None: ...
 
-    async def touch(self, uid: str, accesses: Sequence[Access]) -> None:
-        """Add access statistics. Not part of any revision; lost ones are not an error."""
+    async def touch(self, uid: str, accesses: Sequence[Access], epoch: int | None = None) -> None:
+        """Add access statistics. Not part of any revision; lost ones are not an error.
+
+        Raises Conflict when the memory is gone, or is at another epoch than the one given.
+        """
         ...
 
     # ---- reads
@@ -502,6 +508,10 @@ class Journal(Protocol):
         ...
 
     async def outbox_size(self) -> int: ...
+
+    async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """(first, last) id of the entries of each of these memories that has any."""
+        ...
 
     async def outbox_done(self, ids: Sequence[int]) -> None:
         """These entries are durable in the index. By id, never by a high-water mark."""

@@ -131,6 +131,9 @@ class ObserveStream:
                 while True:
                     await self._wake.wait()
                     self._wake.clear()
+                    if self._drain.begun and not self._going_away:  # first: what is due may raise
+                        self._going_away = True
+                        yield pb.ObserveResponse(going_away=self._drain.message())
                     due = self._due()
                     for response in due:
                         yield response
@@ -254,9 +257,6 @@ class ObserveStream:
                 pb.ObserveResponse(throttle=pb.Throttle(retry_delay=duration(self._throttle_s), description=text))
             )
             self._throttle_s = 0.0
-        if self._drain.begun and not self._going_away:
-            self._going_away = True
-            responses.append(pb.ObserveResponse(going_away=self._drain.message()))
         return responses
 
     def _release(self) -> None:

@@ -133,6 +133,11 @@ _EVENTS = (
     .limit(_limit)
 )
 _ANSWER = select(requests).where(requests.c.request == bindparam("r"), requests.c.time_us >= bindparam("since"))
+_OUTBOX_ROWS = (
+    select(outbox.c.memory, func.min(outbox.c.id), func.max(outbox.c.id))
+    .where(outbox.c.memory.in_(bindparam("uids", expanding=True)))
+    .group_by(outbox.c.memory)
+)
 _OUTBOX_SIZE = select(func.count()).select_from(outbox)
 _live = (
     (fragments.c.memory == memories.c.number)
@@ -423,6 +428,14 @@ def _outbox_rows(connection: Connection, limit: int, model: str | None) -> Itera
 
 def outbox_size(connection: Connection) -> int:
     return connection.execute(_OUTBOX_SIZE).scalar_one()
+
+
+def outbox_rows(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for start in range(0, len(uids), IDS_MAX):
+        rows = connection.execute(_OUTBOX_ROWS, {"uids": uids[start : start + IDS_MAX]})
+        found |= {uid: (first, last) for uid, first, last in rows}
+    return found
 
 
 def indexable(connection: Connection, uid: str, model: str | None) -> list[str]:

@@ -43,6 +43,7 @@ memories = Table(
     Column("name", TEXT, nullable=False),
     Column("kind", TEXT, nullable=False),
     Column("epoch", BigInteger, nullable=False),
+    Column("owner", BigInteger),  # number of a process, where several serve the database; null: nobody
     Column("revision", BigInteger, nullable=False),
     Column("next_position", BigInteger, nullable=False),
     Column("reflection_aggregate", Double, nullable=False),
@@ -52,6 +53,22 @@ memories = Table(
     Column("labels", TEXT, nullable=False),
     Column("policy", TEXT, nullable=False),
     UniqueConstraint("namespace", "name", name="memories_name"),
+    sqlite_autoincrement=True,
+)
+Index(
+    "memories_owner",
+    memories.c.owner,
+    sqlite_where=text("owner IS NOT NULL"),
+    postgresql_where=text("owner IS NOT NULL"),
+)
+
+processes = Table(  # the servers of a PostgreSQL database; on SQLite the directory's lock is the lease
+    "processes",
+    metadata,
+    Column("number", BIG_KEY, primary_key=True, autoincrement=True),
+    Column("id", TEXT, nullable=False),  # pid and host, for people
+    Column("address", TEXT, nullable=False),
+    Column("lease_until_us", BigInteger, nullable=False),  # by the database's clock
     sqlite_autoincrement=True,
 )
 

@@ -15,6 +15,8 @@ from memstream_server.adapters.journal import beside, directory, image, postgres
 from memstream_server.adapters.journal.conversations import SqlConversations
 from memstream_server.adapters.journal.database import Database, snapshot
 from memstream_server.adapters.journal.operations import SqlOperations
+from memstream_server.adapters.journal.postgres import PostgresDatabase
+from memstream_server.adapters.journal.processes import SqlProcesses
 from memstream_server.adapters.journal.writer import Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
@@ -59,6 +61,10 @@ class SqlJournal:
         self._model: str | None = None
         """The space in force, as this process was last told."""
         self.conversations = SqlConversations(self._writer.submit, self._look)
+        self.processes: SqlProcesses | None = None
+        """Of a database that several servers may share; None where this one has the journal for itself."""
+        if isinstance(database, PostgresDatabase):
+            self.processes = SqlProcesses(database, self._writer.submit, self._look)
         self.operations = SqlOperations(self._writer.submit, self._look)
 
     async def _write(
@@ -150,8 +156,8 @@ class SqlJournal:
     ) -> None:
         await self._write(writes.create_memory, 2, True, record, events, answer, self._clock_us())
 
-    async def delete_memory(self, uid: str, answer: Answer | None = None) -> None:
-        await self._write(writes.delete_memory, 3, False, uid, answer, self._clock_us())
+    async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:
+        await self._write(writes.delete_memory, 3, False, uid, answer, epoch, self._clock_us())
         await self.purge()
 
     async def purge(self) -> None:
@@ -202,8 +208,8 @@ class SqlJournal:
         adds = bool(commit.rows or commit.anchors or commit.jobs)
         await self._write(transition.commit, rows, adds, commit, self._clock_us())
 
-    async def touch(self, uid: str, accesses: Sequence[Access]) -> None:
-        await self._write(transition.touch, len(accesses), True, uid, accesses)
+    async def touch(self, uid: str, accesses: Sequence[Access], epoch: int | None = None) -> None:
+        await self._write(transition.touch, len(accesses), True, uid, accesses, epoch)
 
     # ---- reads
 
@@ -245,6 +251,9 @@ class SqlJournal:
     async def outbox_size(self) -> int:
         return await self._read(reads.outbox_size)
 
+    async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
+        return await self._read(reads.outbox_rows, memories)
+
     async def outbox_done(self, ids: Sequence[int]) -> None:
         await self._write(transition.outbox_done, len(ids), False, ids)
 
@@ -273,6 +282,8 @@ async def open_journal(
     data_dir: Path,
     *,
     url: str = "",
+    shared: bool = False,
+    lease_s: float = 10.0,
     clock_us: Callable[[], int],
     free_bytes: Callable[[], int] | None = None,
     reserve_bytes: int = RESERVE_BYTES,
@@ -282,13 +293,16 @@ async def open_journal(
     until `close`.
 
     url: of the database (postgresql://...); empty keeps the journal in data_dir, which is not touched otherwise.
+    shared: whether other servers that say so too may have the database at the same time; lease_s: of such a server.
     clock_us: now, in microseconds since the epoch; ages the stored answers. free_bytes: the space left for the
     directory (the file system's, by default); below reserve_bytes what adds data raises StorageFull. PostgreSQL says
     itself when it is full.
     Raises Unreadable when the journal is damaged, of a newer format, cannot be reached, or is held by another server.
     """
     if url:
-        database: Database = await asyncio.to_thread(postgres.open_database, url, readers=readers)
+        database: Database = await asyncio.to_thread(
+            postgres.open_database, url, readers=readers, shared=shared, lease_s=lease_s
+        )
     else:
         database = await asyncio.to_thread(
             directory.open_database, data_dir, readers=readers, free_bytes=free_bytes, reserve_bytes=reserve_bytes

@@ -35,7 +35,7 @@ from memstream_server.adapters.journal.schema import (
     requests,
     vectors,
 )
-from memstream_server.adapters.journal.writes import A_PRODUCER, find, log, put_answer
+from memstream_server.adapters.journal.writes import A_PRODUCER, find, log, owned, put_answer
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal import (
     Access,
@@ -277,8 +277,8 @@ def _put_jobs(connection: Connection, number: int, work: Sequence[Job]) -> None:
     bulk.execute(connection, _JOBS, rows)
 
 
-def touch(connection: Connection, uid: str, accesses: Sequence[Access]) -> None:
-    number, _ = find(connection, uid)
+def touch(connection: Connection, uid: str, accesses: Sequence[Access], epoch: int | None) -> None:
+    number, _ = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
     merged: dict[str, tuple[int, int]] = {}  # UPDATE ... FROM applies only one of several rows for a fragment
     for access in accesses:
         count, time_us = merged.get(access.fragment, (0, 0))

@@ -88,7 +88,12 @@ _CUTS_AND_DELETIONS = tuple(
     for t in (vectors, observations, events, fragments)
 )
 _BY_NUMBER = tuple(delete(t).where(t.c.memory == _number) for t in (producers, receipts, anchors, jobs))
-_DELETED = select(deletions.c.number, deletions.c.uid).order_by(deletions.c.number).limit(1)
+_DELETED = (
+    select(deletions.c.number, deletions.c.uid)
+    .order_by(deletions.c.number)
+    .limit(1)
+    .with_for_update(skip_locked=True)  # on PostgreSQL: another server is at it
+)
 _PURGED = delete(deletions).where(deletions.c.number == _number)
 _UNINDEX = insert(outbox).from_select(
     ["memory", "fragment", "deleted"],
@@ -137,7 +142,7 @@ def find(connection: Connection, uid: str) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _owned(connection: Connection, uid: str, epoch: int) -> tuple[int, int]:
+def owned(connection: Connection, uid: str, epoch: int) -> tuple[int, int]:
     found: Sequence[Any] | None = run(connection, _OWNED, {"u": uid, "e": epoch}).one_or_none()
     if found is None:
         raise Conflict(f"memory {uid} is gone or no longer at epoch {epoch}")
@@ -188,9 +193,9 @@ def create_memory(
     put_answer(connection, answer, now_us)
 
 
-def delete_memory(connection: Connection, uid: str, answer: Answer | None, now_us: int) -> None:
+def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch: int | None, now_us: int) -> None:
     """From here on the memory is gone; its rows go by `purge`."""
-    number, _ = find(connection, uid)
+    number, _ = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
     connection.execute(_DELETE_MEMORY, {"m": number})
     connection.execute(insert(deletions), {"number": number, "uid": uid})
     put_answer(connection, answer, now_us)
@@ -232,7 +237,7 @@ def own(connection: Connection, uid: str) -> None:
 
 
 def open_producer(connection: Connection, uid: str, epoch: int, name: str) -> Producer:
-    number, _ = _owned(connection, uid, epoch)
+    number, _ = owned(connection, uid, epoch)
     who = {"m": number, "producer": name}
     if connection.execute(_REOPEN, who).rowcount == 0:
         connection.execute(insert(producers), {"memory": number, "name": name, "epoch": 1, "received": 0, "stored": 0})
@@ -254,7 +259,7 @@ def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
 
 def receive(connection: Connection, receipt: Receipt) -> None:
     _check_texts(receipt.fragments)
-    number, next_position = _owned(connection, receipt.memory, receipt.epoch)
+    number, next_position = owned(connection, receipt.memory, receipt.epoch)
     if receipt.producer:
         _advance_producer(connection, number, receipt)
     after = 1 + max([receipt.position, *(fragment.position for fragment in receipt.fragments)])
