@@ -157,7 +157,13 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
 async def _watch_engine(engine: Engine, metrics: Metrics) -> None:
     """What the engine holds, sampled once a second."""
     while True:
-        metrics.backlog.set(engine.backlog)
+        held = engine.held()
+        metrics.backlog.set(held.backlog)
+        metrics.sessions.set(held.sessions)
+        metrics.producers.set(held.producers)
+        metrics.watchers.set(held.watchers)
+        metrics.active_memories.set(held.memories)
+        metrics.active_bytes.set(held.size_bytes)
         metrics.index_up.set(not engine.info().degraded)
         await asyncio.sleep(1.0)
 
@@ -380,10 +386,6 @@ class EngineMetrics:
 
     def outbox(self, depth: int) -> None:
         self._metrics.outbox_depth.set(depth)
-
-    def active(self, memories: int, size_bytes: int) -> None:
-        self._metrics.active_memories.set(memories)
-        self._metrics.active_bytes.set(size_bytes)
 
 
 __all__ = ["Models", "Running", "StartError", "running", "serve"]

@@ -111,6 +111,11 @@ class Actor:
         """Observations between submission and stored."""
         return self._backlog
 
+    @property
+    def sessions(self) -> int:
+        """Streams and calls that hold a producer open."""
+        return self._sessions
+
     def producers(self) -> list[ProducerState]:
         """Everyone whose observations come in here, unnumbered calls included."""
         return [*self._producers.values(), *self._unnumbered]

@@ -87,6 +87,19 @@ class Info:
     degraded: str
 
 
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the engine holds in RAM, over all active memories."""
+
+    memories: int
+    size_bytes: int
+    backlog: int
+    """Observations received and not yet stored."""
+    sessions: int
+    producers: int
+    watchers: int
+
+
 class Engine:
     """All memories of this process. Made by the composition root; `start` before use, `stop` after."""
 
@@ -142,10 +155,17 @@ class Engine:
         """Numbers in a vector."""
         return self._dependencies.embedding.dimension
 
-    @property
-    def backlog(self) -> int:
-        """Observations received and not yet stored, of all memories."""
-        return sum(actor.backlog for actor in self._registry.actors())
+    def held(self) -> Holdings:
+        """What is in RAM now."""
+        actors = self._registry.actors()
+        return Holdings(
+            memories=len(actors),
+            size_bytes=sum(actor.working.size_bytes for actor in actors),
+            backlog=sum(actor.backlog for actor in actors),
+            sessions=sum(actor.sessions for actor in actors),
+            producers=sum(len(actor.producers()) for actor in actors),
+            watchers=len(self._watchers),
+        )
 
     def info(self) -> Info:
         """What the engine works with, and what is degraded now."""

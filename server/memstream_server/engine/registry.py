@@ -235,7 +235,6 @@ class Registry:
             if actor.uid != keep and self._evictable(actor):
                 total -= actor.working.size_bytes
                 self._evict(actor)
-        self._dependencies.metrics.active(len(self._actors), total)
 
     def _settle(self) -> None:
         """After a use: if all were in use when the last one came, there may be one to evict by now."""

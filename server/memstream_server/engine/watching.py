@@ -26,6 +26,9 @@ class Watchers:
         self._journal = journal
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
 
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
     def committed(self, uid: str) -> None:
         """Told after every commit."""
         for event in self._waiting.get(uid, ()):
