@@ -72,7 +72,8 @@ class Actor:
         self._uses = 0
         self._deciding = False
         self._dependencies = dependencies
-        self._producers = {
+        waiting = {receipt.producer for receipt in image.pending}
+        self._producers = {  # those with a session, or with something that is not stored
             producer.name: ProducerState(
                 producer.name,
                 producer.epoch,
@@ -82,6 +83,7 @@ class Actor:
                 revision=image.record.revision,
             )
             for producer in image.producers
+            if producer.name in waiting
         }
         self._next_position = image.next_position
         self._backlog = 0
@@ -117,7 +119,7 @@ class Actor:
         return self._sessions
 
     def producers(self) -> list[ProducerState]:
-        """Everyone whose observations come in here, unnumbered calls included."""
+        """Everyone whose observations come in here now, unnumbered calls included."""
         return [*self._producers.values(), *self._unnumbered]
 
     @property
@@ -165,7 +167,7 @@ class Actor:
         except BaseException:
             self._sessions -= 1
             raise
-        state = self._producers.setdefault(name, ProducerState(name))
+        state = self._producers.setdefault(name, ProducerState(name, revision=self.revision))
         if state.session is not None:
             state.session.fail(
                 ProducerSuperseded(f"a newer stream of producer {name!r} was opened; this one is superseded")
@@ -193,6 +195,12 @@ class Actor:
         """A session of this producer was closed."""
         self._sessions -= 1
         self._unnumbered.discard(state)
+        self._let_go(state)
+
+    def _let_go(self, state: ProducerState) -> None:
+        """What the journal knows as well leaves RAM, or every producer there ever was would stay in it."""
+        if state.session is None and state.stored >= state.submitted and self._producers.get(state.name) is state:
+            del self._producers[state.name]
 
     def take_position(self) -> int:
         """The next place in the order of receipt, for a fragment that was not observed."""
@@ -300,6 +308,7 @@ class Actor:
                 )
             state.submitted = state.received
             state.forget_after(state.received)
+            self._let_go(state)
         if isinstance(error, StorageFull):
             return StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S)
         if isinstance(error, Conflict) and session is not None and session.error is not None:
@@ -411,6 +420,7 @@ class Actor:
                 state.session.decided([replace(outcomes[part.position], sequence=number) for number, part in numbered])
             last = receipt.first_sequence + len(receipt.hashes) - 1
             state.advance(received=last, stored=last, revision=self.revision)
+            self._let_go(state)
 
     def _age_s(self, batch: Batch) -> float | None:
         return None if batch.arrived_s is None else self._dependencies.clock.monotonic_s() - batch.arrived_s

@@ -71,6 +71,8 @@ T = TypeVar("T")
 
 __all__ = ["Engine", "Info", "ObserveSession"]
 
+BOUND_INTERVAL_S = 1.0
+"""How often active memories, which grow, are held to their bounds."""
 PAGE = 200
 """Fragments read at once while a filter is applied."""
 
@@ -128,6 +130,7 @@ class Engine:
         self._reinforcement = Reinforcement(dependencies)
         self._watchers = Watchers(dependencies.journal)
         self._deletions: set[asyncio.Task[None]] = set()
+        self._bounding: asyncio.Task[None] | None = None
         dependencies.committed = self._committed
         dependencies.index_lost = self._indexer.lost
         dependencies.index_degraded = lambda: self._indexer.degraded
@@ -139,11 +142,14 @@ class Engine:
         self._reinforcement.start()
         self._jobs.start()
         self._forgetting.start()
+        self._bounding = asyncio.create_task(self._bound())
         for uid in await self._journal.pending_memories():
             self._registry.revive(uid)
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End everything in order: recalls and sessions first, the index's write-behind last."""
+        if self._bounding is not None:
+            self._bounding.cancel()
         await self._forgetting.stop()
         await self._jobs.stop()
         await self._reinforcement.stop()
@@ -466,6 +472,12 @@ class Engine:
         await self._reinforcement.settled()
 
     # ---- inside
+    async def _bound(self) -> None:
+        """Holds what is in RAM to its bounds."""
+        while True:
+            await asyncio.sleep(BOUND_INTERVAL_S)
+            self._registry.shrink()
+
     def _ask_index(self, session: ObserveSession) -> None:
         """After a memory was read again nobody knows what of it is indexed until the outbox is next looked at."""
         if session.indexed_behind:

@@ -75,11 +75,15 @@ class Forgetting:
             now_us = self._dependencies.clock.now_us()
             await self._expire(now_us)
             forgotten = dict(await self._journal.oldest_forgotten())
+            there: set[str] = set()
             async for record in self._memories():
+                there.add(record.uid)
                 try:
                     await self._tend(record, now_us, forgotten.get(record.uid))
                 except (EngineError, JournalError) as error:
                     log.warning("memory_not_maintained", memory=record.uid, error=str(error))
+            self._looked_us = {uid: at_us for uid, at_us in self._looked_us.items() if uid in there}
+            self._counted = {uid: revision for uid, revision in self._counted.items() if uid in there}
 
     async def _memories(self) -> AsyncIterator[MemoryRecord]:
         after = ""

@@ -84,6 +84,8 @@ class Jobs:
         left = False
         # Those set aside stay in the journal: as many more are asked for, so that they hide no others.
         jobs = await self._dependencies.journal.jobs(PAGE + len(self._failures))
+        there = {job.id for job in jobs}  # a deleted memory takes its jobs with it
+        self._failures = {id_: failures for id_, failures in self._failures.items() if id_ in there}
         waiting = [job for job in jobs if self._failures.get(job.id, 0) < JOB_ATTEMPTS_MAX]
         for job in waiting:
             left = not await self._attempt(job) or left

@@ -211,6 +211,7 @@ class Registry:
         actor = self._actors.get(record.uid)
         if actor is not None:
             actor.gone()
+        self._owned.discard(record.uid)
         self._unname(record)
 
     async def _is_gone(self, record: MemoryRecord) -> bool:
@@ -224,6 +225,11 @@ class Registry:
             task.cancel()
         await asyncio.gather(*(actor.stop() for actor in self.actors()))
         self._actors.clear()
+
+    def shrink(self) -> None:
+        """Memories grow while they are active: hold the bounds again. The one used last stays."""
+        if self._actors:
+            self._shrink(keep=next(reversed(self._actors)))
 
     def _shrink(self, keep: str) -> None:
         """Evict idle actors, least recently used first, until the bounds hold (or all that is left is in use)."""
