@@ -294,6 +294,7 @@ def _dependencies(
     clock: Clock,
 ) -> Dependencies:
     from memstream_server.adapters.models.analyzer import SnowballAnalyzer
+    from memstream_server.rpc.errors import failure_of
 
     limits = Limits(
         active_memories_max=settings.active_memories_max,
@@ -323,6 +324,8 @@ def _dependencies(
         committed=_nobody_committed,
         index_lost=_nobody_searched,
         lost=_nobody_lost,
+        operations=journal.operations,
+        failure_of=failure_of,
     )
 
 

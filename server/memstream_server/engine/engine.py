@@ -28,9 +28,12 @@ from memstream_server.engine.forgetting import Forgetting
 from memstream_server.engine.indexing import Indexer
 from memstream_server.engine.jobs import Jobs
 from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.operations import OperationRunner
 from memstream_server.engine.producers import ObserveSession
+from memstream_server.engine.purging import Purging
 from memstream_server.engine.recalling import recall
 from memstream_server.engine.registry import Registry
+from memstream_server.engine.reindexing import Reindexing
 from memstream_server.engine.reinforcing import Reinforcement
 from memstream_server.engine.requests import (
     AckLevel,
@@ -129,6 +132,11 @@ class Engine:
         self._forgetting = Forgetting(dependencies, self._registry)
         self._reinforcement = Reinforcement(dependencies)
         self._watchers = Watchers(dependencies.journal)
+        self.operations = OperationRunner(
+            dependencies.operations, dependencies.clock, dependencies.ids, dependencies.failure_of
+        )
+        self.reindexing = Reindexing(self.operations, self._indexer)
+        self.purging = Purging(self.operations, self._forgetting, self._registry)
         self._deletions: set[asyncio.Task[None]] = set()
         self._bounding: asyncio.Task[None] | None = None
         dependencies.committed = self._committed
@@ -145,11 +153,13 @@ class Engine:
         self._bounding = asyncio.create_task(self._bound())
         for uid in await self._journal.pending_memories():
             self._registry.revive(uid)
+        await self.operations.resume()
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End everything in order: recalls and sessions first, the index's write-behind last."""
         if self._bounding is not None:
             self._bounding.cancel()
+        await self.operations.stop()
         await self._forgetting.stop()
         await self._jobs.stop()
         await self._reinforcement.stop()

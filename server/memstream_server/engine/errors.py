@@ -81,6 +81,12 @@ class ConversationNotFound(EngineError):
     reason = "CONVERSATION_NOT_FOUND"
 
 
+class OperationNotFound(EngineError):
+    """No operation of that id, or it ended long ago."""
+
+    reason = "OPERATION_NOT_FOUND"
+
+
 class RequestIdConflict(EngineError):
     """A request_id came again with another request."""
 
