@@ -22,6 +22,7 @@ WRITES = frozenset(
         "outbox_enter",
         "outbox_refill",
         "prune_events",
+        "prune_producers",
     }
 )
 """The port's writes, `set_space` excepted: it is done before there is an engine."""

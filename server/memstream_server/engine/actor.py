@@ -145,11 +145,14 @@ class Actor:
             await revised.wait()
 
     # ---- the way in
-    async def open_session(self, name: str) -> ObserveSession:
-        """Make this stream the producer's only one. Raises JournalUnavailable when the write fails."""
+    async def open_session(self, name: str, *, one_call: bool = False) -> ObserveSession:
+        """Make this stream the producer's only one. Raises JournalUnavailable when the write fails.
+
+        A producer made for `one_call` is forgotten after a while, as an answer to a request_id is.
+        """
         self._raise_if_failed()
         self._sessions += 1
-        opening = asyncio.create_task(self._open(name))
+        opening = asyncio.create_task(self._open(name, one_call))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -157,9 +160,10 @@ class Actor:
             opening.add_done_callback(_close_unused)
             raise
 
-    async def _open(self, name: str) -> ObserveSession:
+    async def _open(self, name: str, one_call: bool) -> ObserveSession:
+        epoch = self.working.record.epoch
         try:
-            producer = await self._dependencies.journal.open_producer(self.uid, self.working.record.epoch, name)
+            producer = await self._dependencies.journal.open_producer(self.uid, epoch, name, one_call=one_call)
             self._raise_if_failed()
         except (Conflict, OutcomeUnknown) as error:
             self._sessions -= 1

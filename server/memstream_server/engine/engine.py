@@ -437,11 +437,12 @@ class Engine:
         request_id: str = "",
     ) -> Progress:
         """One batch to the level asked for. A request_id without a producer makes the batch a producer of its own."""
-        if not producer and request_id:
+        one_call = not producer and bool(request_id)
+        if one_call:
             producer, first_sequence = f"request:{request_id}", 1
         async with self._registry.use(namespace, name) as actor:
             if producer:
-                session = await self._write(actor.open_session(producer))
+                session = await self._write(actor.open_session(producer, one_call=one_call))
             else:
                 session, first_sequence = actor.anonymous(), 1
             self._ask_index(session)
@@ -494,7 +495,7 @@ class Engine:
             self._indexer.entered(0)
 
     def _committed(self, uid: str, recorded: Recorded, commit: Commit) -> None:
-        self._watchers.committed(uid)
+        self._watchers.committed(uid, recorded.revision)
         self._indexer.entered(len(commit.index))
         if commit.jobs:
             self._jobs.entered()

@@ -74,6 +74,8 @@ class Forgetting:
         async with self._one_round:
             now_us = self._dependencies.clock.now_us()
             await self._expire(now_us)
+            while await self._journal.prune_producers(BATCH) == BATCH:
+                pass
             forgotten = dict(await self._journal.oldest_forgotten())
             there: set[str] = set()
             async for record in self.memories():

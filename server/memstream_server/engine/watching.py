@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memstream_server.core.events import Event
@@ -19,20 +20,29 @@ QUIET_S = 5.0
 """After so long without a commit a progress mark is given."""
 
 
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One watch: woken by commits, and how far they have come."""
+
+    revision: int
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class Watchers:
     """Who waits for which memory's next commit."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
+        self._waiting: dict[str, set[_Waiting]] = defaultdict(set)
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def committed(self, uid: str) -> None:
-        """Told after every commit."""
-        for event in self._waiting.get(uid, ()):
-            event.set()
+    def committed(self, uid: str, revision: int = 0) -> None:
+        """Told after every commit, and of a deletion without a revision."""
+        for waiting in self._waiting.get(uid, ()):
+            waiting.revision = max(waiting.revision, revision)
+            waiting.news.set()
 
     async def watch(
         self, record: MemoryRecord, uid: str, revision: int, ordinal: int
@@ -43,12 +53,12 @@ class Watchers:
         """
         if uid and uid != record.uid:
             raise CursorVoid(f"the memory {record.namespace}/{record.name} was made anew since; list it and start over")
-        news = asyncio.Event()
-        self._waiting[record.uid].add(news)
+        waiting = _Waiting(record.revision)
+        self._waiting[record.uid].add(waiting)
         try:
             seen, skip = revision, ordinal
             while True:
-                news.clear()
+                waiting.news.clear()
                 page = await self._journal.events(record.uid, seen, PAGE)
                 if not page and record.revision > seen:  # `record` was read before: its last revision is pruned
                     raise _compacted(record.revision)
@@ -59,17 +69,17 @@ class Watchers:
                     seen = recorded.revision
                     if events:
                         yield record.uid, seen, recorded.time_us, events
-                if len(page) == PAGE:
+                if page and seen < waiting.revision:
                     continue
-                if not await _woken(news):
+                if not await _woken(waiting.news):
                     current = await self._journal.get_memory(record.namespace, record.name)
                     if current is None or current.uid != record.uid:
                         raise MemoryNotFound(f"memory {record.namespace}/{record.name} was deleted")
-                    record = current
+                    record, waiting.revision = current, max(waiting.revision, current.revision)
                     if record.revision == seen:
                         yield record.uid, seen, 0, ()
         finally:
-            self._waiting[record.uid].discard(news)
+            self._waiting[record.uid].discard(waiting)
             if not self._waiting[record.uid]:
                 del self._waiting[record.uid]
 
