@@ -180,7 +180,9 @@ async def settled(watcher: Watcher, idle: Sample) -> Sample:
 def leaks(now: Sample, idle: Sample) -> list[str]:
     """What did not return to what it was."""
     before, after = asdict(idle), asdict(now)
-    return [f"{name}: {before[name]} idle before, {after[name]} after" for name in MUST_RETURN if after[name] > before[name]]
+    return [
+        f"{name}: {before[name]} idle before, {after[name]} after" for name in MUST_RETURN if after[name] > before[name]
+    ]
 
 
 async def soak(server: Served, metrics: str, minutes: float, seed: int) -> tuple[list[Sample], list[str], Load]:
@@ -233,8 +235,8 @@ def judge(samples: Sequence[Sample], minutes: float) -> list[str]:
     for column in ("server_mb", "lite_mb", "wal_mb", "data_mb"):
         line = slope(samples[1:-1], column)
         print(
-            f"{column}: {line.mb_per_hour:+.1f} MB/h (standard error {line.error:.1f}, noise {line.noise_mb:.2f} MB) over "
-            f"the second half, {line.growth:+.1%} of its mean"
+            f"{column}: {line.mb_per_hour:+.1f} MB/h (standard error {line.error:.1f}, noise {line.noise_mb:.2f} MB) "
+            f"over the second half, {line.growth:+.1%} of its mean"
         )
         if column in ("server_mb", "lite_mb") and minutes >= JUDGED_MIN and line.rises:
             wrong.append(f"{column} grows: {line.mb_per_hour:+.1f} MB/h")
@@ -267,7 +269,7 @@ def main() -> None:
     print(f"done: {_counts(load.ledger.done)}\nrefused: {_counts(load.ledger.refused)}")
     told = load.ledger.producers.values()
     print(
-        f"ledger: {sum(one.received for one in told):,} numbers received and {sum(one.stored for one in told):,} stored, "
+        f"ledger: {sum(one.received for one in told):,} numbers received, {sum(one.stored for one in told):,} stored, "
         f"{load.ledger.checked:,} observations read back, {len(load.ledger.keys)} keys"
     )
     if given.json is not None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from memstream_server.adapters.journal import writes
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import DBGPT, DEFAULT, with_value
 from memstream_server.core.values import Enhancement, Fragment, FragmentKind, MemoryKind, Structured, Tier
-from memstream_server.adapters.journal import writes
 from memstream_server.ports.journal import (
     Access,
     AlreadyExists,

@@ -90,6 +90,8 @@ class Actor:
         self._pending: deque[Batch] = deque()
         self._more = asyncio.Event()
         self._inbox: asyncio.Queue[_Prepared | _Work] = asyncio.Queue()
+        self._held_back: deque[_Prepared] = deque()
+        """Taken from the inbox while another one waited for room on the disk."""
         self._room = asyncio.Semaphore(2)
         self._receiving: set[asyncio.Task[None]] = set()
         self._sessions = 0
@@ -358,7 +360,7 @@ class Actor:
     async def _decide_loop(self) -> None:
         try:
             while True:
-                item = await self._inbox.get()
+                item = self._held_back.popleft() if self._held_back else await self._inbox.get()
                 self._deciding = True
                 if isinstance(item, _Work):
                     await self._work(item)
@@ -389,19 +391,32 @@ class Actor:
                 work.done.set_result(self.revision)
 
     async def _store(self, prepared: _Prepared) -> None:
-        keyed = await self._keyed(prepared.gathered)
-        decision, outcomes = await decide_observations(
-            self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
-        )
         while True:
+            keyed = await self._keyed(prepared.gathered)
+            decision, outcomes = await decide_observations(
+                self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
+            )
             try:
                 await self._commit(decision)
                 break
             except StorageFull as error:  # received, so it must be stored: nothing was changed, wait for room
                 log.warning("storage_full", memory=self.uid, error=str(error))
-                await asyncio.sleep(STORAGE_RETRY_S)
+                await self._wait_for_room()
         self._room.release()
         self._stored(prepared.batches, outcomes)
+
+    async def _wait_for_room(self) -> None:
+        """A pause in which what was asked for goes on: what adds is refused as well, and what removes makes room.
+
+        Returns after the first such decision; what else is to be stored keeps its place.
+        """
+        item: _Prepared | _Work | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STORAGE_RETRY_S):
+                while isinstance(item := await self._inbox.get(), _Prepared):
+                    self._held_back.append(item)
+        if isinstance(item, _Work):
+            await self._work(item)
 
     async def _keyed(self, gathered: Sequence[Gathered]) -> dict[str, Fragment]:
         """The fragments a group's external ids already name. Nothing else changes them: this is the memory's order."""

@@ -112,9 +112,7 @@ _OLD_CALLS = (
     .order_by(producers.c.create_time_us)
     .limit(bindparam("limit"))
 )
-_FORGET_RECEIPTS = delete(receipts).where(
-    receipts.c.memory == _number, receipts.c.producer == bindparam("producer")
-)
+_FORGET_RECEIPTS = delete(receipts).where(receipts.c.memory == _number, receipts.c.producer == bindparam("producer"))
 _FORGET_PRODUCER = delete(producers).where(A_PRODUCER)
 _RECEIVED = (
     update(producers)
@@ -231,9 +229,7 @@ def own(connection: Connection, uid: str) -> None:
 # ---- the way in
 
 
-def open_producer(
-    connection: Connection, uid: str, epoch: int, name: str, one_call: bool, now_us: int
-) -> Producer:
+def open_producer(connection: Connection, uid: str, epoch: int, name: str, one_call: bool, now_us: int) -> Producer:
     number, _ = _owned(connection, uid, epoch)
     who = {"m": number, "producer": name}
     if connection.execute(_REOPEN, who).rowcount == 0:
