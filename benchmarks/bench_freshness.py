@@ -44,7 +44,7 @@ from memstream_server.ports.journal import Space
 
 SHORT, FULL = 2_000, 20_000
 """Fragments, or rows, that are there before."""
-TRIALS_SHORT, TRIALS_FULL = 200, 1_000
+TRIALS_SHORT, TRIALS_FULL = 100, 1_000
 ARRIVING = 500
 """Observations a second into the same memory."""
 STREAMS = 8
