@@ -37,7 +37,8 @@ SETTLE_MAX_S = 120.0
 JUDGED_MIN = 10.0
 """Minutes below which a slope says nothing: the server is still warming up."""
 GROWTH_MAX = 0.04
-"""Share of its resident memory by which the server may seem to grow over the second half: what noise can do."""
+"""Share of its resident memory by which the server may seem to grow over the second half, half of it over the last
+quarter: what noise can do."""
 STANDARD_ERRORS = 3.0
 _METRIC = re.compile(r"^memstream_(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _GAUGES = ("tasks", "streams", "sessions", "producers", "watchers", "active_memories", "backlog", "outbox_depth")
@@ -127,7 +128,7 @@ def _size(file: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """A straight line through the samples of the second half."""
+    """A straight line through some samples."""
 
     mb_per_hour: float
     error: float
@@ -135,19 +136,17 @@ class Slope:
     noise_mb: float
     """Standard deviation around the line."""
     growth: float
-    """What the line gains over the second half, as a share of the mean."""
+    """What the line gains from its first sample to its last, as a share of the mean."""
 
-    @property
-    def rises(self) -> bool:
+    def rises(self, growth_max: float) -> bool:
         """Whether it is steeper than noise explains."""
-        return self.growth > GROWTH_MAX and self.mb_per_hour > STANDARD_ERRORS * self.error
+        return self.growth > growth_max and self.mb_per_hour > STANDARD_ERRORS * self.error
 
 
 def slope(samples: Sequence[Sample], column: str) -> Slope:
     """Of one column in MB."""
-    half = samples[len(samples) // 2 :]
-    times, values = [one.minute / 60 for one in half], [getattr(one, column) for one in half]
-    if len(half) < 3:
+    times, values = [one.minute / 60 for one in samples], [getattr(one, column) for one in samples]
+    if len(samples) < 3:
         return Slope(0.0, 0.0, 0.0, 0.0)
     fit = statistics.linear_regression(times, values)
     rest = [value - fit.intercept - fit.slope * at for at, value in zip(times, values, strict=True)]
@@ -230,19 +229,22 @@ def _shown(value: float) -> str:
 
 
 def judge(samples: Sequence[Sample], minutes: float) -> list[str]:
-    """Prints the slopes; what rises."""
+    """Prints the slopes; what rises over the second half and still does over the last quarter."""
     wrong: list[str] = []
+    inner = samples[1:-1]
     for column in ("server_mb", "lite_mb", "wal_mb", "data_mb"):
-        line = slope(samples[1:-1], column)
-        print(
-            f"{column}: {line.mb_per_hour:+.1f} MB/h (standard error {line.error:.1f}, noise {line.noise_mb:.2f} MB) "
-            f"over the second half, {line.growth:+.1%} of its mean"
-        )
-        if column in ("server_mb", "lite_mb") and minutes >= JUDGED_MIN and line.rises:
-            wrong.append(f"{column} grows: {line.mb_per_hour:+.1f} MB/h")
+        half, quarter = (slope(inner[len(inner) * part // 4 :], column) for part in (2, 3))
+        print(f"{column}: second half {_described(half)}; last quarter {_described(quarter)}")
+        if column in ("server_mb", "lite_mb") and minutes >= JUDGED_MIN:
+            if half.rises(GROWTH_MAX) and quarter.rises(GROWTH_MAX / 2):
+                wrong.append(f"{column} grows: {quarter.mb_per_hour:+.1f} MB/h in the last quarter")
     if minutes < JUDGED_MIN:
         print(f"(too short to judge: below {JUDGED_MIN:.0f} minutes a slope is the warm-up's)")
     return wrong
+
+
+def _described(line: Slope) -> str:
+    return f"{line.mb_per_hour:+.1f} MB/h (standard error {line.error:.1f}, noise {line.noise_mb:.1f} MB, {line.growth:+.1%})"
 
 
 def _counts(counted: Mapping[str, int]) -> str:
