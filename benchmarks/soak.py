@@ -235,9 +235,9 @@ def judge(samples: Sequence[Sample], minutes: float) -> list[str]:
     for column in ("server_mb", "lite_mb", "wal_mb", "data_mb"):
         half, quarter = (slope(inner[len(inner) * part // 4 :], column) for part in (2, 3))
         print(f"{column}: second half {_described(half)}; last quarter {_described(quarter)}")
-        if column in ("server_mb", "lite_mb") and minutes >= JUDGED_MIN:
-            if half.rises(GROWTH_MAX) and quarter.rises(GROWTH_MAX / 2):
-                wrong.append(f"{column} grows: {quarter.mb_per_hour:+.1f} MB/h in the last quarter")
+        judged = column in ("server_mb", "lite_mb") and minutes >= JUDGED_MIN
+        if judged and half.rises(GROWTH_MAX) and quarter.rises(GROWTH_MAX / 2):
+            wrong.append(f"{column} grows: {quarter.mb_per_hour:+.1f} MB/h in the last quarter")
     if minutes < JUDGED_MIN:
         print(f"(too short to judge: below {JUDGED_MIN:.0f} minutes a slope is the warm-up's)")
     return wrong
