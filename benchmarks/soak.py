@@ -244,7 +244,8 @@ def judge(samples: Sequence[Sample], minutes: float) -> list[str]:
 
 
 def _described(line: Slope) -> str:
-    return f"{line.mb_per_hour:+.1f} MB/h (standard error {line.error:.1f}, noise {line.noise_mb:.1f} MB, {line.growth:+.1%})"
+    error = f"standard error {line.error:.1f}, noise {line.noise_mb:.1f} MB"
+    return f"{line.mb_per_hour:+.1f} MB/h ({error}, {line.growth:+.1%})"
 
 
 def _counts(counted: Mapping[str, int]) -> str:
