@@ -54,6 +54,8 @@ ROWS_LOADED = 50
 """Rows of one upsert of the load on the bare Milvus Lite."""
 PARTITIONS = 64
 WAIT_MAX_S = 60.0
+PROBED_MAX_S = 20.0
+"""A series ends after so long: where the machine is too small for the load, each observation waits behind a backlog."""
 COLUMNS = ("p50 ms", "p99 ms", "max ms", "missed", "arrived/s")
 
 
@@ -112,9 +114,11 @@ class Writer:
 
 
 async def probe(writer: Writer, recall: memstream.RecallStream, names: Iterator[int], count: int) -> Times:
-    """`count` observations, one after another."""
-    times, talk, pauses = Times(), Talk(5), random.Random(5)
+    """`count` observations, one after another, or as many as there is time for."""
+    times, talk, pauses, until = Times(), Talk(5), random.Random(5), time.monotonic() + PROBED_MAX_S
     for _ in range(count):
+        if time.monotonic() > until:
+            break
         name = next(names)
         text = f"beacon{name} {talk.sentence()}"
         sent, received, stored, _, revision = await writer.write(text)
@@ -264,9 +268,11 @@ def _lite_rows(report: Report, collection: MilvusCollection, held: int, trials: 
 
 
 def _found(collection: MilvusCollection, trials: int, flushed: bool, mark: str) -> Times:
-    times = Times()
+    times, until = Times(), time.monotonic() + PROBED_MAX_S
     texts = [f"beacon{mark}{number} {Talk(number).sentence()}" for number in range(trials)]
     for number, vector in enumerate(HashingEmbedder().vectors(texts)):
+        if time.monotonic() > until:
+            break
         fragment, began = f"{mark}-{number}", time.perf_counter()
         collection.upsert([Point("memory", fragment, vector)])
         acknowledged = time.perf_counter()
