@@ -109,6 +109,10 @@ class Metrics:
             "kind",
         )
         self.streams = self._gauge("streams", "Streams open, by rpc.", "rpc")
+        self.sessions = self._gauge("sessions", "Observe streams and batches whose producer is held open.")
+        self.producers = self._gauge("producers", "Producers held in RAM.")
+        self.watchers = self._gauge("watchers", "Watches of memories.")
+        self.tasks = self._gauge("tasks", "Tasks of the event loop.")
         self.active_memories = self._gauge("active_memories", "Memories held in RAM.")
         self.active_bytes = self._gauge("active_bytes", "Estimated bytes of the memories held in RAM.")
         self.backlog = self._gauge("backlog", "Observations received and not yet stored.")
@@ -147,9 +151,10 @@ def serve_metrics(metrics: Metrics, listen: str) -> MetricsEndpoint | None:
 
 
 async def watch_loop(metrics: Metrics, interval_s: float = 1.0) -> None:
-    """Measure the event loop's lag until cancelled."""
+    """Measure the event loop's lag and count its tasks until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + interval_s
         await asyncio.sleep(interval_s)
         metrics.loop_lag_seconds.set(max(0.0, loop.time() - due))
+        metrics.tasks.set(len(asyncio.all_tasks(loop)))

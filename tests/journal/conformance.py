@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from memstream_server.adapters.journal import writes
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import DBGPT, DEFAULT, with_value
 from memstream_server.core.values import Enhancement, Fragment, FragmentKind, MemoryKind, Structured, Tier
@@ -285,6 +286,30 @@ class JournalConformance:
         assert await journal.received_hashes("u1", "p", 6, 99) == [(6, digest(6), None)]
         assert await journal.received_hashes("u1", "p", 7, 99) == []
         assert await journal.received_hashes("u1", "other", 1, 9) == []
+
+    async def test_a_producer_of_one_call_is_kept_for_a_day(self, journal: Journal, now: Now) -> None:
+        await journal.open_producer("u1", 1, "request:r", one_call=True)
+        await journal.receive(replace(receipt(1, 2, 0), producer="request:r"))
+        assert [one.name for one in (await image(journal)).producers] == ["p", "request:r"]
+        now.us += DAY_US + 1
+        assert await journal.prune_producers(9) == 0  # something of it is pending
+        await journal.commit(transition(1, stored_positions=(0,), producers=(("request:r", 2),)))
+        assert [one.name for one in (await image(journal)).producers] == ["p"]
+        assert await journal.prune_producers(9) == 1
+        assert await journal.received_hashes("u1", "request:r", 1, 9) == []
+        assert await journal.open_producer("u1", 1, "request:r", one_call=True) == Producer("request:r", 1)
+        assert await journal.prune_producers(9) == 0
+        assert (await journal.open_producer("u1", 1, "p")).epoch == 2
+
+    async def test_a_stream_that_stays_open_lets_old_hashes_go(
+        self, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(writes, "SEQUENCES_KEPT", 20)
+        monkeypatch.setattr(writes, "COMPACT_EVERY", 10)
+        for number in range(1, 101):
+            await journal.receive(receipt(number, 1, number))
+        kept = [number for number, _, _ in await journal.received_hashes("u1", "p", 1, 200)]
+        assert kept == list(range(81, 101))
 
     # ---- transitions
 

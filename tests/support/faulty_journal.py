@@ -23,6 +23,7 @@ WRITES = frozenset(
         "outbox_refill",
         "prune_events",
         "scrub",
+        "prune_producers",
     }
 )
 """The port's writes, `set_space` excepted: it is done before there is an engine."""

@@ -91,7 +91,8 @@ class Actor:
         self._uses = 0
         self._deciding = False
         self._dependencies = dependencies
-        self._producers = {
+        waiting = {receipt.producer for receipt in image.pending}
+        self._producers = {  # those with a session, or with something that is not stored
             producer.name: ProducerState(
                 producer.name,
                 producer.epoch,
@@ -101,6 +102,7 @@ class Actor:
                 revision=image.record.revision,
             )
             for producer in image.producers
+            if producer.name in waiting
         }
         self._next_position = image.next_position
         self._backlog = 0
@@ -108,6 +110,8 @@ class Actor:
         self._unstored: dict[int, Batch] = {}
         self._more = asyncio.Event()
         self._inbox: asyncio.Queue[_Prepared | _Work] = asyncio.Queue()
+        self._held_back: deque[_Prepared] = deque()
+        """Taken from the inbox while another one waited for room on the disk."""
         self._room = asyncio.Semaphore(2)
         self._receiving: set[asyncio.Task[None]] = set()
         self._sessions = 0
@@ -131,8 +135,13 @@ class Actor:
         """Observations between submission and stored."""
         return self._backlog
 
+    @property
+    def sessions(self) -> int:
+        """Streams and calls that hold a producer open."""
+        return self._sessions
+
     def producers(self) -> list[ProducerState]:
-        """Everyone whose observations come in here, unnumbered calls included."""
+        """Everyone whose observations come in here now, unnumbered calls included."""
         return [*self._producers.values(), *self._unnumbered]
 
     @property
@@ -162,11 +171,14 @@ class Actor:
             await revised.wait()
 
     # ---- the way in
-    async def open_session(self, name: str) -> ObserveSession:
-        """Make this stream the producer's only one. Raises JournalUnavailable when the write fails."""
+    async def open_session(self, name: str, *, one_call: bool = False) -> ObserveSession:
+        """Make this stream the producer's only one. Raises JournalUnavailable when the write fails.
+
+        A producer made for `one_call` is forgotten after a while, as an answer to a request_id is.
+        """
         self._raise_if_failed()
         self._sessions += 1
-        opening = asyncio.create_task(self._open(name))
+        opening = asyncio.create_task(self._open(name, one_call))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -174,9 +186,10 @@ class Actor:
             opening.add_done_callback(_close_unused)
             raise
 
-    async def _open(self, name: str) -> ObserveSession:
+    async def _open(self, name: str, one_call: bool) -> ObserveSession:
+        epoch = self.working.record.epoch
         try:
-            producer = await self._dependencies.journal.open_producer(self.uid, self.working.record.epoch, name)
+            producer = await self._dependencies.journal.open_producer(self.uid, epoch, name, one_call=one_call)
             self._raise_if_failed()
         except (Conflict, OutcomeUnknown) as error:
             self._sessions -= 1
@@ -184,7 +197,7 @@ class Actor:
         except BaseException:
             self._sessions -= 1
             raise
-        state = self._producers.setdefault(name, ProducerState(name))
+        state = self._producers.setdefault(name, ProducerState(name, revision=self.revision))
         if state.session is not None:
             state.session.fail(
                 ProducerSuperseded(f"a newer stream of producer {name!r} was opened; this one is superseded")
@@ -212,6 +225,12 @@ class Actor:
         """A session of this producer was closed."""
         self._sessions -= 1
         self._unnumbered.discard(state)
+        self._let_go(state)
+
+    def _let_go(self, state: ProducerState) -> None:
+        """What the journal knows as well leaves RAM, or every producer there ever was would stay in it."""
+        if state.session is None and state.stored >= state.submitted and self._producers.get(state.name) is state:
+            del self._producers[state.name]
 
     def take_position(self) -> int:
         """The next place in the order of receipt, for a fragment that was not observed."""
@@ -324,6 +343,7 @@ class Actor:
                 )
             state.submitted = state.received
             state.forget_after(state.received)
+            self._let_go(state)
         if isinstance(error, StorageFull):
             return StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S)
         if isinstance(error, Conflict) and session is not None and session.error is not None:
@@ -373,7 +393,7 @@ class Actor:
     async def _decide_loop(self) -> None:
         try:
             while True:
-                item = await self._inbox.get()
+                item = self._held_back.popleft() if self._held_back else await self._inbox.get()
                 self._deciding = True
                 if isinstance(item, _Work):
                     await self._work(item)
@@ -406,20 +426,33 @@ class Actor:
                 work.done.set_result(self.revision)
 
     async def _store(self, prepared: _Prepared) -> None:
-        keyed = await self._keyed(prepared.gathered)
-        decision, outcomes = await decide_observations(
-            self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
-        )
-        decision = decision.costing(prepared.account, Purpose.IMPORTANCE)
         while True:
+            keyed = await self._keyed(prepared.gathered)
+            decision, outcomes = await decide_observations(
+                self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
+            )
+            decision = decision.costing(prepared.account, Purpose.IMPORTANCE)
             try:
                 await self._commit(decision)
                 break
             except StorageFull as error:  # received, so it must be stored: nothing was changed, wait for room
                 log.warning("storage_full", memory=self.uid, error=str(error))
-                await asyncio.sleep(STORAGE_RETRY_S)
+                await self._wait_for_room()
         self._room.release()
         self._stored(prepared.batches, outcomes)
+
+    async def _wait_for_room(self) -> None:
+        """A pause in which what was asked for goes on: what adds is refused as well, and what removes makes room.
+
+        Returns after the first such decision; what else is to be stored keeps its place.
+        """
+        item: _Prepared | _Work | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STORAGE_RETRY_S):
+                while isinstance(item := await self._inbox.get(), _Prepared):
+                    self._held_back.append(item)
+        if isinstance(item, _Work):
+            await self._work(item)
 
     async def _keyed(self, gathered: Sequence[Gathered]) -> dict[str, Fragment]:
         """The fragments a group's external ids already name. Nothing else changes them: this is the memory's order."""
@@ -443,6 +476,7 @@ class Actor:
                 state.session.decided([replace(outcomes[part.position], sequence=number) for number, part in numbered])
             last = receipt.first_sequence + len(receipt.hashes) - 1
             state.advance(received=last, stored=last, revision=self.revision)
+            self._let_go(state)
 
     def _age_s(self, batch: Batch) -> float | None:
         return None if batch.arrived_s is None else self._dependencies.clock.monotonic_s() - batch.arrived_s

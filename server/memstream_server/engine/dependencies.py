@@ -47,8 +47,6 @@ class Metrics(Protocol):
 
     def outbox(self, depth: int) -> None: ...
 
-    def active(self, memories: int, size_bytes: int) -> None: ...
-
 
 @dataclass(slots=True, eq=False)
 class Dependencies:

@@ -82,6 +82,8 @@ T = TypeVar("T")
 
 __all__ = ["Engine", "Info", "ObserveSession"]
 
+BOUND_INTERVAL_S = 1.0
+"""How often active memories, which grow, are held to their bounds."""
 PAGE = 200
 """Fragments read at once while a filter is applied."""
 
@@ -97,6 +99,19 @@ class Info:
     journal: str
     degraded: str
     spent: Sequence[Spent] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the engine holds in RAM, over all active memories."""
+
+    memories: int
+    size_bytes: int
+    backlog: int
+    """Observations received and not yet stored."""
+    sessions: int
+    producers: int
+    watchers: int
 
 
 class Engine:
@@ -143,6 +158,7 @@ class Engine:
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
         self._deletions: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.Task[None] | None = None
+        self._bounding: asyncio.Task[None] | None = None
         dependencies.committed = self._committed
         dependencies.index_lost = self._indexer.lost
         dependencies.index_degraded = lambda: self._indexer.degraded
@@ -156,6 +172,7 @@ class Engine:
         self._reinforcement.start()
         self._jobs.start()
         self._forgetting.start()
+        self._bounding = asyncio.create_task(self._bound())
         if self.ownership.shared:
             self._sweeping = asyncio.create_task(self._sweep())
             return
@@ -186,6 +203,8 @@ class Engine:
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
+        if self._bounding is not None:
+            self._bounding.cancel()
         await self.operations.stop()
         await self.reembedding.stop()
         await self.transfers.stop()
@@ -201,10 +220,17 @@ class Engine:
         """Numbers in a vector."""
         return self._dependencies.embedding.dimension
 
-    @property
-    def backlog(self) -> int:
-        """Observations received and not yet stored, of all memories."""
-        return sum(actor.backlog for actor in self._registry.actors())
+    def held(self) -> Holdings:
+        """What is in RAM now."""
+        actors = self._registry.actors()
+        return Holdings(
+            memories=len(actors),
+            size_bytes=sum(actor.working.size_bytes for actor in actors),
+            backlog=sum(actor.backlog for actor in actors),
+            sessions=sum(actor.sessions for actor in actors),
+            producers=sum(len(actor.producers()) for actor in actors),
+            watchers=len(self._watchers),
+        )
 
     def info(self) -> Info:
         """What the engine works with, and what is degraded now."""
@@ -464,11 +490,12 @@ class Engine:
         request_id: str = "",
     ) -> Progress:
         """One batch to the level asked for. A request_id without a producer makes the batch a producer of its own."""
-        if not producer and request_id:
+        one_call = not producer and bool(request_id)
+        if one_call:
             producer, first_sequence = f"request:{request_id}", 1
         async with self._registry.use(namespace, name) as actor:
             if producer:
-                session = await self._write(actor.open_session(producer))
+                session = await self._write(actor.open_session(producer, one_call=one_call))
             else:
                 session, first_sequence = actor.anonymous(), 1
             self._ask_index(session)
@@ -511,13 +538,19 @@ class Engine:
         await self._reinforcement.settled()
 
     # ---- inside
+    async def _bound(self) -> None:
+        """Holds what is in RAM to its bounds."""
+        while True:
+            await asyncio.sleep(BOUND_INTERVAL_S)
+            self._registry.shrink()
+
     def _ask_index(self, session: ObserveSession) -> None:
         """After a memory was read again nobody knows what of it is indexed until the outbox is next looked at."""
         if session.indexed_behind:
             self._indexer.entered(0)
 
     def _committed(self, uid: str, recorded: Recorded, commit: Commit) -> None:
-        self._watchers.committed(uid)
+        self._watchers.committed(uid, recorded.revision)
         self._indexer.entered(len(commit.index))
         if commit.jobs:
             self._jobs.entered()

@@ -75,14 +75,20 @@ class Forgetting:
             now_us = self._dependencies.clock.now_us()
             tended = await self._registry.ownership.tended()
             await self._expire(now_us, tended)
+            while await self._journal.prune_producers(BATCH) == BATCH:
+                pass
             forgotten = dict(await self._journal.oldest_forgotten())
+            there: set[str] = set()
             async for record in self.memories():
+                there.add(record.uid)
                 if not tended(record.uid):
                     continue
                 try:
                     await self._tend(record, now_us, forgotten.get(record.uid))
                 except (EngineError, JournalError) as error:
                     log.warning("memory_not_maintained", memory=record.uid, error=str(error))
+            self._looked_us = {uid: at_us for uid, at_us in self._looked_us.items() if uid in there}
+            self._counted = {uid: revision for uid, revision in self._counted.items() if uid in there}
 
     async def memories(self, namespace: str = "", name: str = "") -> AsyncIterator[MemoryRecord]:
         """Those of the namespace and name; empty strings do not restrict."""

@@ -103,6 +103,8 @@ class Jobs:
         limit = PAGE + len(self._failures)
         while True:
             jobs = await self._dependencies.journal.jobs(limit)
+            there = {job.id for job in jobs}  # a deleted memory takes its jobs with it
+            self._failures = {id_: failures for id_, failures in self._failures.items() if id_ in there}
             mine = [job for job in jobs if self._failures.get(job.id, 0) < JOB_ATTEMPTS_MAX and tended(job.memory)]
             if mine or len(jobs) < limit:
                 return mine

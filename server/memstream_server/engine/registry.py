@@ -251,6 +251,7 @@ class Registry:
         actor = self._actors.get(record.uid)
         if actor is not None:
             actor.gone()
+        self.ownership.forget(record.uid)
         self._unname(record)
 
     async def _is_gone(self, record: MemoryRecord) -> bool:
@@ -265,6 +266,11 @@ class Registry:
         await asyncio.gather(*(actor.stop() for actor in self.actors()))
         self._actors.clear()
 
+    def shrink(self) -> None:
+        """Memories grow while they are active: hold the bounds again. The one used last stays."""
+        if self._actors:
+            self._shrink(keep=next(reversed(self._actors)))
+
     def _shrink(self, keep: str) -> None:
         """Evict idle actors, least recently used first, until the bounds hold (or all that is left is in use)."""
         limits = self._dependencies.limits
@@ -275,7 +281,6 @@ class Registry:
             if actor.uid != keep and self._evictable(actor):
                 total -= actor.working.size_bytes
                 self._evict(actor)
-        self._dependencies.metrics.active(len(self._actors), total)
 
     def _settle(self) -> None:
         """After a use: if all were in use when the last one came, there may be one to evict by now."""

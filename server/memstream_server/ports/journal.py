@@ -255,6 +255,7 @@ class Image:
     asked for: all of them up to `vectors_max`, beyond it only those the index cannot have yet (fragments before
     long-term, and fragments in the outbox).
     `sensory` and `short_term` are the held ones in order, with content vectors and enhancements.
+    `producers` are those that last, and those of one call of which something is pending.
     `pending` are receipts not yet stored, in order of position; one whose items were all rejected is never pending.
     A producer's `stored` covers what was rejected behind its last stored item.
     """
@@ -442,8 +443,15 @@ class Journal(Protocol):
         ...
 
     # ---- the way in
-    async def open_producer(self, uid: str, epoch: int, name: str) -> Producer:
-        """Raise the producer's epoch (creating it) and return where it stands."""
+    async def open_producer(self, uid: str, epoch: int, name: str, *, one_call: bool = False) -> Producer:
+        """Raise the producer's epoch (creating it) and return where it stands.
+
+        One made for `one_call`, to tell its repeats, is kept as long as a stored answer.
+        """
+        ...
+
+    async def prune_producers(self, limit: int) -> int:
+        """Drop the oldest producers of one call that are older than that, `limit` at most; returns how many went."""
         ...
 
     async def receive(self, receipt: Receipt) -> None:
@@ -497,7 +505,8 @@ class Journal(Protocol):
     async def counts(self, uid: str) -> Counts: ...
 
     async def events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
-        """Committed transitions with a revision above `after_revision`, ascending."""
+        """Committed transitions with a revision above `after_revision`, ascending; fewer than `limit` when they are
+        large, but one if there is any."""
         ...
 
     async def answer(self, request: str) -> Answer | None: ...

@@ -216,7 +216,12 @@ class ObserveStream:
     def _flush(self, flush: pb.ObserveFlush) -> None:
         if flush.flush_id < 1:
             raise invalid("flush.flush_id", f"is {flush.flush_id}: it must be 1 or more")
-        self._flushes.append((flush.flush_id, self._sent))
+        flush_id = flush.flush_id
+        if self._flushes and self._flushes[-1][1] == self._sent:  # they are reached together
+            flush_id = max(flush_id, self._flushes.pop()[0])
+        elif len(self._flushes) >= self._limits.window_observations:
+            raise WindowExceeded(f"{len(self._flushes)} flushes wait, more are not allowed; wait for acknowledgements")
+        self._flushes.append((flush_id, self._sent))
 
     # ---- what is heard of the engine
     async def _follow(self) -> None:

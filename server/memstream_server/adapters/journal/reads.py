@@ -43,6 +43,9 @@ from memstream_server.ports.journal import (
     Spaces,
 )
 
+EVENTS_BYTES_MAX = 256 << 10
+"""Of the event log read at once: what a watcher holds. A transition larger than that comes alone."""
+
 _number: BindParameter[int] = bindparam("number")
 _low: BindParameter[int] = bindparam("low")
 _high: BindParameter[int] = bindparam("high")
@@ -388,8 +391,14 @@ def recorded(connection: Connection, uid: str, after_revision: int, limit: int) 
     if number is None:
         return []
     low, high = span(number)
-    rows = pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit)
-    return [Recorded(position(row), time_us, codec.decode_events(blob)) for row, time_us, blob in rows]
+    found: list[Recorded] = []
+    size = 0
+    for row, time_us, blob in pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit):
+        size += len(blob)
+        if found and size > EVENTS_BYTES_MAX:
+            break
+        found.append(Recorded(position(row), time_us, codec.decode_events(blob)))
+    return found
 
 
 # ---- answers, outbox, jobs

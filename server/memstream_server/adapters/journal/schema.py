@@ -87,6 +87,13 @@ producers = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("received", BigInteger, nullable=False),
     Column("stored", BigInteger, nullable=False),
+    Column("create_time_us", BigInteger),  # of those that stand for one call alone, which do not last
+)
+Index(
+    "producers_of_one_call",
+    producers.c.create_time_us,
+    sqlite_where=text("create_time_us IS NOT NULL"),
+    postgresql_where=text("create_time_us IS NOT NULL"),
 )
 
 receipts = Table(  # what was received, for telling repeats from conflicts; kept after it was stored

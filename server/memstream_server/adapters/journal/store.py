@@ -191,8 +191,12 @@ class SqlJournal:
 
     # ---- the way in
 
-    async def open_producer(self, uid: str, epoch: int, name: str) -> Producer:
-        return await self._write(writes.open_producer, 1, False, uid, epoch, name)
+    async def open_producer(self, uid: str, epoch: int, name: str, *, one_call: bool = False) -> Producer:
+        return await self._write(writes.open_producer, 1, False, uid, epoch, name, one_call, self._clock_us())
+
+    async def prune_producers(self, limit: int) -> int:
+        before_us = self._clock_us() - writes.ANSWER_KEPT_US
+        return await self._write(writes.prune_producers, limit, False, before_us, limit)
 
     async def receive(self, receipt: Receipt) -> None:
         # A batch is one row, but its bytes count: about as many as a tenth of its fragments' own rows.

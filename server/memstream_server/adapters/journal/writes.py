@@ -61,6 +61,8 @@ SEQUENCES_KEPT = 100_000
 """Sequence numbers of a producer whose hashes are kept; far more than a client can have unacknowledged."""
 SPACES = ("space", "next_space", "old_space")
 """Names in `meta` of a store's spaces, in the order of the port's `Spaces`; an empty value is none."""
+COMPACT_EVERY = 10_000
+"""Sequence numbers after which a producer whose stream stays open lets older hashes go."""
 SLICE_ROWS = 1_000
 """Rows of a deleted memory removed in one write."""
 
@@ -110,6 +112,18 @@ _COMPACT = delete(receipts).where(
     receipts.c.producer == bindparam("producer"),
     receipts.c.last_sequence <= bindparam("before"),
 )
+_OLD_CALLS = (
+    select(producers.c.memory, producers.c.name)
+    .where(
+        producers.c.create_time_us.is_not(None),
+        producers.c.create_time_us < bindparam("before"),
+        producers.c.stored == producers.c.received,
+    )
+    .order_by(producers.c.create_time_us)
+    .limit(bindparam("limit"))
+)
+_FORGET_RECEIPTS = delete(receipts).where(receipts.c.memory == _number, receipts.c.producer == bindparam("producer"))
+_FORGET_PRODUCER = delete(producers).where(A_PRODUCER)
 _RECEIVED = (
     update(producers)
     .where(A_PRODUCER, producers.c.epoch == bindparam("e"), producers.c.received == bindparam("first") - 1)
@@ -236,16 +250,27 @@ def own(connection: Connection, uid: str) -> None:
 # ---- the way in
 
 
-def open_producer(connection: Connection, uid: str, epoch: int, name: str) -> Producer:
+def open_producer(connection: Connection, uid: str, epoch: int, name: str, one_call: bool, now_us: int) -> Producer:
     number, _ = owned(connection, uid, epoch)
     who = {"m": number, "producer": name}
     if connection.execute(_REOPEN, who).rowcount == 0:
-        connection.execute(insert(producers), {"memory": number, "name": name, "epoch": 1, "received": 0, "stored": 0})
+        new = {"memory": number, "name": name, "epoch": 1, "received": 0, "stored": 0}
+        connection.execute(insert(producers), new | {"create_time_us": now_us if one_call else None})
     raised, received, stored = connection.execute(_PRODUCER, who).one()
     connection.execute(_COMPACT, who | {"before": received - SEQUENCES_KEPT})
     low, high = span(number)
     pending = connection.execute(_FIRST_PENDING, {"low": low, "high": high, "producer": name}).scalar_one()
     return Producer(name, raised, received, stored_up_to(received, stored, pending))
+
+
+def prune_producers(connection: Connection, before_us: int, limit: int) -> int:
+    """Those of one call, made before that time; what they received stays."""
+    old = connection.execute(_OLD_CALLS, {"before": before_us, "limit": limit}).all()
+    for number, name in old:
+        who = {"m": number, "producer": name}
+        run(connection, _FORGET_RECEIPTS, who)
+        run(connection, _FORGET_PRODUCER, who)
+    return len(old)
 
 
 def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
@@ -308,6 +333,8 @@ def _advance_producer(connection: Connection, number: int, receipt: Receipt) -> 
         codec.encode_rejections(receipt.rejections),
     )
     bulk.execute(connection, _RECEIPTS, [row])
+    if last // COMPACT_EVERY > (receipt.first_sequence - 1) // COMPACT_EVERY:
+        run(connection, _COMPACT, {"m": number, "producer": receipt.producer, "before": last - SEQUENCES_KEPT})
 
 
 def put_answer(connection: Connection, answer: Answer | None, now_us: int) -> None:
