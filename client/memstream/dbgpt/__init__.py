@@ -7,8 +7,8 @@
     )
     joy = await JoyAgent().bind(context).bind(LLMConfig(llm_client=llm)).bind(memory).build()
 
-`AgentMemory`, agents and all else are DB-GPT's own (0.8), which the extra `memstream[dbgpt]` installs. What is refused or
-not reached raises a MemstreamError (see memstream.errors).
+`AgentMemory`, agents and all else are DB-GPT's own (0.8), which the extra `memstream[dbgpt]` installs. What is refused
+or not reached raises a MemstreamError (see memstream.errors).
 """
 
 from memstream.dbgpt.gpts import RemoteGptsMemory, RemoteMessageMemory, RemotePlansMemory

@@ -1,7 +1,7 @@
 """DB-GPT's GptsMemory, the messages and plans of conversations, over the server's conversations.
 
-A conversation of DB-GPT's is `namespace/conv_id` here. The calls block, as DB-GPT's interface has it (it makes them from
-threads); made from an event loop they hold it up.
+A conversation of DB-GPT's is `namespace/conv_id` here. The calls block, as DB-GPT's interface has it (it makes them
+from threads); made from an event loop they hold it up.
 """
 
 from __future__ import annotations
