@@ -2,7 +2,8 @@
 
 Rule 1. A structure clone is a handle to the same memory: DB-GPT makes one whenever it builds an agent.
 Rule 2. `write_batch`, which DB-GPT calls with the conversation's history on every build, writes only what is newer than
-        the last fragment the memory knows. What it had and dropped, forgot or erased since stays gone.
+        the last fragment the memory knows: what it had before that one and dropped or erased since stays gone. A memory
+        that knows none of them, because it was cleared, takes the history anew.
 Rule 3. What leaves a memory is an event of the server's, so no write returns discarded fragments; and importances,
         insights and long-term memory are the server's work, but for a scorer that the agent brings.
 """
