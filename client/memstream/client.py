@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 import grpc
 import grpc.aio
 
-from memstream.backoff import Retry
+from memstream.backoff import Backoff, Retry
 from memstream.channel import ChannelSettings, Link, Tls, memory_path, new_request_id, pages
 from memstream.codec import kind_to_wire
 from memstream.conversations import Conversation
+from memstream.errors import MemstreamError
 from memstream.memory import AgentMemory
 from memstream.policy import PolicyLike, Profile
 from memstream.policy_codec import policy_to_wire
@@ -24,6 +25,9 @@ from memstream.status import translate
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import operation_service_pb2, server_service_pb2
 from memstream.values import MemoryKind
+
+_LOOK_MIN_S, _LOOK_MAX_S = 0.05, 1.0
+"""How often a piece of long work is asked after: first and last."""
 
 
 def connect(
@@ -204,7 +208,35 @@ class Client:
         finally:
             call.cancel()
 
-    async def get_operation(self, id: str) -> Operation:
+    # ---- long work
+    async def start_reindex(self, *, embed: bool = False) -> Operation:
+        """Rebuilds the vector index from stored vectors, or embeds everything anew, while recalls go on."""
+        request = operation_service_pb2.StartReindexRequest(request_id=new_request_id(), embed=embed)
+        return operation_from_wire((await self._link.call(self._link.operations.StartReindex, request)).operation)
+
+    async def start_purge(self, namespace: str = "", memory: str = "") -> Operation:
+        """Erases what was forgotten and whose grace has passed, now instead of in time; empty names do not restrict."""
+        request = operation_service_pb2.StartPurgeRequest(
+            request_id=new_request_id(), namespace=namespace, memory=memory
+        )
+        return operation_from_wire((await self._link.call(self._link.operations.StartPurge, request)).operation)
+
+    async def operations(
+        self, namespace: str = "", memory: str = "", *, page_size: int = 0
+    ) -> AsyncIterator[Operation]:
+        """Pieces of long work, the newest first; empty names do not restrict. They are kept 7 days after their end."""
+
+        async def fetch(token: str) -> tuple[list[Operation], str]:
+            request = operation_service_pb2.ListOperationsRequest(
+                namespace=namespace, memory=memory, page_size=page_size, page_token=token
+            )
+            answer = await self._link.call(self._link.operations.ListOperations, request)
+            return [operation_from_wire(wire) for wire in answer.operations], answer.next_page_token
+
+        async for operation in pages(fetch):
+            yield operation
+
+    async def operation(self, id: str) -> Operation:
         """How far a piece of long work is."""
         request = operation_service_pb2.GetOperationRequest(id=id)
         return operation_from_wire((await self._link.call(self._link.operations.GetOperation, request)).operation)
@@ -213,3 +245,32 @@ class Client:
         """Asks a piece of long work to end; what it has done stays done."""
         request = operation_service_pb2.CancelOperationRequest(id=id)
         return operation_from_wire((await self._link.call(self._link.operations.CancelOperation, request)).operation)
+
+    async def finished(
+        self, operation: Operation | str, progress: Callable[[Operation], None] | None = None
+    ) -> Operation:
+        """Waits for the end of a piece of long work (or its id); reconnects as streams do.
+
+        `progress` is called with every look at it. Returns it succeeded or cancelled; raises its error if it failed.
+        """
+        id = operation if isinstance(operation, str) else operation.id
+        backoff = Backoff(self._settings.retry, asyncio.get_running_loop().time)
+        look_s = _LOOK_MIN_S
+        while True:
+            try:
+                now = await self.operation(id)
+            except MemstreamError as error:
+                if (delay_s := backoff.delay_s(error)) is None:
+                    raise
+                await asyncio.sleep(delay_s)
+                continue
+            backoff.opened()
+            backoff.progressed()
+            if progress is not None:
+                progress(now)
+            if now.error is not None:
+                raise now.error
+            if now.end_time is not None:
+                return now
+            await asyncio.sleep(look_s)
+            look_s = min(look_s * 1.5, _LOOK_MAX_S)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
 from typing import TypeAlias, Unpack
 
-from memstream.resources import Cursor, Event
+from memstream.resources import Cursor, Event, ModelUse
 from memstream.status import from_status
 from memstream.v1 import (
     event_pb2,
@@ -329,4 +329,7 @@ def event_from_wire(wire: event_pb2.Event, fragment: Fragment | None = None) -> 
         importance=wire.importance if wire.HasField("importance") else None,
         sources=tuple(wire.sources),
         fragment=fragment,
+        model_use=ModelUse(**{each.name: getattr(wire.model_use, each.name) for each in fields(ModelUse)})
+        if wire.HasField("model_use")
+        else None,
     )

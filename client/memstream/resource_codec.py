@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from memstream.policy_codec import policy_from_wire
-from memstream.resources import EmbeddingModel, Limits, Memory, MemoryStats, Operation, ServerInfo
+from memstream.resources import EmbeddingModel, Limits, Memory, MemoryStats, ModelUsage, Operation, ServerInfo
 from memstream.status import from_status
 from memstream.v1 import memory_pb2, operation_pb2, server_service_pb2
 from memstream.values import Capability, MemoryKind, OperationState
@@ -75,4 +75,8 @@ def server_info_from_wire(wire: server_service_pb2.GetServerInfoResponse) -> Ser
         index=wire.index,
         journal=wire.journal,
         degraded=wire.degraded,
+        model_usage=tuple(
+            ModelUsage(**{each.name: getattr(one, each.name) for each in fields(ModelUsage)})
+            for one in wire.model_usage
+        ),
     )

@@ -21,6 +21,17 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelUse:
+    """What asking an LLM on behalf of a memory took: for "importance", "insight" or "reflection"."""
+
+    purpose: str
+    model: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One step of one fragment; fields that do not apply to `type` are empty or None.
 
@@ -41,6 +52,7 @@ class Event:
     importance: float | None
     sources: tuple[str, ...]
     fragment: Fragment | None = None
+    model_use: ModelUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +154,18 @@ class EmbeddingModel:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelUsage:
+    """What one use of the LLM (as "scorer" or "insights") took since the server was started."""
+
+    role: str
+    model: str
+    requests: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerInfo:
     """What the server answering is and can do; `degraded` is empty unless recall lacks something now."""
 
@@ -155,3 +179,4 @@ class ServerInfo:
     index: str
     journal: str
     degraded: str
+    model_usage: tuple[ModelUsage, ...] = ()

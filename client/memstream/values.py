@@ -76,6 +76,8 @@ class EventType(StrEnum):
     ERASED = "erased"
     UNVECTORED = "unvectored"
     VECTORED = "vectored"
+    RATED = "rated"
+    MODEL_ASKED = "model_asked"
     MEMORY_CREATED = "memory_created"
     MEMORY_UPDATED = "memory_updated"
 

@@ -27,7 +27,7 @@ from memstream_server.engine.turns import Turns
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal import Commit, Recorded, Space
-from memstream_server.ports.models import Embedder, EmbeddingModel, Insights, ModelUnavailable, Scorer
+from memstream_server.ports.models import Embedder, EmbeddingModel, Insights, ModelUnavailable, Scorer, Spent
 from memstream_server.settings import EmbeddingKind, Settings
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Models:
     scorer_name: str = ""
     insight_name: str = ""
     close_llm: Callable[[], Awaitable[None]] | None = None
+    spent: Sequence[Spent] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
             journal_name=journal.description,
             scorer_model=used.scorer_name,
             insight_model=used.insight_name,
+            spent=used.spent,
         )
         await engine.start()
         stack.push_async_callback(engine.stop, INDEX_GRACE_S)
@@ -207,7 +209,7 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
     """The same with the LLM's scorer and insights, where the settings name one."""
     if not settings.llm_model or not (settings.llm_scoring or settings.llm_insights):
         return models
-    from memstream_server.adapters.models.budget import Budget
+    from memstream_server.adapters.models.budget import Budget, Rates
     from memstream_server.adapters.models.insights import ChatInsights
     from memstream_server.adapters.models.openai_chat import ChatModel, OpenAIChat, Role, StructuredOutput, Usage
     from memstream_server.adapters.models.prompts import PromptError, load_prompts
@@ -236,7 +238,10 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
                 attempts=settings.llm_retries + 1, deadline_s=settings.llm_deadline_s, backoff_max_s=30.0
             ),
         ),
-        Budget(settings.llm_requests_per_minute, settings.llm_tokens_per_minute),
+        Budget(
+            Rates(settings.llm_requests_per_minute, settings.llm_tokens_per_minute),
+            Rates(settings.llm_namespace_requests_per_minute, settings.llm_namespace_tokens_per_minute),
+        ),
         counted,
     )
     scores, derives = settings.llm_scoring, settings.llm_insights
@@ -247,6 +252,7 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
         insights=ChatInsights(chat, prompts) if derives else None,
         insight_name=settings.llm_model if derives else "",
         close_llm=chat.close,
+        spent=tuple(chat.spent.values()),
     )
 
 
@@ -288,6 +294,7 @@ def _dependencies(
     clock: Clock,
 ) -> Dependencies:
     from memstream_server.adapters.models.analyzer import SnowballAnalyzer
+    from memstream_server.rpc.errors import failure_of
 
     limits = Limits(
         active_memories_max=settings.active_memories_max,
@@ -317,6 +324,8 @@ def _dependencies(
         committed=_nobody_committed,
         index_lost=_nobody_searched,
         lost=_nobody_lost,
+        operations=journal.operations,
+        failure_of=failure_of,
     )
 
 

@@ -177,6 +177,12 @@ class Settings(BaseSettings):
     llm_tokens_per_minute: int = _setting(
         0, "tokens of the LLM in a minute, prompts and replies, more wait; 0 is no limit", "tokens", 0, 1_000_000_000
     )
+    llm_namespace_requests_per_minute: int = _setting(
+        0, "the same for each namespace, so that none uses up what is everybody's", "requests", 0, 1_000_000
+    )
+    llm_namespace_tokens_per_minute: int = _setting(
+        0, "the same for each namespace, so that none uses up what is everybody's", "tokens", 0, 1_000_000_000
+    )
 
     # ---- what a request may hold
     content_max_bytes: int = _setting(65_536, "longest content of an observation, in UTF-8", "bytes", 1, 4_194_304)

@@ -8,7 +8,8 @@ import numpy as np
 
 from memstream_server.core import lifecycle
 from memstream_server.core.enhancement import merged_text
-from memstream_server.core.events import Reason
+from memstream_server.core.events import Event, EventType, ModelUse, Purpose, Reason
+from memstream_server.core.fold import Place, fold_all
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.values import Fragment, Held, MemoryKind, State, Tier, Vector
@@ -66,3 +67,14 @@ def test_naming_a_fragment_twice_does_nothing_twice() -> None:
     assert len(gone.events) == 1
     assert len(lifecycle.erase(state, twice).events) == 1
     assert len(lifecycle.restore(gone.state, [Held(gone.puts[0])] * 2, DEFAULT).events) == 1
+
+
+def test_an_importance_that_came_late_is_the_held_fragments_too_and_folds() -> None:
+    state = held("tea", "rain")
+    rated = lifecycle.rate(state, [replace(state.short_term[0].fragment, importance=0.9)])
+    assert [one.fragment.importance for one in rated.state.short_term] == [0.9, 0.5]
+    assert rated.state.short_term[0].enhancements == state.short_term[0].enhancements
+    observed = Event(EventType.OBSERVED, "tea", to_tier=Tier.SHORT_TERM, importance=0.5)
+    asked = Event(EventType.MODEL_ASKED, "", use=ModelUse(Purpose.IMPORTANCE, "m", 1, 10, 1))
+    places = fold_all([observed, *rated.events, asked])
+    assert places == {"tea": Place(Tier.SHORT_TERM, importance=0.9)}

@@ -13,8 +13,14 @@ from tests.support.replay import expectation, paths, replay
 from tests.support.scenario import Driver, parse
 
 FOLDER = Path(__file__).parent / "scenarios"
-RESERVED = {EventType.ACCESSED, EventType.MEMORY_CREATED, EventType.MEMORY_UPDATED}
-"""Events that no decision of the core leaves."""
+RESERVED = {
+    EventType.ACCESSED,
+    EventType.MODEL_ASKED,
+    EventType.RATED,  # in test_lifecycle.py
+    EventType.MEMORY_CREATED,
+    EventType.MEMORY_UPDATED,
+}
+"""Events that no decision about a newcomer or by request leaves."""
 
 
 def text(path: Path) -> str:

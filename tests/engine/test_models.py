@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from memstream_server import app
-from memstream_server.core.events import EventType
+from memstream_server.core.events import Event, EventType, ModelUse, Purpose
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind, Tier
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
-from memstream_server.ports.models import ModelRefused
+from memstream_server.ports.models import ModelRefused, ModelUnavailable
 from tests.engine.conftest import open_engine
 from tests.engine.memory import observation
 from tests.support.scripted_models import ScriptedEmbedder, ScriptedInsights, ScriptedScorer
@@ -48,13 +49,62 @@ async def test_the_scorer_gives_importance_where_the_client_gave_none(tmp_path: 
         assert scorer.calls == 1
 
 
-async def test_a_scorer_that_is_down_leaves_the_default(tmp_path: Path) -> None:
+async def events(engine: Engine) -> list[Event]:
+    record = await engine.get_memory("test", "joy")
+    return [event for one in await engine._journal.events(record.uid, 0, 1_000) for event in one.events]
+
+
+async def test_a_scorer_that_is_down_leaves_the_default_and_rates_when_it_is_back(tmp_path: Path) -> None:
     scorer = ScriptedScorer({TEA: 0.9})
     scorer.fail()
     async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), scorer)) as engine:
         await memory(engine)
         await observe(engine, TEA)
-        assert [one.importance for one in await fragments(engine)] == [0.5]
+
+        async def rated() -> list[Event]:
+            return [event for event in await events(engine) if event.type is EventType.RATED]
+
+        (event,) = await until(rated)
+        assert [(one.id, one.importance) for one in await fragments(engine)] == [(event.fragment, 0.9)]
+        observed, *_ = [one for one in await events(engine) if one.type is EventType.OBSERVED]
+        assert observed.importance == 0.5  # what was decided at first
+
+
+async def test_what_is_rated_late_leaves_refused_texts_and_changed_importances_alone(tmp_path: Path) -> None:
+    scorer = ScriptedScorer({TEA: 0.9}, default=0.7)
+    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), scorer)) as engine:
+        await memory(engine)
+        scorer.fail(ModelUnavailable("down"), times=2)  # for the observations, and for the job's first attempt
+        scorer.fail(ModelRefused("not this one", [1]))
+        batch = [observation(TEA), observation("Refused"), observation("Changed")]
+        await engine.observe_batch("test", "joy", "", 1, batch, AckLevel.STORED)
+        changed = next(one for one in await fragments(engine) if one.content == "Changed")
+        await engine.update_fragment("test", "joy", FragmentChange(changed.id, importance=0.1))
+
+        async def rated() -> bool:
+            return any(event.type is EventType.RATED for event in await events(engine))
+
+        await until(rated)
+        assert {one.content: one.importance for one in await fragments(engine)} == {
+            TEA: 0.9,
+            "Refused": 0.5,
+            "Changed": 0.1,
+        }
+
+
+async def test_what_an_llm_took_is_an_event_of_the_memory(tmp_path: Path) -> None:
+    scripted = ScriptedInsights(["Bob is a tea drinker"])
+    models = app.Models(ScriptedEmbedder(), ScriptedScorer(), insights=scripted)
+    async with open_engine(tmp_path, models=models) as engine:
+        await memory(engine)
+        texts = [TEA, *(f"{TEA} {ending}" for ending in ("today", "tomorrow", "always"))]
+        await engine.observe_batch("test", "joy", "", 1, list(map(observation, texts)), AckLevel.STORED)
+        await until(lambda: insights(engine))
+        uses = [event.use for event in await events(engine) if event.type is EventType.MODEL_ASKED]
+        assert uses == [
+            ModelUse(Purpose.IMPORTANCE, "scripted", 1, 40, 4),
+            ModelUse(Purpose.INSIGHT, "scripted", 2, 50, 5),  # the insight, and the rating of it
+        ]
 
 
 async def test_dbgpt_waits_for_a_scorer_that_is_down(tmp_path: Path) -> None:

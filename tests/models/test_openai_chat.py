@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memstream_server.adapters.models import answers
-from memstream_server.adapters.models.budget import Budget
+from memstream_server.adapters.models.budget import Budget, Rates
 from memstream_server.adapters.models.openai_chat import (
     REPLY_BYTES_MAX,
     ChatModel,
@@ -25,7 +25,7 @@ from memstream_server.adapters.models.openai_chat import (
 )
 from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.adapters.models.resilience import Resilience
-from memstream_server.ports.models import ModelUnavailable
+from memstream_server.ports.models import Account, ModelUnavailable
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
 
 QUICK = Resilience(attempts=3, deadline_s=5, backoff_s=0.001, backoff_max_s=1, failures_to_open=100)
@@ -295,7 +295,7 @@ class Time:
 
 
 def budget_on(time: Time, requests: int = 0, tokens: int = 0) -> Budget:
-    return Budget(requests, tokens, time.clock, time.sleep)
+    return Budget(Rates(requests, tokens), clock=time.clock, sleep=time.sleep)
 
 
 async def test_requests_beyond_the_budget_wait_their_turn() -> None:
@@ -304,6 +304,20 @@ async def test_requests_beyond_the_budget_wait_their_turn() -> None:
         for _ in range(4):
             await chat.ask(QUESTION, number)
     assert time.slept == pytest.approx([5.0, 5.0])  # two at once, then one every five seconds
+
+
+async def test_a_namespace_that_used_up_its_budget_leaves_the_others_theirs() -> None:
+    time = Time()
+    budget = Budget(Rates(), Rates(requests_per_minute=6), time.clock, time.sleep)
+    async with chatting(budget) as (fake, chat):
+        greedy, modest = Account("greedy"), Account("modest")
+        await chat.ask(QUESTION, number, greedy)
+        with pytest.raises(ModelUnavailable, match="namespace 'greedy'"):
+            await chat.ask(QUESTION, number, greedy)
+        await chat.ask(QUESTION, number, modest)
+        assert (greedy.requests, modest.requests, len(fake.seen)) == (1, 1, 2)
+        assert chat.spent[Role.SCORER].requests == 2
+        assert greedy.model == modest.model == chat.spent[Role.SCORER].model
 
 
 async def test_what_the_endpoint_took_is_what_the_budget_loses() -> None:

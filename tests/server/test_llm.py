@@ -12,7 +12,19 @@ import numpy as np
 import pytest
 
 import memstream
-from memstream import AckLevel, AgentMemory, EventType, Fragment, FragmentKind, MemoryKind, Observation, Profile
+from memstream import (
+    AckLevel,
+    AgentMemory,
+    EventType,
+    Fragment,
+    FragmentKind,
+    MemoryKind,
+    ModelUsage,
+    ModelUse,
+    Observation,
+    OperationState,
+    Profile,
+)
 from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.server.listing import contents, fragments, history
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
@@ -114,6 +126,12 @@ async def test_importance_is_the_models_where_the_client_and_the_policy_leave_it
         await plain.observe_batch([TEA])
         assert await importances(plain) == {TEA: 0.3}
         assert (await plain.describe()).policy.score_importance is False
+        scorer, insights = (await client.server_info()).model_usage
+        assert scorer == ModelUsage("scorer", "fake-llm", requests=1, failed=0, prompt_tokens=1, completion_tokens=1)
+        assert (insights.role, insights.requests) == ("insights", 0)
+        async with memory.watch("beginning", types=[EventType.MODEL_ASKED]) as watch:
+            asked = await anext(watch)
+        assert asked.model_use == ModelUse("importance", "fake-llm", 1, prompt_tokens=1, completion_tokens=1)
     assert llm.asked == [("scores", [TEA, "Something else"])]
     assert {seen.key for seen in fake.seen} == {"sk-llm"}
     assert "sk-llm" not in server.log()
@@ -204,9 +222,9 @@ async def test_an_endpoint_that_dies_in_the_middle_of_a_stream_and_comes_back(
             await stream.flush()
             await until(lambda: all_stored(memory))
         assert await contents(memory) == said
-        found = await importances(memory)
-        missed = 0.5 if profile is Profile.DEFAULT else 0.8
-        assert [found[text] for text in said] == [0.8] * 4 + [missed] * 4 + [0.8] * 4
+        await until(lambda: all_rated(memory, 0.8))
+        rated = [event for event in await history(memory) if event.type is EventType.RATED]
+        assert len(rated) == (4 if profile is Profile.DEFAULT else 0)  # dbgpt has waited
 
 
 async def test_a_promotion_brings_an_insight_that_names_its_sources(
@@ -383,3 +401,58 @@ async def test_a_prompt_of_ones_own_is_used_and_a_bad_one_stops_the_start(
     (prompts / "importance.txt").write_text("Rate $everything.")
     with pytest.raises(AssertionError, match=r"importance\.txt must have text and may use no placeholder"):
         await started(server)
+
+
+async def test_a_memory_reflects_when_asked_to(make_server: MakeServer, fake: FakeOpenAI, llm: Llm) -> None:
+    server = await started(using(make_server, fake, llm_scoring="false"))
+    async with memstream.connect(server.address) as client:
+        assert memstream.Capability.REFLECTION in (await client.server_info()).capabilities
+        memory = await client.create_memory("llm/joy", kind=MemoryKind.LONG_TERM)
+        await memory.observe_batch(["Bob drinks tea", "Ann drinks coffee"])
+        done = await client.finished(await memory.reflect())
+        assert (done.type, done.state, done.done) == ("reflect", OperationState.SUCCEEDED, 1)
+        (insight,) = await insights(memory)
+        assert insight.content == llm.reflection[0]
+        told = {one.id: one.content for one in await fragments(memory)}
+        assert {told[source] for source in insight.sources} == {"Bob drinks tea", "Ann drinks coffee"}
+        async with memory.watch("beginning", types=[EventType.MODEL_ASKED]) as watch:
+            asked = await anext(watch)
+        assert asked.model_use is not None
+        assert (asked.model_use.purpose, asked.model_use.requests) == ("reflection", 2)
+        short = await client.create_memory("llm/short", kind=MemoryKind.SHORT_TERM)
+        with pytest.raises(memstream.errors.KindMismatch, match="no long-term tier"):
+            await short.reflect()
+
+
+async def test_a_reflection_that_was_asked_for_survives_a_kill_and_is_kept_once(
+    make_server: MakeServer, fake: FakeOpenAI, llm: Llm
+) -> None:
+    """Killed while the LLM thinks: the next start asks again."""
+    server = await started(using(make_server, fake, llm_scoring="false", listen=free_address()))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("llm/joy", kind=MemoryKind.LONG_TERM)
+        await memory.observe_batch(["Bob drinks tea", "Ann drinks coffee"])
+        fake.fail(Fault(delay_s=60))
+        operation = await memory.reflect()
+        await until(lambda: was_asked(fake))
+        await restarted(server)
+        done = await client.finished(operation)
+        assert done.state is OperationState.SUCCEEDED
+        assert len(await insights(memory)) == 1
+
+
+async def all_rated(memory: AgentMemory, importance: float) -> bool:
+    return set((await importances(memory)).values()) == {importance}
+
+
+async def was_asked(fake: FakeOpenAI) -> bool:
+    return bool(fake.seen)
+
+
+async def test_without_an_llm_nobody_reflects(make_server: MakeServer) -> None:
+    server = await started(make_server())
+    async with memstream.connect(server.address) as client:
+        assert memstream.Capability.REFLECTION not in (await client.server_info()).capabilities
+        memory = await client.create_memory("llm/joy")
+        with pytest.raises(memstream.errors.CapabilityMissing, match="llm_model"):
+            await memory.reflect()

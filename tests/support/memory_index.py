@@ -64,6 +64,10 @@ class MemoryIndex:
         self._called("flush")
         self.flushed = dict(self._now)
 
+    async def drop(self) -> None:
+        self._called("drop")
+        self.flushed, self._now = {}, {}
+
     async def search(self, memory: str, vector: Vector, limit: int) -> tuple[list[str], npt.NDArray[np.float32]]:
         self._called("search")
         found = {fragment: float(held @ vector) for (uid, fragment), held in self._now.items() if uid == memory}

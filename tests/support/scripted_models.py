@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.adapters.models.hashing import HashingEmbedder
-from memstream_server.ports.models import EmbeddingModel, ModelError, ModelUnavailable
+from memstream_server.ports.models import Account, EmbeddingModel, ModelError, ModelUnavailable
 
 
 class Outages:
@@ -78,8 +78,9 @@ class ScriptedScorer(Outages):
         self.scores = dict(scores or {})
         self.default = default
 
-    async def score(self, texts: Sequence[str]) -> list[float]:
+    async def score(self, texts: Sequence[str], account: Account | None = None) -> list[float]:
         self._called()
+        _charge(account, len(texts))
         return [self.scores.get(text, self.default) for text in texts]
 
 
@@ -99,19 +100,33 @@ class ScriptedInsights(Outages):
         self.shown: list[tuple[str, ...]] = []
         """The texts of each call, in order."""
 
-    async def promotion_insights(self, texts: Sequence[str]) -> list[str]:
+    async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
         self._called()
+        _charge(account, len(texts))
         self.shown.append(tuple(texts))
         return [f"insight of {len(texts)}: {texts[0]}"] if self._promotion is None else list(self._promotion)
 
-    async def questions(self, texts: Sequence[str], count: int) -> list[str]:
+    async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         self._called()
+        _charge(account, len(texts))
         self.shown.append(tuple(texts))
         return list(self._questions[:count])
 
-    async def reflect(self, question: str, texts: Sequence[str], count: int) -> list[tuple[str, tuple[int, ...]]]:
+    async def reflect(
+        self, question: str, texts: Sequence[str], count: int, account: Account | None = None
+    ) -> list[tuple[str, tuple[int, ...]]]:
         self._called()
+        _charge(account, len(texts))
         self.shown.append(tuple(texts))
         if self._reflections is None:
             return [(f"{question} {text}", (place,)) for place, text in enumerate(texts[:count])]
         return list(self._reflections[:count])
+
+
+def _charge(account: Account | None, texts: int) -> None:
+    """A request of ten tokens a text, answered in one a text."""
+    if account is not None:
+        account.model = "scripted"
+        account.requests += 1
+        account.prompt_tokens += 10 * texts
+        account.completion_tokens += texts

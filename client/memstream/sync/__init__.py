@@ -12,7 +12,7 @@ other thread, and not after a fork. A program that runs an event loop of its own
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -171,10 +171,26 @@ class Client:
             )
         )
 
-    def get_operation(self, id: str) -> Operation:
+    def start_reindex(self, *, embed: bool = False) -> Operation:
+        """Rebuilds the vector index from stored vectors, or embeds everything anew, while recalls go on."""
+        return LOOP.run(self._inner.start_reindex(embed=embed))
+
+    def start_purge(self, namespace: str = "", memory: str = "") -> Operation:
+        """Erases what was forgotten and whose grace has passed, now instead of in time; empty names do not restrict."""
+        return LOOP.run(self._inner.start_purge(namespace, memory))
+
+    def operations(self, namespace: str = "", memory: str = "", *, page_size: int = 0) -> Iterator[Operation]:
+        """Pieces of long work, the newest first; empty names do not restrict."""
+        return LOOP.iterate(self._inner.operations(namespace, memory, page_size=page_size))
+
+    def operation(self, id: str) -> Operation:
         """How far a piece of long work is."""
-        return LOOP.run(self._inner.get_operation(id))
+        return LOOP.run(self._inner.operation(id))
 
     def cancel_operation(self, id: str) -> Operation:
         """Asks a piece of long work to end; what it has done stays done."""
         return LOOP.run(self._inner.cancel_operation(id))
+
+    def finished(self, operation: Operation | str, progress: Callable[[Operation], None] | None = None) -> Operation:
+        """Waits for the end of a piece of long work; `progress` is called on another thread. Raises its error."""
+        return LOOP.run(self._inner.finished(operation, progress))

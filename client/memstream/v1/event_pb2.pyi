@@ -69,6 +69,10 @@ class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventType.V
     """The memory was made."""
     EVENT_TYPE_MEMORY_UPDATED: _EventType.ValueType  # 20
     """Its policy or labels were changed."""
+    EVENT_TYPE_RATED: _EventType.ValueType  # 21
+    """An importance that was missing, because its model was down, was filled in."""
+    EVENT_TYPE_MODEL_ASKED: _EventType.ValueType  # 22
+    """An LLM was asked on behalf of the memory: `model_use` says what that took."""
 
 class EventType(_EventType, metaclass=_EventTypeEnumTypeWrapper):
     """The steps. After FILTERED, DROPPED, MERGED and ERASED the fragment is gone; REPEATED and ECHOED say that `other_id`
@@ -117,6 +121,10 @@ EVENT_TYPE_MEMORY_CREATED: EventType.ValueType  # 19
 """The memory was made."""
 EVENT_TYPE_MEMORY_UPDATED: EventType.ValueType  # 20
 """Its policy or labels were changed."""
+EVENT_TYPE_RATED: EventType.ValueType  # 21
+"""An importance that was missing, because its model was down, was filled in."""
+EVENT_TYPE_MODEL_ASKED: EventType.ValueType  # 22
+"""An LLM was asked on behalf of the memory: `model_use` says what that took."""
 Global___EventType: _TypeAlias = EventType  # noqa: Y015
 
 class _EventReason:
@@ -194,6 +202,44 @@ class Cursor(_message.Message):
 Global___Cursor: _TypeAlias = Cursor  # noqa: Y015
 
 @_typing.final
+class ModelUse(_message.Message):
+    """What asking an LLM on behalf of a memory took, repeats of failed requests included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PURPOSE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    purpose: _builtins.str
+    """What for: "importance", "insight" or "reflection"."""
+    model: _builtins.str
+    """The model."""
+    requests: _builtins.int
+    """Requests sent."""
+    prompt_tokens: _builtins.int
+    """Tokens of the prompts, as the endpoint counts them."""
+    completion_tokens: _builtins.int
+    """Tokens of the replies, as the endpoint counts them."""
+    def __init__(
+        self,
+        *,
+        purpose: _builtins.str = ...,
+        model: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "purpose", b"purpose", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelUse: _TypeAlias = ModelUse  # noqa: Y015
+
+@_typing.final
 class Event(_message.Message):
     """One step of one fragment. Fields that do not apply to `type` are unset."""
 
@@ -211,6 +257,7 @@ class Event(_message.Message):
     DRAW_FIELD_NUMBER: _builtins.int
     IMPORTANCE_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    MODEL_USE_FIELD_NUMBER: _builtins.int
     type: Global___EventType.ValueType
     """What happened."""
     fragment_id: _builtins.str
@@ -241,6 +288,10 @@ class Event(_message.Message):
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids a promoted fragment or an insight derives from."""
 
+    @_builtins.property
+    def model_use(self) -> Global___ModelUse:
+        """What an LLM took; set for MODEL_ASKED alone."""
+
     def __init__(
         self,
         *,
@@ -256,10 +307,11 @@ class Event(_message.Message):
         draw: _builtins.float | None = ...,
         importance: _builtins.float | None = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
+        model_use: Global___ModelUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "importance", b"importance", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "importance", b"importance", "model_use", b"model_use", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "other_id", b"other_id", "reason", b"reason", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "model_use", b"model_use", "other_id", b"other_id", "reason", b"reason", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cosine: _TypeAlias = _typing.Literal["cosine"]  # noqa: Y015
     _WhichOneofArgType__cosine: _TypeAlias = _typing.Literal["_cosine", b"_cosine"]  # noqa: Y015

@@ -102,6 +102,7 @@ class GetServerInfoResponse(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     DEGRADED_FIELD_NUMBER: _builtins.int
     JOURNAL_FIELD_NUMBER: _builtins.int
+    MODEL_USAGE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Its version, for instance "0.1.0"."""
     scorer_model: _builtins.str
@@ -130,6 +131,10 @@ class GetServerInfoResponse(_message.Message):
     def embedding(self) -> Global___EmbeddingModel:
         """The embedding model in use."""
 
+    @_builtins.property
+    def model_usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelUsage]:
+        """What the LLM has been asked for since the server was started; empty without one."""
+
     def __init__(
         self,
         *,
@@ -143,14 +148,57 @@ class GetServerInfoResponse(_message.Message):
         index: _builtins.str = ...,
         degraded: _builtins.str = ...,
         journal: _builtins.str = ...,
+        model_usage: _abc.Iterable[Global___ModelUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "limits", b"limits", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "degraded", b"degraded", "embedding", b"embedding", "index", b"index", "insight_model", b"insight_model", "journal", b"journal", "limits", b"limits", "scorer_model", b"scorer_model", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "degraded", b"degraded", "embedding", b"embedding", "index", b"index", "insight_model", b"insight_model", "journal", b"journal", "limits", b"limits", "model_usage", b"model_usage", "scorer_model", b"scorer_model", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class ModelUsage(_message.Message):
+    """What one use of a model took since the server was started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """What it is asked as: "scorer" or "insights"."""
+    model: _builtins.str
+    """Its name."""
+    requests: _builtins.int
+    """Requests sent, repeats of failed ones included."""
+    failed: _builtins.int
+    """Of these, the requests that brought no value: malformed, refused or failed."""
+    prompt_tokens: _builtins.int
+    """Tokens of the prompts, as the endpoint counts them."""
+    completion_tokens: _builtins.int
+    """Tokens of the replies, as the endpoint counts them."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        model: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "failed", b"failed", "model", b"model", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelUsage: _TypeAlias = ModelUsage  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):

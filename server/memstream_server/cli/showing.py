@@ -9,7 +9,7 @@ import click
 from rich.console import RenderableType
 
 from memstream.client import Client
-from memstream.resources import Memory, MemoryStats, ServerInfo
+from memstream.resources import Memory, MemoryStats, ModelUsage, ServerInfo
 from memstream.values import Fragment
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import console, facts, print_json, shown, words, write
@@ -110,9 +110,15 @@ def info_command(server: Server, as_json: bool) -> None:
         print_json(info)
         return
     model = info.embedding
-    apart = {"embedding", "limits", "capabilities"}
+    apart = {"embedding", "limits", "capabilities", "model_usage"}
     rows: list[tuple[str, object]] = [("server", server.target)]
     rows += [(field.name, getattr(info, field.name)) for field in fields(info) if field.name not in apart]
     rows += [("embedding", f"{model.name}, {model.dimension} dimensions"), ("capabilities", info.capabilities)]
+    rows += [(f"asked as {one.role}", _asked(one)) for one in info.model_usage if one.requests]
     rows += [(f"limits.{field.name}", getattr(info.limits, field.name)) for field in fields(info.limits)]
     write(console(), facts(rows))
+
+
+def _asked(used: ModelUsage) -> str:
+    tokens = f"{used.prompt_tokens:,} + {used.completion_tokens:,} tokens"
+    return f"{used.requests:,} requests ({used.failed:,} failed), {tokens}, of {used.model}"

@@ -33,6 +33,8 @@ class EventType(StrEnum):
     ERASED = "erased"  # content and vectors removed for good
     UNVECTORED = "unvectored"  # the model refused the input for good: stored without a vector
     VECTORED = "vectored"  # a vector that was missing was filled in
+    RATED = "rated"  # an importance that was missing, as its model was down, was filled in
+    MODEL_ASKED = "model_asked"  # an LLM was asked on behalf of the memory, with its `use`
     MEMORY_CREATED = "memory_created"
     MEMORY_UPDATED = "memory_updated"
 
@@ -50,6 +52,25 @@ class Reason(StrEnum):
     REQUESTED = "requested"
 
 
+class Purpose(StrEnum):
+    """What an LLM is asked for."""
+
+    IMPORTANCE = "importance"
+    INSIGHT = "insight"
+    REFLECTION = "reflection"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """What asking an LLM took, failed requests included, as its endpoint counts."""
+
+    purpose: Purpose
+    model: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One step. Fields that do not apply to `type` keep their defaults."""
@@ -64,3 +85,4 @@ class Event:
     draw: float | None = None
     importance: float | None = None
     sources: tuple[str, ...] = ()
+    use: ModelUse | None = None

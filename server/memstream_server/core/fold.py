@@ -52,7 +52,7 @@ def fold_all(events: Iterable[Event]) -> dict[str, Place]:
 
 
 _GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
-_ELSEWHERE = frozenset({EventType.ECHOED, EventType.MEMORY_CREATED, EventType.MEMORY_UPDATED})
+_ELSEWHERE = frozenset({EventType.ECHOED, EventType.MODEL_ASKED, EventType.MEMORY_CREATED, EventType.MEMORY_UPDATED})
 """Tell of the memory, or of a fragment that may be gone by now: they move none."""
 
 
@@ -96,7 +96,7 @@ def _moved(place: Place, event: Event) -> Place:
             return _counted(again, place.enhancements)
         case EventType.PROMOTED:
             return replace(_told(place, event), tier=event.to_tier or place.tier, enhancements=())
-        case EventType.UPDATED:
+        case EventType.UPDATED | EventType.RATED:
             return _told(place, event)
         case EventType.FORGOTTEN:
             return _forgotten(place)

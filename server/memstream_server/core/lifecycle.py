@@ -124,6 +124,18 @@ def fill_vectors(state: State, filled: Iterable[Held]) -> Transition:
     return draft.finish()
 
 
+def rate(state: State, rated: Iterable[Fragment]) -> Transition:
+    """Importances that were missing have come. What was decided without them stays as it is."""
+    draft = Draft(state)
+    by_id = {fragment.id: fragment for fragment in rated}
+    for fragment in by_id.values():
+        draft.record(EventType.RATED, fragment.id, importance=fragment.importance)
+        draft.put(fragment)
+    for tier in (draft.sensory, draft.short_term):
+        tier[:] = [replace(held, fragment=by_id.get(held.fragment.id, held.fragment)) for held in tier]
+    return draft.finish()
+
+
 def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: Policy) -> Transition:
     """Put an insight with its sources into long-term, or merge it into the closest of `others`.
 

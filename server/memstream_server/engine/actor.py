@@ -18,9 +18,17 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from memstream_server.core.events import Purpose
 from memstream_server.core.tiers import settle
 from memstream_server.core.values import Fragment
-from memstream_server.engine.decision import Decision, commit_of, decide_observations, effective_policy, jobs_of
+from memstream_server.engine.decision import (
+    Decision,
+    account_of,
+    commit_of,
+    decide_observations,
+    effective_policy,
+    jobs_of,
+)
 from memstream_server.engine.errors import (
     BacklogFull,
     EngineError,
@@ -39,6 +47,7 @@ from memstream_server.ports.journal import Conflict, Image, JournalError, Outcom
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.ports.models import Account
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +70,7 @@ class _Work:
 class _Prepared:
     batches: tuple[Batch, ...]
     gathered: tuple[Gathered, ...]
+    account: Account
 
 
 class Actor:
@@ -323,8 +333,10 @@ class Actor:
                     self._more.clear()
                     await self._more.wait()
                 batches = self._next_group()
-                gathered = await observations_in(batches, self._dependencies.gatherer, self.working.record)
-                self._inbox.put_nowait(_Prepared(batches, tuple(gathered)))
+                record = self.working.record
+                account = account_of(record)
+                gathered = await observations_in(batches, self._dependencies.gatherer, record, account)
+                self._inbox.put_nowait(_Prepared(batches, tuple(gathered), account))
         except Exception as error:
             log.exception("prepare_failed", memory=self.uid)
             self.fail(JournalUnavailable(f"preparing observations failed: {type(error).__name__}", retry_after_s=1.0))
@@ -375,6 +387,7 @@ class Actor:
         decision, outcomes = await decide_observations(
             self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
         )
+        decision = decision.costing(prepared.account, Purpose.IMPORTANCE)
         while True:
             try:
                 await self._commit(decision)
@@ -436,7 +449,7 @@ class Actor:
         known |= {id_: part.vector for id_, part in decision.gathered.items()}
         own = {one.id: vector for one in merged if one.own_vector and (vector := known.get(one.id)) is not None}
         gathered = await self._dependencies.gatherer.gather(
-            merged, own, [fragment.importance for fragment in merged], record.kind, record.policy
+            merged, own, [fragment.importance for fragment in merged], record, account_of(record)
         )
         return decision.with_gathered(gathered)
 
@@ -448,7 +461,7 @@ class Actor:
         transition = settle(self.working.state, policy, self._dependencies.embedding.similarity_min)
         if not transition.events:
             return change
-        jobs = jobs_of(self.working, transition, False, self._dependencies)
+        jobs = jobs_of(self.working, transition, (), self._dependencies)
         return replace(change, transition=transition, jobs=(*change.jobs, *jobs))
 
     # ---- the end

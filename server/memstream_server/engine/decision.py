@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memstream_server.core import lifecycle
-from memstream_server.core.events import Event, EventType
+from memstream_server.core.events import Event, EventType, ModelUse, Purpose
 from memstream_server.core.policy import Policy
 from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.transition import Transition, anchors_changed, join_all
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.requests import Outcome
-from memstream_server.ports.journal import Anchor, Answer, Commit, IndexEntry, Job, Row
+from memstream_server.ports.journal import Anchor, Answer, Commit, IndexEntry, Job, MemoryRecord, Row
+from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
@@ -56,6 +57,18 @@ class Decision:
             replace(put, model=found[put.id].fragment.model) if put.id in found else put for put in self.transition.puts
         )
         return replace(self, transition=replace(self.transition, puts=puts), gathered={**self.gathered, **found})
+
+    def costing(self, account: Account, purpose: Purpose) -> Decision:
+        """The same with what asking an LLM for it took, if one was asked."""
+        if not account.requests:
+            return self
+        use = ModelUse(purpose, account.model, account.requests, account.prompt_tokens, account.completion_tokens)
+        return replace(self, events=(*self.events, Event(EventType.MODEL_ASKED, "", use=use)))
+
+
+def account_of(record: MemoryRecord) -> Account:
+    """A new account of what is asked on behalf of a memory."""
+    return Account(record.namespace)
 
 
 def effective_policy(policy: Policy, dependencies: Dependencies) -> Policy:
@@ -97,7 +110,7 @@ async def decide_observations(
         transition=transition,
         gathered=parts,
         batches=batches,
-        jobs=jobs_of(working, transition, any(part.missing for part in gathered), dependencies),
+        jobs=jobs_of(working, transition, gathered, dependencies),
     )
     return decision, _outcomes(firsts, transition)
 
@@ -174,16 +187,22 @@ def updated(existing: Fragment, new: Fragment) -> Fragment:
     )
 
 
-def jobs_of(working: WorkingSet, transition: Transition, backfill: bool, dependencies: Dependencies) -> tuple[Job, ...]:
-    """The background work a transition causes: insights, a reflection, vectors to fill in."""
+def jobs_of(
+    working: WorkingSet, transition: Transition, gathered: Iterable[Gathered], dependencies: Dependencies
+) -> tuple[Job, ...]:
+    """The background work a transition causes: insights, a reflection; vectors and importances to fill in."""
+    gathered = list(gathered)
     wanted: list[tuple[str, object]] = [
         ("insight", {"anchor": request.anchor, "fragments": list(request.fragments)})
         for request in transition.insight_requests
     ]
     if transition.reflect:
         wanted.append(("reflection", {}))
-    if backfill:
+    if any(part.missing for part in gathered):
         wanted.append(("backfill", {}))
+    if unrated := [part.fragment.id for part in gathered if part.unrated]:
+        default = working.record.policy.importance_default
+        wanted.append(("rating", {"fragments": unrated, "importance": default}))
     now_us = dependencies.clock.now_us()
     return tuple(
         Job(dependencies.ids.next(), working.record.uid, type_, json.dumps(payload), now_us)

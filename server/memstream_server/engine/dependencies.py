@@ -15,6 +15,7 @@ from memstream_server.engine.turns import Turns
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal import Commit, Journal, MemoryRecord, Recorded
 from memstream_server.ports.models import Analyzer, Embedder, EmbeddingModel, Insights
+from memstream_server.ports.operations import Failure, Operations
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
@@ -64,6 +65,9 @@ class Dependencies:
     """Told when a search found the index lost."""
     lost: Callable[[Actor], None]
     """Told when an actor is finished before its time."""
+    operations: Operations
+    failure_of: Callable[[Exception], Failure]
+    """What a client may read of an error."""
     index_degraded: Callable[[], str] = str
     """Why the index does not have all it should; empty when it does."""
 

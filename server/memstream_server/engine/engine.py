@@ -28,9 +28,13 @@ from memstream_server.engine.forgetting import Forgetting
 from memstream_server.engine.indexing import Indexer
 from memstream_server.engine.jobs import Jobs
 from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.operations import OperationRunner
 from memstream_server.engine.producers import ObserveSession
+from memstream_server.engine.purging import Purging
 from memstream_server.engine.recalling import recall
+from memstream_server.engine.reflecting import Reflecting
 from memstream_server.engine.registry import Registry
+from memstream_server.engine.reindexing import Reindexing
 from memstream_server.engine.reinforcing import Reinforcement
 from memstream_server.engine.requests import (
     AckLevel,
@@ -61,7 +65,7 @@ from memstream_server.ports.journal import (
     Space,
     StorageFull,
 )
-from memstream_server.ports.models import EmbeddingModel
+from memstream_server.ports.models import EmbeddingModel, Spent
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
@@ -85,6 +89,7 @@ class Info:
     index: str
     journal: str
     degraded: str
+    spent: Sequence[Spent] = ()
 
 
 class Engine:
@@ -98,6 +103,7 @@ class Engine:
         journal_name: str = "",
         scorer_model: str = "",
         insight_model: str = "",
+        spent: Sequence[Spent] = (),
     ) -> None:
         if space.model != dependencies.embedding.name or space.dimension != dependencies.embedding.dimension:
             raise ModelMismatch(
@@ -108,12 +114,19 @@ class Engine:
         self._dependencies = dependencies
         self._journal = dependencies.journal
         self._names = journal_name, scorer_model, insight_model
+        self._spent = spent
         self._registry = Registry(dependencies)
         self._indexer = Indexer(dependencies, self._registry, space)
         self._jobs = Jobs(dependencies, self._registry)
         self._forgetting = Forgetting(dependencies, self._registry)
         self._reinforcement = Reinforcement(dependencies)
         self._watchers = Watchers(dependencies.journal)
+        self.operations = OperationRunner(
+            dependencies.operations, dependencies.clock, dependencies.ids, dependencies.failure_of
+        )
+        self.reindexing = Reindexing(self.operations, self._indexer)
+        self.purging = Purging(self.operations, self._forgetting, self._registry)
+        self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
         self._deletions: set[asyncio.Task[None]] = set()
         dependencies.committed = self._committed
         dependencies.index_lost = self._indexer.lost
@@ -128,9 +141,11 @@ class Engine:
         self._forgetting.start()
         for uid in await self._journal.pending_memories():
             self._registry.revive(uid)
+        await self.operations.resume()
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End everything in order: recalls and sessions first, the index's write-behind last."""
+        await self.operations.stop()
         await self._forgetting.stop()
         await self._jobs.stop()
         await self._reinforcement.stop()
@@ -157,6 +172,7 @@ class Engine:
             self._dependencies.index.description,
             journal,
             self._indexer.degraded,
+            self._spent,
         )
 
     # ---- memories

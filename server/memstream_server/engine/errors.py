@@ -81,6 +81,12 @@ class ConversationNotFound(EngineError):
     reason = "CONVERSATION_NOT_FOUND"
 
 
+class OperationNotFound(EngineError):
+    """No operation of that id, or it ended long ago."""
+
+    reason = "OPERATION_NOT_FOUND"
+
+
 class RequestIdConflict(EngineError):
     """A request_id came again with another request."""
 
@@ -139,6 +145,12 @@ class ModelMismatch(EngineError):
     """The store's vectors are of another model than the server's."""
 
     reason = "MODEL_MISMATCH"
+
+
+class KindMismatch(EngineError):
+    """The memory's kind has not the tier asked for."""
+
+    reason = "KIND_MISMATCH"
 
 
 class ShuttingDown(EngineError):

@@ -75,17 +75,19 @@ class Forgetting:
             now_us = self._dependencies.clock.now_us()
             await self._expire(now_us)
             forgotten = dict(await self._journal.oldest_forgotten())
-            async for record in self._memories():
+            async for record in self.memories():
                 try:
                     await self._tend(record, now_us, forgotten.get(record.uid))
                 except (EngineError, JournalError) as error:
                     log.warning("memory_not_maintained", memory=record.uid, error=str(error))
 
-    async def _memories(self) -> AsyncIterator[MemoryRecord]:
+    async def memories(self, namespace: str = "", name: str = "") -> AsyncIterator[MemoryRecord]:
+        """Those of the namespace and name; empty strings do not restrict."""
         after = ""
         while page := await self._journal.all_memories(after, PAGE):
             for record in page:
-                yield record
+                if namespace in ("", record.namespace) and name in ("", record.name):
+                    yield record
             after = page[-1].uid
 
     async def _tend(self, record: MemoryRecord, now_us: int, oldest_forgotten_us: int | None) -> None:
@@ -98,7 +100,8 @@ class Forgetting:
             await self._make_room(record, now_us)
         before_us = now_us - policy.forget_grace_s * _SECOND_US
         if oldest_forgotten_us is not None and oldest_forgotten_us <= before_us:
-            await self._erase(record.uid, before_us)
+            async for _ in self._erase(record.uid, before_us):
+                pass
         if policy.event_retention_s:
             await self._prune(record.uid, now_us - policy.event_retention_s * _SECOND_US)
 
@@ -177,7 +180,13 @@ class Forgetting:
         return len((await self._decide(uid, ids, decide)).puts)
 
     # ---- for good
-    async def _erase(self, uid: str, before_us: int) -> None:
+    async def purge(self, record: MemoryRecord) -> AsyncIterator[int]:
+        """Erase what a memory forgot longer ago than its grace; yields how many went, some at a time."""
+        before_us = self._dependencies.clock.now_us() - record.policy.retention.forget_grace_s * _SECOND_US
+        async for erased in self._erase(record.uid, before_us):
+            yield erased
+
+    async def _erase(self, uid: str, before_us: int) -> AsyncIterator[int]:
         """Fragments whose grace has passed. ERASED and not DROPPED, because content and vectors go from everywhere."""
 
         def decide(now: Actor, found: list[Fragment]) -> Transition:
@@ -185,8 +194,10 @@ class Forgetting:
             return lifecycle.erase(now.working.state, past, Reason.EXPIRED)
 
         while ids := await self._journal.purgeable(uid, before_us, BATCH):
-            if not (await self._decide(uid, ids, decide)).removed:
+            erased = len((await self._decide(uid, ids, decide)).removed)
+            if not erased:
                 return
+            yield erased
 
     async def _prune(self, uid: str, before_us: int) -> None:
         """Events past their retention. A watch from before them is told that they are compacted."""

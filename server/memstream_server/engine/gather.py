@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,8 @@ from memstream_server.core.policy import Policy, ShortTermKind
 from memstream_server.core.rendering import clip_for_index, indexed_text, lexical_text
 from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.turns import Turns
-from memstream_server.ports.journal import Terms
-from memstream_server.ports.models import Analyzer, Embedder, ModelRefused, ModelUnavailable, Scorer
+from memstream_server.ports.journal import MemoryRecord, Terms
+from memstream_server.ports.models import Account, Analyzer, Embedder, ModelRefused, ModelUnavailable, Scorer
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +41,8 @@ class Gathered:
     """The model refuses this input for good."""
     missing: bool = False
     """The model was down: the vector is to be filled in later."""
+    unrated: bool = False
+    """The scorer was down: the importance is to be rated later."""
 
 
 class Gatherer:
@@ -67,18 +69,19 @@ class Gatherer:
         fragments: Sequence[Fragment],
         own_vectors: Mapping[str, Vector],
         own_importances: Sequence[float | None],
-        kind: MemoryKind,
-        policy: Policy,
+        record: MemoryRecord,
+        account: Account,
     ) -> list[Gathered]:
-        """One Gathered per fragment, in order. Waits for models only where the policy does."""
-        importances = await self._importances(fragments, own_importances, policy)
+        """One Gathered per fragment, in order. Waits for models only where the policy of `record` does."""
+        kind, policy = record.kind, record.policy
+        importances, unrated = await self._importances(fragments, own_importances, policy, account)
         vectors = await self._vectors(fragments, own_vectors, compares_content(kind, policy), policy)
         found = list(zip(fragments, importances, vectors, strict=True))
         out: list[Gathered] = []
         for start in range(0, len(found), TURN):
             async with self._turns:
                 out.extend(self._one(*each, policy.language) for each in found[start : start + TURN])
-        return out
+        return [replace(part, unrated=True) if place in unrated else part for place, part in enumerate(out)]
 
     def _one(self, fragment: Fragment, importance: float, vectors: _Vectors, language: str) -> Gathered:
         vector, content_vector, refused, missing = vectors
@@ -96,29 +99,47 @@ class Gatherer:
         return await self._embedder.embed([clip_for_index(text) for text in texts])
 
     async def _importances(
-        self, fragments: Sequence[Fragment], own: Sequence[float | None], policy: Policy
-    ) -> list[float]:
+        self, fragments: Sequence[Fragment], own: Sequence[float | None], policy: Policy, account: Account
+    ) -> tuple[list[float], set[int]]:
+        """An importance each, and the places of those that the scorer is to rate once it is back."""
         given = own or [None] * len(fragments)
         out = [policy.importance_default if value is None else value for value in given]
         wanted = [place for place, value in enumerate(given) if value is None]
-        if self._scorer is None or not policy.score_importance:
-            return out
+        if not self.rates or not policy.score_importance or not wanted:
+            return out, set()
         pause = self._retry_s
-        while wanted:
+        while True:
             try:
-                scores = await self._scorer.score([fragments[place].content for place in wanted])
-            except ModelRefused as error:
-                refused = set(error.inputs) or set(range(len(wanted)))
-                log.warning("scorer_refused", error=str(error), observations=len(refused))
-                wanted = [place for number, place in enumerate(wanted) if number not in refused]
+                scores = await self.ratings([fragments[place].content for place in wanted], account)
             except ModelUnavailable as error:
                 if not policy.wait_for_models:
                     log.warning("scorer_unavailable", error=str(error), observations=len(wanted))
-                    break
+                    return out, set(wanted)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 30.0)
             else:
                 for place, score in zip(wanted, scores, strict=True):
+                    out[place] = out[place] if score is None else score
+                return out, set()
+
+    @property
+    def rates(self) -> bool:
+        """Whether there is a scorer."""
+        return self._scorer is not None
+
+    async def ratings(self, texts: Sequence[str], account: Account) -> list[float | None]:
+        """The scorer's importance of each text, None where it refuses to rate it. Raises ModelUnavailable."""
+        out: list[float | None] = [None] * len(texts)
+        places = list(range(len(texts)))
+        while places and self._scorer is not None:
+            try:
+                scores = await self._scorer.score([texts[place] for place in places], account)
+            except ModelRefused as error:
+                refused = set(error.inputs) or set(range(len(places)))
+                log.warning("scorer_refused", error=str(error), observations=len(refused))
+                places = [place for number, place in enumerate(places) if number not in refused]
+            else:
+                for place, score in zip(places, scores, strict=True):
                     out[place] = score
                 break
         return out

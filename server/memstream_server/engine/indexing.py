@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,8 @@ UPSERT_ROWS = 2_048
 """Rows of one upsert."""
 RETRY_S = 1.0
 RETRY_MAX_S = 30.0
+LOOK_S = 0.2
+"""How often whoever waits for a rebuild looks how far it is."""
 REBUILDING = "the vector index is being rebuilt"
 
 
@@ -48,6 +50,8 @@ class Indexer:
         self._open = False
         self._missing = False
         self._reconciled = False
+        self._asked = self._dropped = self._rebuilt = 0
+        """Rebuilds asked for, of these those whose old content is gone, and of these those that are complete."""
         self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -80,6 +84,21 @@ class Indexer:
         self._wake.set()
         if self._waiting >= self._dependencies.limits.flush_rows:
             self._full.set()
+
+    async def rebuild(self, at: Callable[[int, int], Awaitable[None]]) -> None:
+        """Drop all that the index holds and fill it again; returns when that is done, by one rebuild for all who wait.
+
+        `at` is told rows done and rows to do. What it raises ends the waiting, not a rebuild that was begun.
+        """
+        self._asked += 1
+        ticket, total = self._asked, 0
+        self._hurry()
+        while self._rebuilt < ticket:
+            await asyncio.sleep(LOOK_S)
+            left = await self._dependencies.journal.outbox_size() if self._dropped >= ticket else 0
+            total = max(total, left)
+            await at(total - left, total)
+        await at(total, total)
 
     # ---- the task
     async def _run(self) -> None:
@@ -144,10 +163,22 @@ class Indexer:
         if self._missing:
             self._missing = False
             raise IndexLost("a search found it empty")
+        await self._drop()
+        dropped = self._dropped
         await self._drain()
         self.degraded = ""
+        self._rebuilt = dropped
         if not self._reconciled:
             await self._reconcile()
+
+    async def _drop(self) -> None:
+        """What a rebuild begins with. A crash after it finds the index empty, and fills it too."""
+        if self._dropped < self._asked:
+            asked = self._asked
+            self.degraded = REBUILDING
+            await self._dependencies.index.drop()
+            self._dropped, self._open = asked, False
+            await self._begin()
 
     async def _reconcile(self) -> None:
         """Once after every opening, when the outbox is empty: then what differs is not just on its way."""

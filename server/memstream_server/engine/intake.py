@@ -12,6 +12,7 @@ from memstream_server.core.values import Fragment, Tier, Vector
 from memstream_server.engine.gather import Gathered, Gatherer
 from memstream_server.engine.requests import NewObservation, Refusal
 from memstream_server.ports.journal import Journal, MemoryRecord, Receipt, Rejection
+from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
@@ -122,7 +123,9 @@ async def verify_repeats(
     return [rejection for rejection in found if rejection is not None]
 
 
-async def observations_in(batches: Sequence[Batch], gatherer: Gatherer, record: MemoryRecord) -> list[Gathered]:
+async def observations_in(
+    batches: Sequence[Batch], gatherer: Gatherer, record: MemoryRecord, account: Account
+) -> list[Gathered]:
     """Everything the fragments of some receipts need, in order of position."""
     fragments: list[Fragment] = []
     importances: list[float | None] = []
@@ -134,4 +137,4 @@ async def observations_in(batches: Sequence[Batch], gatherer: Gatherer, record: 
         vectors.update({id_: np.frombuffer(packed, dtype="<f4") for id_, packed in receipt.vectors.items()})
     if not fragments:
         return []
-    return await gatherer.gather(fragments, vectors, importances, record.kind, record.policy)
+    return await gatherer.gather(fragments, vectors, importances, record, account)

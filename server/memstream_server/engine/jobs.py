@@ -10,15 +10,16 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
 from memstream_server.core import lifecycle
+from memstream_server.core.events import Purpose
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vector
-from memstream_server.engine.decision import Decision, effective_policy
+from memstream_server.engine.decision import Decision, account_of, effective_policy, jobs_of
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.lifecycle import some
@@ -26,7 +27,7 @@ from memstream_server.engine.recalling import recall
 from memstream_server.engine.reinforcing import unpacked
 from memstream_server.engine.requests import Query
 from memstream_server.ports.journal import FragmentQuery, Job, JournalError
-from memstream_server.ports.models import Insights, ModelError, ModelRefused
+from memstream_server.ports.models import Account, Insights, ModelError, ModelRefused
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
@@ -40,6 +41,13 @@ PAGE = 100
 RETRY_S = 5.0
 JOB_ATTEMPTS_MAX = 5
 """Attempts in one process's life before a job that fails for another reason than a model being down is set aside."""
+
+
+_PURPOSES = {"rating": Purpose.IMPORTANCE, "insight": Purpose.INSIGHT, "reflection": Purpose.REFLECTION}
+
+
+Cited: TypeAlias = tuple[str, tuple[str, ...]]
+"""An insight's text and the ids of its sources."""
 
 
 class Jobs:
@@ -116,47 +124,60 @@ class Jobs:
         log.warning("job_failed", type=job.type, attempt=self._failures[job.id], error=str(error))
 
     async def _finish(self, actor: Actor, job: Job) -> None:
+        account = account_of(actor.working.record)
         try:
-            await self._do(actor, job)
+            await self._do(actor, job, account)
         except ModelRefused as error:
             # It would be refused again, at its price: the job ends without a result.
             log.warning("job_refused_by_model", type=job.type, error=str(error))
-            await actor.run(lambda _: Decision(finish_jobs=(job.id,)))
+            await actor.run(lambda _: _ended(job, account))
 
-    async def _do(self, actor: Actor, job: Job) -> None:
+    async def _do(self, actor: Actor, job: Job, account: Account) -> None:
         insights = self._dependencies.insights
         if job.type == "backfill":
             await self._backfill(actor, job)
+        elif job.type == "rating" and self._dependencies.gatherer.rates:
+            await self._rate(actor, job, account)
         elif job.type == "insight" and insights is not None:
-            await self._insight(actor, job, insights)
+            await self._insight(actor, job, insights, account)
         elif job.type == "reflection" and insights is not None:
-            await self._reflect(actor, job, insights)
-        elif insights is None and job.type in ("insight", "reflection"):
-            await actor.run(lambda _: Decision(finish_jobs=(job.id,)))  # the LLM it was meant for is not configured
+            found = await self.reflections(actor, account)
+            await self.keep(actor, found, Decision(finish_jobs=(job.id,)), account, Purpose.REFLECTION)
+        elif job.type in _PURPOSES:
+            await actor.run(lambda _: _ended(job, account))  # the LLM it was meant for is not configured
         else:
             raise ValueError(f"unknown job type {job.type!r}; a newer server may have entered it")
 
     # ---- insights
-    async def _insight(self, actor: Actor, job: Job, insights: Insights) -> None:
+    async def _insight(self, actor: Actor, job: Job, insights: Insights, account: Account) -> None:
         ids: list[str] = json.loads(job.payload)["fragments"]
         sources = await self._dependencies.journal.fragments(actor.uid, ids)
-        said = await insights.promotion_insights([source.content for source in sources]) if sources else []
+        texts = [source.content for source in sources]
+        said = await insights.promotion_insights(texts, account) if texts else []
         known = tuple(source.id for source in sources)
-        await self._keep(actor, job, [(text, known) for text in said])
+        end = Decision(finish_jobs=(job.id,))
+        await self.keep(actor, [(text, known) for text in said], end, account, Purpose.INSIGHT)
 
-    async def _reflect(self, actor: Actor, job: Job, insights: Insights) -> None:
-        """Generative Agents (arXiv 2304.03442, section 4.2): questions, evidence, insights that cite it."""
+    async def reflections(self, actor: Actor, account: Account) -> list[Cited]:
+        """Insights from questions about the latest fragments, with the evidence they cite; empty without an LLM.
+
+        Generative Agents (arXiv 2304.03442, section 4.2). Raises ModelUnavailable, ModelRefused.
+        """
+        insights = self._dependencies.insights
+        if insights is None:
+            return []
         policy = actor.working.record.policy.reflection
         latest = await self._latest(actor, policy.fragments)
-        found: list[tuple[str, tuple[str, ...]]] = []
-        for question in await insights.questions([one.content for one in latest], policy.questions):
+        found: list[Cited] = []
+        for question in await insights.questions([one.content for one in latest], policy.questions, account):
             answer = await recall(
                 actor, Query(text=question, reinforce=False, working_memory=False), self._dependencies
             )
             evidence = [recollection.fragment for recollection in answer.recollections]
-            for text, cited in await insights.reflect(question, [one.content for one in evidence], policy.insights):
+            texts = [one.content for one in evidence]
+            for text, cited in await insights.reflect(question, texts, policy.insights, account):
                 found.append((text, tuple(evidence[place].id for place in cited if place < len(evidence))))
-        await self._keep(actor, job, found)
+        return found
 
     async def _latest(self, actor: Actor, count: int) -> list[Fragment]:
         columns = actor.working.columns
@@ -164,16 +185,17 @@ class Jobs:
         ids = [columns.ids[slot] for slot in visible.nonzero()[0][-count:]]
         return await self._dependencies.journal.fragments(actor.uid, ids)
 
-    async def _keep(self, actor: Actor, job: Job, found: Sequence[tuple[str, tuple[str, ...]]]) -> None:
-        """Insights into long-term, with their sources, in one commit with the job's end."""
+    async def keep(
+        self, actor: Actor, found: Sequence[Cited], end: Decision, account: Account, purpose: Purpose
+    ) -> None:
+        """Insights into long-term, with their sources, in one commit with what `end` says of whoever asked."""
         fragments = [self._fragment(actor, text, sources) for text, sources in found if text.strip()]
         record = actor.working.record
-        gathered = await self._dependencies.gatherer.gather(
-            fragments, {}, [None] * len(fragments), record.kind, record.policy
-        )
+        gathered = await self._dependencies.gatherer.gather(fragments, {}, [None] * len(fragments), record, account)
 
         async def decide(now: Actor) -> Decision:  # the insights there are now: one may be changed by request
-            return self._decide(now, job, gathered, await self._insights_of(now))
+            decision = self._decide(now, end, gathered, await self._insights_of(now))
+            return decision.costing(account, purpose)
 
         await actor.run(decide)
 
@@ -197,7 +219,7 @@ class Jobs:
         vectors = await self._dependencies.journal.vectors(actor.uid, self._dependencies.embedding.name, ids)
         return [Held(one, unpacked(vectors.get(one.id))) for one in known if one.forget_time_us is None]
 
-    def _decide(self, actor: Actor, job: Job, gathered: Sequence[Gathered], others: Sequence[Held]) -> Decision:
+    def _decide(self, actor: Actor, end: Decision, gathered: Sequence[Gathered], others: Sequence[Held]) -> Decision:
         working = actor.working
         policy = effective_policy(working.record.policy, self._dependencies)
         state, steps, known = working.state, [], [other for other in others if other.fragment.id in working.columns]
@@ -207,9 +229,31 @@ class Jobs:
             state = step.state
             steps.append(step)
         if not steps:
-            return Decision(finish_jobs=(job.id,))
+            return end
         parts = {part.fragment.id: part for part in gathered}
-        return Decision(transition=join_all(steps), gathered=parts, finish_jobs=(job.id,))
+        transition = join_all(steps)
+        jobs = jobs_of(working, transition, gathered, self._dependencies)
+        return replace(end, transition=transition, gathered=parts, jobs=jobs)
+
+    # ---- importances that were missing
+    async def _rate(self, actor: Actor, job: Job, account: Account) -> None:
+        """Rate what was stored while the scorer was down, if nobody has changed its importance since."""
+        payload = json.loads(job.payload)
+        default: float = payload["importance"]
+        lacking = await some(actor, payload["fragments"], self._dependencies)
+        scores = await self._dependencies.gatherer.ratings([one.content for one in lacking], account)
+        rated = {one.id: (one.content, score) for one, score in zip(lacking, scores, strict=True) if score is not None}
+
+        async def decide(now: Actor) -> Decision:
+            changed = [
+                one.but(importance=rated[one.id][1])
+                for one in await some(now, list(rated), self._dependencies)
+                if one.importance == default and one.content == rated[one.id][0]
+            ]
+            transition = lifecycle.rate(now.working.state, changed) if changed else None
+            return replace(_ended(job, account), transition=transition)
+
+        await actor.run(decide)
 
     # ---- vectors that were missing
     async def _backfill(self, actor: Actor, job: Job) -> None:
@@ -228,7 +272,7 @@ class Jobs:
     async def _fill(self, actor: Actor, lacking: Sequence[Fragment]) -> None:
         record = actor.working.record
         gathered = await self._dependencies.gatherer.gather(
-            lacking, {}, [fragment.importance for fragment in lacking], record.kind, record.policy
+            lacking, {}, [fragment.importance for fragment in lacking], record, account_of(record)
         )
         if any(part.missing for part in gathered):
             raise ModelError("the embedding model is still down")
@@ -239,6 +283,11 @@ class Jobs:
                 return _filled(now, filled, await some(now, list(filled), self._dependencies))
 
             await actor.run(decide)
+
+
+def _ended(job: Job, account: Account) -> Decision:
+    """The job's end without a result, and what it took all the same."""
+    return Decision(finish_jobs=(job.id,)).costing(account, _PURPOSES[job.type])
 
 
 def _with(known: Sequence[Held], step: Transition, fragment_id: str, vector: Vector | None) -> list[Held]:

@@ -19,7 +19,7 @@ from memstream_server.core.events import EventType, Reason
 from memstream_server.core.filters import Filter, passes
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, Held, Metadata, Structured, Tier, Vector
-from memstream_server.engine.decision import Decision, jobs_of
+from memstream_server.engine.decision import Decision, account_of, jobs_of
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound, ModelDown
 from memstream_server.engine.gather import Gathered, compares_content
 from memstream_server.engine.reinforcing import unpacked
@@ -95,8 +95,8 @@ async def update(
             changed = replace(changed, model=part.fragment.model)
         state = now.working.state
         transition = lifecycle.update(state, changed, None if part is None else part.content_vector)
-        jobs = jobs_of(now.working, transition, part is not None and part.missing, dependencies)
         gathered = {} if part is None else {change.id: part}
+        jobs = jobs_of(now.working, transition, gathered.values(), dependencies)
         decision = Decision(transition=transition, gathered=gathered, jobs=jobs)
         return decision, lambda revision: (replace(changed, version=revision), revision)
 
@@ -132,7 +132,8 @@ async def _gathered(actor: Actor, seen: Fragment, change: FragmentChange, depend
     own = {} if change.vector is None else {fragment.id: change.vector}
     if change.content is None and seen.own_vector:  # nobody here can embed in the client's space
         own |= await _stored_vectors(actor, [seen.id], dependencies)
-    return (await dependencies.gatherer.gather([fragment], own, [fragment.importance], record.kind, record.policy))[0]
+    known = [fragment.importance]
+    return (await dependencies.gatherer.gather([fragment], own, known, record, account_of(record)))[0]
 
 
 async def forget(

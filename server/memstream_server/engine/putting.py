@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memstream_server.core.events import EventType
+from memstream_server.core.events import EventType, Purpose
 from memstream_server.core.values import Fragment
-from memstream_server.engine.decision import Decision, decide_observations
+from memstream_server.engine.decision import Decision, account_of, decide_observations
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.intake import fragment_of
@@ -22,13 +22,15 @@ from memstream_server.engine.requests import NewObservation, Once, Outcome, Put,
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
     from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.ports.models import Account
 
 
 async def put(
     actor: Actor, new: NewObservation, etag: str, dependencies: Dependencies, once: Once[Put] | None = None
 ) -> Put:
     """Observe, or update the fragment of `new.external_id`. Raises EtagMismatch when that one's etag is another."""
-    part = await _gathered(actor, new, dependencies)
+    account = account_of(actor.working.record)
+    part = await _gathered(actor, new, dependencies, account)
 
     async def decide(now: Actor) -> tuple[Decision, Callable[[int], Put]]:
         existing = await some(now, [now.working.id_of(new.external_id)], dependencies)
@@ -39,16 +41,17 @@ async def put(
         placed = replace(part, fragment=part.fragment.but(position=position))
         keyed = {fragment.external_id: fragment for fragment in existing}
         decision, outcomes = await decide_observations(now.working, (), [placed], keyed, dependencies)
+        decision = decision.costing(account, Purpose.IMPORTANCE)
         return decision, lambda revision: _result(decision, outcomes[position], revision)
 
     return await decided(actor, once, dependencies, decide)
 
 
-async def _gathered(actor: Actor, new: NewObservation, dependencies: Dependencies) -> Gathered:
+async def _gathered(actor: Actor, new: NewObservation, dependencies: Dependencies, account: Account) -> Gathered:
     record = actor.working.record
     fragment = fragment_of(new, dependencies.ids.next(), dependencies.clock.now_us(), 0, record)
     own = {} if new.vector is None else {fragment.id: new.vector}
-    return (await dependencies.gatherer.gather([fragment], own, [new.importance], record.kind, record.policy))[0]
+    return (await dependencies.gatherer.gather([fragment], own, [new.importance], record, account))[0]
 
 
 def _result(decision: Decision, outcome: Outcome, revision: int) -> Put:

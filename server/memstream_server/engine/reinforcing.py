@@ -117,7 +117,7 @@ class Reinforcement:
         transition = recollect(working.state, here, policy, self._dependencies.embedding.similarity_min)
         if not transition.events:
             return None
-        return Decision(transition=transition, jobs=jobs_of(working, transition, False, self._dependencies))
+        return Decision(transition=transition, jobs=jobs_of(working, transition, (), self._dependencies))
 
     async def _content_vectors(self, actor: Actor, fragments: list[Fragment]) -> list[Vector | None]:
         """Comparable with the vectors of held fragments: of the content, or the indexed ones by policy."""

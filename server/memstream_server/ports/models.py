@@ -53,6 +53,31 @@ class EmbeddingModel:
     context_weight: float = 0.3
 
 
+@dataclass(slots=True, eq=False)
+class Account:
+    """On whose behalf an LLM is asked, and what that took so far: adapters add to it, whoever asks reads it."""
+
+    namespace: str = ""
+    """Whose budget it is on."""
+    model: str = ""
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Spent:
+    """What one use of a model took since the process began: the adapter counts, GetServerInfo tells."""
+
+    role: str
+    model: str
+    requests: int = 0
+    failed: int = 0
+    """Of the requests, those that brought no value."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class Embedder(Protocol):
     """Text to unit vectors."""
 
@@ -70,19 +95,21 @@ class Embedder(Protocol):
 class Scorer(Protocol):
     """Importance in [0, 1] of each text."""
 
-    async def score(self, texts: Sequence[str]) -> list[float]: ...
+    async def score(self, texts: Sequence[str], account: Account | None = None) -> list[float]: ...
 
 
 class Insights(Protocol):
     """Higher-level thoughts derived from texts."""
 
-    async def promotion_insights(self, texts: Sequence[str]) -> list[str]:
+    async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
         """Insights of an enhanced fragment's merged texts; an empty list is an answer."""
         ...
 
-    async def questions(self, texts: Sequence[str], count: int) -> list[str]: ...
+    async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]: ...
 
-    async def reflect(self, question: str, texts: Sequence[str], count: int) -> list[tuple[str, tuple[int, ...]]]:
+    async def reflect(
+        self, question: str, texts: Sequence[str], count: int, account: Account | None = None
+    ) -> list[tuple[str, tuple[int, ...]]]:
         """(insight, places in `texts` of the evidence it cites)."""
         ...
 

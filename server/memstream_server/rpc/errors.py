@@ -15,6 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable
 from memstream_server.ports.journal import OutcomeUnknown
+from memstream_server.ports.operations import Failure
 
 DOMAIN = "memstream.dev"
 _STATUS_KEY = "grpc-status-details-bin"
@@ -118,6 +119,13 @@ def status_of_any(error: Exception) -> status_pb2.Status:
     structlog.get_logger(__name__).error("defect", incident=incident, exc_info=error)
     text = f"a defect of the server; incident {incident} in its log"
     return _status(_Code.INTERNAL, "INTERNAL", text, {"incident": incident}, (), None)
+
+
+def failure_of(error: Exception) -> Failure:
+    """What an operation keeps of the error that ended it."""
+    status = status_of_any(error)
+    reason = error.reason if isinstance(error, EngineError) else "INTERNAL"
+    return Failure(status.code, reason, status.message)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:

@@ -16,6 +16,8 @@ from memstream_server.rpc.wire.scalars import timestamp
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
 
+_REFLECTION = pb.Capability.CAPABILITY_REFLECTION
+
 
 class ServerService:
     """Version, capabilities, limits and models."""
@@ -34,7 +36,7 @@ class ServerService:
         return pb.GetServerInfoResponse(
             version=_version(),
             start_time=timestamp(self._started_us),
-            capabilities=self.capabilities,
+            capabilities=[each for each in self.capabilities if each != _REFLECTION or info.insight_model],
             limits=self._limits.message(),
             embedding=pb.EmbeddingModel(
                 name=info.embedding.name,
@@ -48,6 +50,17 @@ class ServerService:
             index=info.index,
             degraded=info.degraded,
             journal=info.journal,
+            model_usage=[
+                pb.ModelUsage(
+                    role=one.role,
+                    model=one.model,
+                    requests=one.requests,
+                    failed=one.failed,
+                    prompt_tokens=one.prompt_tokens,
+                    completion_tokens=one.completion_tokens,
+                )
+                for one in info.spent
+            ],
         )
 
 

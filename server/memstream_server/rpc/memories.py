@@ -17,9 +17,11 @@ from memstream_server.rpc.repeats import Repeatable, answer_of, answered, once_o
 from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
 from memstream_server.rpc.wire import policies
 from memstream_server.rpc.wire.fragments import TIERS
+from memstream_server.rpc.wire.operations import operation_message
 
 if TYPE_CHECKING:
     from memstream_server.engine.requests import AnswerOf
+    from memstream_server.ports.operations import Operation
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _UPDATE_TRIES = 5
@@ -162,6 +164,22 @@ class MemoryService(FragmentMethods):
     ) -> pb.GetMemoryStatsResponse:
         statistics = await self._engine.statistics(*self._named(request))
         return pb.GetMemoryStatsResponse(stats=policies.stats_message(statistics))
+
+    async def reflect_memory(self, request: pb.ReflectMemoryRequest, _context: _Context) -> pb.ReflectMemoryResponse:
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        found.check()
+        call = repeatable(request, namespace, request_id, pb.ReflectMemoryResponse)
+
+        def response(operation: Operation) -> pb.ReflectMemoryResponse:
+            return pb.ReflectMemoryResponse(operation=operation_message(operation))
+
+        async def start() -> pb.ReflectMemoryResponse:
+            answer = None if call is None else lambda operation: call.answer(response(operation))
+            return response(await self._engine.reflecting.start(namespace, name, answer))
+
+        return await answered(call, self._engine, start)
 
     # ---- inside
     def _named(self, request: pb.GetMemoryRequest | pb.GetMemoryStatsRequest) -> tuple[str, str]:

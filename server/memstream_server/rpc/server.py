@@ -23,6 +23,7 @@ from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.interceptor import Guard
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.memories import MemoryService
+from memstream_server.rpc.operations import OperationService
 from memstream_server.rpc.registration import capabilities, register
 from memstream_server.rpc.streams import StreamService
 
@@ -91,11 +92,12 @@ def build_server(
     server = grpc.aio.server(interceptors=(Guard(drain, limits.streams_max, metrics),), options=_options(limits))
     info = ServerService(engine, limits)
     talk = object() if conversations is None else ConversationService(conversations, limits, drain)
+    operations = OperationService(engine, limits)
     services = [
         (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], MemoryService(engine, limits)),
         (stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"], StreamService(engine, limits, drain)),
         (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], talk),
-        (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], object()),
+        (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], operations),
         (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),
     ]
     info.capabilities = capabilities(services)

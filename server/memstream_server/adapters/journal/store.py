@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from memstream_server.adapters.journal import directory, image, postgres, reads, transition, writes
 from memstream_server.adapters.journal.conversations import SqlConversations
 from memstream_server.adapters.journal.database import Database, snapshot
+from memstream_server.adapters.journal.operations import SqlOperations
 from memstream_server.adapters.journal.writer import Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
@@ -53,6 +54,7 @@ class SqlJournal:
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
         self.conversations = SqlConversations(self._writer.submit, self._look)
+        self.operations = SqlOperations(self._writer.submit, self._look)
 
     async def _write(
         self,

@@ -136,6 +136,11 @@ class MilvusCollection:
                 self._client.load_collection(self._name, timeout=self._timeouts.define_s)
         return missing
 
+    def drop(self) -> None:
+        """The collection with all it holds; one that is not there is no error."""
+        with unavailable("drop collection"):
+            self._client.drop_collection(self._name, timeout=self._timeouts.define_s)
+
     def empty(self) -> bool:
         """Whether the collection holds nothing at all."""
         with unavailable("count"):

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.adapters.milvus.collection import CollectionMissing, MilvusCollection, Timeouts
-from memstream_server.adapters.milvus.lite import LiteProcess
+from memstream_server.adapters.milvus.lite import LiteProcess, remove_files
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
@@ -101,8 +101,19 @@ class Session:
 class MilvusIndex:
     """ports.index.VectorIndex on Milvus. See the module's rules."""
 
-    def __init__(self, start: Start, *, name: str, prefix: str, timeouts: Timeouts, consistency: str) -> None:
+    def __init__(
+        self,
+        start: Start,
+        *,
+        name: str,
+        prefix: str,
+        timeouts: Timeouts,
+        consistency: str,
+        remove_files: Callable[[], None] | None = None,
+    ) -> None:
         self._start = start
+        self._remove_files = remove_files
+        """Removes all that an embedded Milvus that has ended left behind; None for a server."""
         self._prefix = prefix
         self._timeouts = timeouts
         self._consistency = consistency
@@ -137,6 +148,16 @@ class MilvusIndex:
         await self._leave()
         self._writer.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
+
+    async def drop(self) -> None:
+        """See the port. Of Lite the whole directory goes, once its process has ended."""
+        if self._remove_files is None:
+            await self._write(lambda collection: collection.drop())
+            await self._leave()
+        else:
+            await self._leave(in_order=False)  # nothing it holds is to be kept
+            await asyncio.to_thread(self._remove_files)
+        self._unflushed = None
 
     async def healthy(self) -> bool:
         """Whether Milvus answers within the probe's timeout."""
@@ -261,7 +282,7 @@ class MilvusIndex:
                 else:
                     self._lost = self._lost or empty
 
-    async def _leave(self) -> None:
+    async def _leave(self, in_order: bool = True) -> None:
         if self._supervisor is not None:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -270,7 +291,7 @@ class MilvusIndex:
         session, self._session, self._why_not = self._session, None, "the index is not open"
         if session is not None:
             await self._close_connection(session)
-            await session.running.stop()
+            await (session.running.stop() if in_order else session.running.kill())
 
     async def _close_connection(self, session: Session) -> None:
         await asyncio.get_running_loop().run_in_executor(self._readers, session.collection.close)
@@ -314,7 +335,12 @@ async def open_lite(
         )
 
     return MilvusIndex(
-        start, name="milvus-lite", prefix="memstream", timeouts=timeouts or Timeouts(), consistency="Strong"
+        start,
+        name="milvus-lite",
+        prefix="memstream",
+        timeouts=timeouts or Timeouts(),
+        consistency="Strong",
+        remove_files=partial(remove_files, data_dir),
     )
 
 

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import sys
 import tempfile
 from collections import deque
@@ -138,6 +139,13 @@ class LiteProcess:
             lines = chunk.decode(errors="replace").splitlines()
             self._last_words.extend(lines)
             logger.debug("milvus-lite[%d]: %s", self._process.pid, "\n".join(lines))
+
+
+def remove_files(data_dir: Path) -> None:
+    """All that a child that has ended left in the data directory. One that is cut off is done again."""
+    for name in ("milvus", "milvus.dropped"):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(data_dir / name)
 
 
 def private_endpoint(data_dir: Path) -> Endpoint:

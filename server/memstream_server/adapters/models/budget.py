@@ -1,19 +1,32 @@
-"""Requests and tokens a minute that one model endpoint may be asked for: two token buckets, taken in order of asking.
+"""Requests and tokens a minute that one model endpoint may be asked for: token buckets, taken in order of asking.
 
 A bucket holds ten seconds' worth, so that no minute sees more than 7/6 of its limit. What is taken may exceed what is
-there; the next ones then wait for the debt. An asker is told at once when its wait would be too long.
+there; the next ones then wait for the debt. An asker is told at once when its wait would be too long. Beside the
+server's buckets every namespace has its own, so that none uses up what is everybody's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from memstream_server.ports.models import ModelUnavailable
 
 BURST_S = 10.0
 """How many seconds' worth may be taken at once."""
+NAMESPACES_MAX = 10_000
+"""Namespaces whose buckets are kept; the one that asked least recently begins with full ones again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What may be asked for in a minute. 0 is no limit."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
 
 
 class _Bucket:
@@ -32,28 +45,42 @@ class _Bucket:
         return max(0.0, -self._level / self._rate)
 
 
+class _Buckets:
+    """Of the server, or of one namespace."""
+
+    def __init__(self, rates: Rates) -> None:
+        self._requests = _Bucket(rates.requests_per_minute)
+        self._tokens = _Bucket(rates.tokens_per_minute)
+
+    def take(self, requests: int, tokens: int, now_s: float) -> float:
+        return max(self._requests.take(requests, now_s), self._tokens.take(tokens, now_s))
+
+
 class Budget:
-    """Of one endpoint. A limit of 0 is none."""
+    """Of one endpoint: for all together, and for each namespace."""
 
     def __init__(
         self,
-        requests_per_minute: int = 0,
-        tokens_per_minute: int = 0,
+        server: Rates = Rates(),
+        namespace: Rates = Rates(),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._requests = _Bucket(requests_per_minute)
-        self._tokens = _Bucket(tokens_per_minute)
+        self._server = _Buckets(server)
+        self._rates = namespace
+        self._namespaces: OrderedDict[str, _Buckets] = OrderedDict()
         self._clock = clock
         self._sleep = sleep
 
-    async def admit(self, tokens: int, wait_max_s: float) -> Allowance:
+    async def admit(self, tokens: int, wait_max_s: float, namespace: str = "") -> Allowance:
         """Wait for room for one request of `tokens`. Raises ModelUnavailable when that takes over `wait_max_s`."""
-        wait_s = self.take(1, tokens)
+        allowance = Allowance(self, tokens, namespace)
+        own_s, all_s = self._of(namespace).take(1, tokens, self._clock()), self._server.take(1, tokens, self._clock())
+        wait_s = max(own_s, all_s)
         if wait_s > wait_max_s:
-            self.take(-1, -tokens)
-            raise ModelUnavailable(f"the budget of requests and tokens is used up for {wait_s:.0f} s more")
-        allowance = Allowance(self, tokens)
+            allowance.close()
+            whose = f"namespace {namespace!r}" if own_s > all_s else "this server"
+            raise ModelUnavailable(f"the budget of {whose}, in requests and tokens, is used up for {wait_s:.0f} s more")
         try:
             if wait_s > 0:
                 await self._sleep(wait_s)
@@ -62,32 +89,43 @@ class Budget:
             raise
         return allowance
 
-    def take(self, requests: int, tokens: int) -> float:
-        """Take (or give back, if negative) without waiting; returns the seconds until there is room again."""
+    def take(self, namespace: str, requests: int, tokens: int) -> None:
+        """Take (or give back, if negative) without waiting."""
         now_s = self._clock()
-        return max(self._requests.take(requests, now_s), self._tokens.take(tokens, now_s))
+        self._server.take(requests, tokens, now_s)
+        self._of(namespace).take(requests, tokens, now_s)
+
+    def _of(self, namespace: str) -> _Buckets:
+        buckets = self._namespaces.get(namespace)
+        if buckets is None:
+            buckets = self._namespaces[namespace] = _Buckets(self._rates)
+            if len(self._namespaces) > NAMESPACES_MAX:
+                self._namespaces.popitem(last=False)
+        self._namespaces.move_to_end(namespace)
+        return buckets
 
 
 class Allowance:
     """Room for one request. Repeats of it are taken without waiting: their wait is the retry's."""
 
-    def __init__(self, budget: Budget, tokens: int) -> None:
+    def __init__(self, budget: Budget, tokens: int, namespace: str) -> None:
         self._budget = budget
         self._tokens = tokens
+        self._namespace = namespace
         self._used = False
 
     def sending(self) -> None:
         """A request goes out: the first is covered, further ones are a debt."""
         if self._used:
-            self._budget.take(1, self._tokens)
+            self._budget.take(self._namespace, 1, self._tokens)
         self._used = True
 
     def spent(self, tokens: int) -> None:
         """The endpoint says how many tokens the request took."""
-        self._budget.take(0, tokens - self._tokens)
+        self._budget.take(self._namespace, 0, tokens - self._tokens)
 
     def close(self) -> None:
         """Give back what no request has used."""
         if not self._used:
-            self._budget.take(-1, -self._tokens)
+            self._budget.take(self._namespace, -1, -self._tokens)
             self._used = True

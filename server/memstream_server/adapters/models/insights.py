@@ -16,7 +16,7 @@ from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.adapters.models.prompts import Prompts
 from memstream_server.adapters.models.scoring import HARMLESS
 from memstream_server.core.rendering import clip_for_index
-from memstream_server.ports.models import ModelRefused, ModelUnavailable
+from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 
 Value = TypeVar("Value")
 
@@ -30,7 +30,7 @@ class ChatInsights:
         self._prompts = prompts
         self._characters = characters
 
-    async def promotion_insights(self, texts: Sequence[str]) -> list[str]:
+    async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
         """What these say together; empty when nothing follows. Raises ModelUnavailable or ModelRefused."""
         shown = self._fitting(texts)
         if not shown:
@@ -38,25 +38,27 @@ class ChatInsights:
         question = Question(
             Role.INSIGHTS, self._prompts.insight.substitute(), {"texts": numbered(shown)}, answers.INSIGHTS
         )
-        return await self._ask(question, lambda answer: answers.texts(answer, "insights"))
+        return await self._ask(question, lambda answer: answers.texts(answer, "insights"), account)
 
-    async def questions(self, texts: Sequence[str], count: int) -> list[str]:
+    async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         """At most `count` questions of a high level about the latest texts. Raises as promotion_insights does."""
         shown = self._fitting(reversed(texts))[::-1]  # the oldest are left out first
         if not shown:
             return []
         guidance = self._prompts.questions.substitute(count=count)
         question = Question(Role.INSIGHTS, guidance, {"texts": numbered(shown)}, answers.QUESTIONS)
-        return (await self._ask(question, lambda answer: answers.texts(answer, "questions")))[:count]
+        return (await self._ask(question, lambda answer: answers.texts(answer, "questions"), account))[:count]
 
-    async def reflect(self, question: str, texts: Sequence[str], count: int) -> list[tuple[str, tuple[int, ...]]]:
+    async def reflect(
+        self, question: str, texts: Sequence[str], count: int, account: Account | None = None
+    ) -> list[tuple[str, tuple[int, ...]]]:
         """At most `count` of (insight, places in `texts` of its evidence). Raises as promotion_insights does."""
         shown = self._fitting(texts)
         if not shown:
             return []
         guidance = self._prompts.reflection.substitute(count=count)
         asked = Question(Role.INSIGHTS, guidance, {"question": question, "texts": numbered(shown)}, answers.CITED)
-        return (await self._ask(asked, lambda answer: answers.cited(answer, len(shown))))[:count]
+        return (await self._ask(asked, lambda answer: answers.cited(answer, len(shown)), account))[:count]
 
     def _fitting(self, texts: Iterable[str]) -> list[str]:
         """The first texts that fit together, so that places stay what they are; at least one."""
@@ -69,19 +71,19 @@ class ChatInsights:
             shown.append(text)
         return shown
 
-    async def _ask(self, question: Question, read: Callable[[Any], Value]) -> Value:
+    async def _ask(self, question: Question, read: Callable[[Any], Value], account: Account | None) -> Value:
         try:
-            return await self._chat.ask(question, read)
+            return await self._chat.ask(question, read, account)
         except RefusedError as error:
-            await self._harmless(question)
+            await self._harmless(question, account)
             texts = question.data["texts"]
             raise ModelRefused(
                 f"the model will not take these {len(texts)} texts: {error}", range(len(texts))
             ) from error
 
-    async def _harmless(self, question: Question) -> None:
+    async def _harmless(self, question: Question, account: Account | None) -> None:
         data = {name: numbered([HARMLESS]) if name == "texts" else HARMLESS for name in question.data}
         try:
-            await self._chat.ask(replace(question, data=data), lambda answer: answer)
+            await self._chat.ask(replace(question, data=data), lambda answer: answer, account)
         except RefusedError as error:
             raise ModelUnavailable(f"the endpoint refuses any question: {error}") from error

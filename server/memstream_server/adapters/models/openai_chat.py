@@ -24,6 +24,7 @@ from openai import Omit, omit
 from memstream_server.adapters.models.budget import Allowance, Budget
 from memstream_server.adapters.models.openai_errors import RefusedError, translated
 from memstream_server.adapters.models.resilience import Resilience, ResilientCalls, TransientError
+from memstream_server.ports.models import Account, Spent
 
 log = structlog.get_logger(__name__)
 
@@ -128,6 +129,8 @@ class ChatModel:
         self._counted = counted
         self._calls = calls or ResilientCalls(settings.resilience)
         self._structured = settings.structured
+        self.spent = {role: Spent(role.value, settings.model) for role in Role}
+        """What each role has taken so far."""
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._client = openai.AsyncOpenAI(
             base_url=settings.base_url,
@@ -136,26 +139,35 @@ class ChatModel:
             timeout=settings.timeout_s,
         )
 
-    async def ask(self, question: Question, read: Callable[[Any], Value]) -> Value:
+    async def ask(self, question: Question, read: Callable[[Any], Value], account: Account | None = None) -> Value:
         """What `read` makes of the answer's JSON; it raises MalformedError for another form than asked for.
 
-        Raises ModelUnavailable, or RefusedError when the endpoint or the model will not take the question.
+        `account` says on whose budget, and is told what it took. Raises ModelUnavailable, or RefusedError when the
+        endpoint or the model will not take the question.
         """
         messages = messages_of(question)
         tokens = sum(len(message["content"].encode()) for message in messages) // BYTES_PER_TOKEN + 1
-        async with self._slots:
-            allowance = await self._budget.admit(tokens, self._settings.resilience.deadline_s)
-            try:
-                return await self._calls.run(lambda: self._attempt(question, messages, read, allowance))
-            finally:
-                allowance.close()
+        account = account or Account()
+        account.model = self._settings.model
+        # Room first, a slot then: a namespace that waits for its budget holds no other one up.
+        allowance = await self._budget.admit(tokens, self._settings.resilience.deadline_s, account.namespace)
+        try:
+            async with self._slots:
+                return await self._calls.run(lambda: self._attempt(question, messages, read, allowance, account))
+        finally:
+            allowance.close()
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
 
     async def _attempt(
-        self, question: Question, messages: list[dict[str, str]], read: Callable[[Any], Value], allowance: Allowance
+        self,
+        question: Question,
+        messages: list[dict[str, str]],
+        read: Callable[[Any], Value],
+        allowance: Allowance,
+        account: Account,
     ) -> Value:
         outcome, usage = "failed", Usage(0, 0)
         try:
@@ -173,10 +185,16 @@ class ChatModel:
             outcome = "refused"
             raise
         finally:
-            self._count(question.role, outcome, usage)
+            self._count(question.role, outcome, usage, account)
         return value
 
-    def _count(self, role: Role, outcome: str, usage: Usage) -> None:
+    def _count(self, role: Role, outcome: str, usage: Usage, account: Account) -> None:
+        spent = self.spent[role]
+        for tally in (account, spent):
+            tally.requests += 1
+            tally.prompt_tokens += usage.prompt
+            tally.completion_tokens += usage.completion
+        spent.failed += outcome != "ok"
         self._counted(role, outcome, usage)
         # Not "tokens": the log hides values of such keys, for they may be secrets.
         log.info(

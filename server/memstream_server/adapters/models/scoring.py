@@ -18,7 +18,7 @@ from memstream_server.adapters.models import answers
 from memstream_server.adapters.models.openai_chat import ChatModel, Question, Role, numbered
 from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.core.rendering import clip_for_index
-from memstream_server.ports.models import ModelRefused, ModelUnavailable
+from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 
 KEPT_MAX = 16_384
 """Scores kept: some 3 MB."""
@@ -38,13 +38,15 @@ class ChatScorer:
         self._batch_characters = batch_characters
         self._kept: OrderedDict[bytes, float] = OrderedDict()
 
-    async def score(self, texts: Sequence[str]) -> list[float]:
+    async def score(self, texts: Sequence[str], account: Account | None = None) -> list[float]:
         """n/10 of each text. Raises ModelUnavailable, or ModelRefused with the places that are refused for good."""
         found = {place: score for place, text in enumerate(texts) if (score := self._recalled(text)) is not None}
         clipped = [clip_for_index(text) for text in texts]
         batches = self._batches(clipped, [place for place in range(len(texts)) if place not in found])
         # All are waited for: what the others bring is kept, though one fails.
-        done = await asyncio.gather(*(self._fill(found, clipped, places) for places in batches), return_exceptions=True)
+        done = await asyncio.gather(
+            *(self._fill(found, clipped, places, account) for places in batches), return_exceptions=True
+        )
         for place, score in found.items():
             self._keep(texts[place], score)
         for failure in done:
@@ -52,7 +54,7 @@ class ChatScorer:
                 raise failure
         refused = [place for place in range(len(texts)) if place not in found]
         if refused and not found:
-            await self._harmless()
+            await self._harmless(account)
         if refused:
             raise ModelRefused(f"{len(refused)} of {len(texts)} texts are refused", refused)
         return [found[place] for place in range(len(texts))]
@@ -69,24 +71,26 @@ class ChatScorer:
         if batch:
             yield batch
 
-    async def _fill(self, found: dict[int, float], texts: Sequence[str], places: list[int]) -> None:
+    async def _fill(
+        self, found: dict[int, float], texts: Sequence[str], places: list[int], account: Account | None
+    ) -> None:
         """Write the scores of `places` that are not refused."""
         try:
-            scores = await self._ask([texts[place] for place in places])
+            scores = await self._ask([texts[place] for place in places], account)
         except RefusedError:
             middle = len(places) // 2
             for half in (places[:middle], places[middle:]) if middle else ():
-                await self._fill(found, texts, half)
+                await self._fill(found, texts, half, account)
             return
         found.update(zip(places, scores, strict=True))
 
-    async def _ask(self, texts: list[str]) -> list[float]:
+    async def _ask(self, texts: list[str], account: Account | None) -> list[float]:
         question = Question(Role.SCORER, self._guidance, {"texts": numbered(texts)}, answers.SCORES)
-        return await self._chat.ask(question, lambda answer: answers.scores(answer, len(texts)))
+        return await self._chat.ask(question, lambda answer: answers.scores(answer, len(texts)), account)
 
-    async def _harmless(self) -> None:
+    async def _harmless(self, account: Account | None) -> None:
         try:
-            await self._ask([HARMLESS])
+            await self._ask([HARMLESS], account)
         except RefusedError as error:
             raise ModelUnavailable(f"the endpoint refuses any text: {error}") from error
 

@@ -106,6 +106,15 @@ def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: 
         draw=event.draw,
         importance=event.importance,
         sources=event.sources,
+        model_use=None
+        if event.use is None
+        else event_pb2.ModelUse(
+            purpose=event.use.purpose.value,
+            model=event.use.model,
+            requests=event.use.requests,
+            prompt_tokens=event.use.prompt_tokens,
+            completion_tokens=event.use.completion_tokens,
+        ),
     )
 
 

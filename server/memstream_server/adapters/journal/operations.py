@@ -1,0 +1,132 @@
+"""The port of operations in the journal's database. Few rows, so they are found by reading along the primary key."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Column, Connection, Row, Table, Text, delete, insert, select, update
+
+from memstream_server.adapters.journal import writes
+from memstream_server.adapters.journal.conversations import Read, Write
+from memstream_server.adapters.journal.schema import TEXT, metadata
+from memstream_server.ports.journal import Answer
+from memstream_server.ports.operations import UNFINISHED, Failure, Operation, OperationState
+
+operations = Table(
+    "operations",
+    metadata,
+    Column("id", TEXT, primary_key=True),
+    Column("type", TEXT, nullable=False),
+    Column("namespace", TEXT, nullable=False),
+    Column("memory", TEXT, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("state", TEXT, nullable=False),
+    Column("done", BigInteger, nullable=False),
+    Column("total", BigInteger, nullable=False),
+    Column("unit", TEXT, nullable=False),
+    Column("create_time_us", BigInteger, nullable=False),
+    Column("end_time_us", BigInteger, nullable=False),
+    Column("error", Text),
+    Column("cancel_asked", Boolean, nullable=False),
+)
+
+_UNFINISHED = operations.c.state.in_([state.value for state in UNFINISHED])
+
+
+class SqlOperations:
+    """`ports.operations.Operations` over a journal's writer and readers."""
+
+    def __init__(self, write: Write, read: Read) -> None:
+        self._write = write
+        self._read = read
+
+    async def create(self, operation: Operation, answer: Answer | None = None) -> None:
+        await self._write(lambda c: _create(c, operation, answer), 2, True)
+
+    async def get(self, id: str) -> Operation | None:
+        return await self._read(partial(_get, id=id))
+
+    async def page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
+        return await self._read(lambda c: _page(c, namespace, memory, before, limit))
+
+    async def save(self, operation: Operation) -> bool:
+        return await self._write(lambda c: _save(c, operation), 1, False)
+
+    async def ask_cancel(self, id: str) -> Operation | None:
+        return await self._write(lambda c: _ask_cancel(c, id), 1, False)
+
+    async def unfinished(self) -> list[Operation]:
+        return await self._read(_unfinished)
+
+    async def remove_ended(self, before_us: int) -> int:
+        return await self._write(lambda c: _remove_ended(c, before_us), 100, False)
+
+
+def _create(connection: Connection, operation: Operation, answer: Answer | None) -> None:
+    values = {"id": operation.id, "type": operation.type, "payload": operation.payload, "unit": operation.unit}
+    values |= {"namespace": operation.namespace, "memory": operation.memory}
+    connection.execute(
+        insert(operations),
+        {**values, **_progress(operation), "create_time_us": operation.create_time_us, "cancel_asked": False},
+    )
+    writes.put_answer(connection, answer, operation.create_time_us)
+
+
+def _progress(operation: Operation) -> dict[str, Any]:
+    """The columns that change while it is worked on."""
+    return {
+        "state": operation.state.value,
+        "done": operation.done,
+        "total": operation.total,
+        "end_time_us": operation.end_time_us,
+        "error": None if operation.error is None else json.dumps(asdict(operation.error)),
+    }
+
+
+def _save(connection: Connection, operation: Operation) -> bool:
+    changed = update(operations).where(operations.c.id == operation.id).values(**_progress(operation))
+    return bool(connection.execute(changed.returning(operations.c.cancel_asked)).scalar_one_or_none())
+
+
+def _ask_cancel(connection: Connection, id: str) -> Operation | None:
+    connection.execute(update(operations).where(operations.c.id == id, _UNFINISHED).values(cancel_asked=True))
+    return _get(connection, id)
+
+
+def _get(connection: Connection, id: str) -> Operation | None:
+    row = connection.execute(select(operations).where(operations.c.id == id)).one_or_none()
+    return None if row is None else _operation(row)
+
+
+def _page(connection: Connection, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
+    chosen = select(operations).order_by(operations.c.id.desc()).limit(limit)
+    if namespace:
+        chosen = chosen.where(operations.c.namespace == namespace)
+    if memory:
+        chosen = chosen.where(operations.c.memory == memory)
+    if before:
+        chosen = chosen.where(operations.c.id < before)
+    return [_operation(row) for row in connection.execute(chosen)]
+
+
+def _unfinished(connection: Connection) -> list[Operation]:
+    return [
+        _operation(row) for row in connection.execute(select(operations).where(_UNFINISHED).order_by(operations.c.id))
+    ]
+
+
+def _remove_ended(connection: Connection, before_us: int) -> int:
+    old = delete(operations).where(~_UNFINISHED, operations.c.end_time_us < before_us)
+    return connection.execute(old).rowcount
+
+
+def _operation(row: Row[Any]) -> Operation:
+    values = dict(row._mapping)
+    error = values.pop("error")
+    return Operation(
+        **values | {"state": OperationState(values["state"]), "cancel_asked": bool(values["cancel_asked"])},
+        error=None if error is None else Failure(**json.loads(error)),
+    )

@@ -1,0 +1,97 @@
+"""OperationService: long work is started, followed and cancelled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from memstream.v1 import operation_service_pb2 as pb
+from memstream_server.ports.operations import Operation
+from memstream_server.rpc import page_tokens, validation
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.repeats import answered, repeatable
+from memstream_server.rpc.validation import Violations, identifier
+from memstream_server.rpc.wire.operations import operation_message
+
+if TYPE_CHECKING:
+    from memstream_server.engine.engine import Engine
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class OperationService:
+    """All rpcs of the service."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self._engine = engine
+        self._limits = limits
+
+    async def start_reindex(self, request: pb.StartReindexRequest, _context: _Context) -> pb.StartReindexResponse:
+        found = Violations()
+        identifier(found, "request_id", request.request_id, self._limits)
+        found.check()
+        call = repeatable(request, "", request.request_id, pb.StartReindexResponse)
+
+        def response(operation: Operation) -> pb.StartReindexResponse:
+            return pb.StartReindexResponse(operation=operation_message(operation))
+
+        async def start() -> pb.StartReindexResponse:
+            answer = None if call is None else lambda operation: call.answer(response(operation))
+            return response(await self._engine.reindexing.start(request.embed, answer))
+
+        return await answered(call, self._engine, start)
+
+    async def start_purge(self, request: pb.StartPurgeRequest, _context: _Context) -> pb.StartPurgeResponse:
+        found = Violations()
+        namespace, memory = self._where(found, request.namespace, request.memory)
+        identifier(found, "request_id", request.request_id, self._limits)
+        found.check()
+        call = repeatable(request, namespace, request.request_id, pb.StartPurgeResponse)
+
+        def response(operation: Operation) -> pb.StartPurgeResponse:
+            return pb.StartPurgeResponse(operation=operation_message(operation))
+
+        async def start() -> pb.StartPurgeResponse:
+            answer = None if call is None else lambda operation: call.answer(response(operation))
+            return response(await self._engine.purging.start(namespace, memory, answer))
+
+        return await answered(call, self._engine, start)
+
+    async def get_operation(self, request: pb.GetOperationRequest, _context: _Context) -> pb.GetOperationResponse:
+        operation = await self._engine.operations.get(self._id(request.id))
+        return pb.GetOperationResponse(operation=operation_message(operation))
+
+    async def list_operations(self, request: pb.ListOperationsRequest, _context: _Context) -> pb.ListOperationsResponse:
+        found = Violations()
+        namespace, memory = self._where(found, request.namespace, request.memory)
+        size = validation.page_size(found, request.page_size, self._limits)
+        found.check()
+        rows = await self._engine.operations.page(namespace, memory, page_tokens.read(request), size + 1)
+        shown = rows[:size]
+        return pb.ListOperationsResponse(
+            operations=[operation_message(row) for row in shown],
+            next_page_token=page_tokens.make(request, shown[-1].id) if len(rows) > size else "",
+        )
+
+    async def cancel_operation(
+        self, request: pb.CancelOperationRequest, _context: _Context
+    ) -> pb.CancelOperationResponse:
+        operation = await self._engine.operations.cancel(self._id(request.id))
+        return pb.CancelOperationResponse(operation=operation_message(operation))
+
+    def _id(self, id: str) -> str:
+        found = Violations()
+        identifier(found, "id", id, self._limits, required=True)
+        found.check()
+        return id
+
+    def _where(self, found: Violations, namespace: str, memory: str) -> tuple[str, str]:
+        """Both may be empty; a memory is in a namespace."""
+        if memory and not namespace:
+            found.add("namespace", "is required with memory")
+        elif memory:
+            validation.memory_name(found, namespace, memory, self._limits)
+        elif namespace:
+            validation.name(found, "namespace", namespace, self._limits)
+        return namespace, memory

@@ -1,0 +1,211 @@
+"""The runner: turns, progress, cancelling, failures, and what a restart goes on with. On a real journal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from memstream_server.adapters.journal import open_journal
+from memstream_server.engine import operations as module
+from memstream_server.engine.clock import Clock, Ids
+from memstream_server.engine.errors import AlreadyAnswered, MemoryNotFound, ModelDown, OperationNotFound
+from memstream_server.engine.operations import OperationRunner, Progress, Work
+from memstream_server.ports.journal import Answer
+from memstream_server.ports.operations import Operation, OperationState
+from memstream_server.rpc.errors import failure_of
+from tests.support.waiting import until
+
+CLOCK = Clock()
+
+
+@asynccontextmanager
+async def runner(data: Path, work: Work, *, clock: Clock = CLOCK, **how: bool | int) -> AsyncIterator[OperationRunner]:
+    """A runner of one type, "t", on the journal of `data`; what it had not done is left at the end."""
+    journal = await open_journal(data, clock_us=clock.now_us)
+    made = OperationRunner(journal.operations, clock, Ids(clock), failure_of)
+    made.register("t", "things", work, **how)  # type: ignore[arg-type]  # at_once and in_turn
+    await made.resume()
+    try:
+        yield made
+    finally:
+        await made.stop()
+        await journal.close()
+
+
+class Gate:
+    """A work that tells of itself and waits to be let go on."""
+
+    def __init__(self) -> None:
+        self.working: list[str] = []
+        self.most = 0
+        self.open = asyncio.Event()
+
+    async def __call__(self, operation: Operation, progress: Progress) -> None:
+        self.working.append(operation.memory)
+        self.most = max(self.most, len(self.working))
+        await self.open.wait()
+        await progress.at(1, 1)
+        self.working.remove(operation.memory)
+
+    async def begun(self, count: int) -> None:
+        async def look() -> bool:
+            return len(self.working) == count
+
+        await until(look)
+
+
+async def test_it_succeeds_and_tells_how_far_it_is(tmp_path: Path) -> None:
+    seen = asyncio.Event()
+
+    async def work(operation: Operation, progress: Progress) -> None:
+        await progress.at(3, 10)
+        await seen.wait()
+        await progress.at(10, 10)
+
+    async with runner(tmp_path, work) as runs:
+        started = await runs.start("t", "ns", "joy", "{}")
+        assert (started.state, started.unit, started.memory) == (OperationState.QUEUED, "things", "joy")
+
+        async def under_way() -> bool:
+            return (await runs.get(started.id)).done == 3
+
+        await until(under_way)
+        assert (await runs.page("ns", "joy", "", 5))[0].done == 3
+        seen.set()
+        ended = await runs.finished(started.id)
+        assert (ended.state, ended.done, ended.total, ended.error) == (OperationState.SUCCEEDED, 10, 10, None)
+        assert ended.end_time_us >= ended.create_time_us > 0
+        assert await runs.get(started.id) == ended
+
+
+async def test_one_after_the_other_for_a_memory_and_some_side_by_side(tmp_path: Path) -> None:
+    gate = Gate()
+    async with runner(tmp_path, gate, at_once=2) as runs:
+        started = [await runs.start("t", "ns", name, "") for name in ("a", "a", "b", "c")]
+        await gate.begun(2)
+        assert sorted(gate.working) == ["a", "b"]
+        states = [(await runs.get(each.id)).state.value for each in started]
+        assert states == ["running", "queued", "running", "queued"]
+        gate.open.set()
+        for each in started:
+            assert (await runs.finished(each.id)).state is OperationState.SUCCEEDED
+        assert gate.most == 2
+
+
+async def test_one_that_waits_is_cancelled_at_once_and_one_at_work_when_it_looks(tmp_path: Path) -> None:
+    gate = Gate()
+    async with runner(tmp_path, gate) as runs:
+        first, second = [await runs.start("t", "ns", "a", "") for _ in range(2)]
+        await gate.begun(1)
+        assert (await runs.cancel(second.id)).state is OperationState.CANCELLED
+        asked = await runs.cancel(first.id)
+        assert (asked.state, asked.cancel_asked) == (OperationState.RUNNING, True)
+        gate.open.set()
+        ended = await runs.finished(first.id)
+        assert (ended.state, ended.done) == (OperationState.CANCELLED, 1)
+        assert await runs.cancel(first.id) == ended
+        with pytest.raises(OperationNotFound):
+            await runs.cancel("01J00000000000000000000000")
+
+
+async def test_a_failure_is_a_reason_and_never_an_exceptions_text(tmp_path: Path) -> None:
+    async def work(operation: Operation, progress: Progress) -> None:
+        if operation.payload == "refused":
+            raise MemoryNotFound("there is no memory ns/a")
+        raise RuntimeError("secret")
+
+    async with runner(tmp_path, work) as runs:
+        refused = await runs.finished((await runs.start("t", "", "", "refused")).id)
+        assert refused.state is OperationState.FAILED
+        assert refused.error is not None
+        assert (refused.error.code, refused.error.reason) == (5, "MEMORY_NOT_FOUND")
+        broken = await runs.finished((await runs.start("t", "", "", "")).id)
+        assert broken.error is not None
+        assert (broken.error.code, broken.error.reason) == (13, "INTERNAL")
+        assert "secret" not in broken.error.message
+
+
+async def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.001)
+    tries: list[str] = []
+
+    async def work(operation: Operation, progress: Progress) -> None:
+        tries.append(operation.payload)
+        if operation.payload == "never" or len(tries) < 3:
+            raise ModelDown("the model is away", retry_after_s=1.0)
+
+    async with runner(tmp_path, work) as runs:
+        assert (await runs.finished((await runs.start("t", "", "", "")).id)).state is OperationState.SUCCEEDED
+        assert len(tries) == 3
+        failed = await runs.finished((await runs.start("t", "", "", "never")).id)
+        assert failed.error is not None
+        assert failed.error.reason == "MODEL_UNAVAILABLE"
+        assert tries.count("never") == module.TRIES
+
+
+async def test_a_restart_goes_on_with_what_is_unfinished(tmp_path: Path) -> None:
+    gate = Gate()
+    async with runner(tmp_path, gate) as runs:
+        ids = [(await runs.start("t", "ns", "a", "")).id for _ in range(3)]
+        await gate.begun(1)
+    gate.working.clear()
+    async with runner(tmp_path, gate) as runs:
+        await gate.begun(1)
+        assert [(await runs.get(id)).state.value for id in ids] == ["running", "queued", "queued"]
+        await runs.cancel(ids[2])
+        gate.open.set()
+        ended = [(await runs.finished(id)).state.value for id in ids]
+        assert ended == ["succeeded", "succeeded", "cancelled"]
+
+
+async def test_a_type_nobody_knows_fails(tmp_path: Path) -> None:
+    gate = Gate()
+    async with runner(tmp_path, gate) as runs:
+        runs.register("newer", "things", gate)
+        id = (await runs.start("newer", "", "", "")).id
+    async with runner(tmp_path, gate) as runs:
+        ended = await runs.finished(id)
+        assert ended.state is OperationState.FAILED
+        assert ended.error is not None
+        assert "newer" in ended.error.message
+
+
+async def test_an_answered_request_starts_nothing(tmp_path: Path) -> None:
+    async def work(operation: Operation, progress: Progress) -> None:
+        """Nothing."""
+
+    def answer(operation: Operation) -> Answer:
+        return Answer("r", b"", operation.id.encode(), CLOCK.now_us())
+
+    async with runner(tmp_path, work) as runs:
+        first = await runs.start("t", "", "", "", answer)
+        with pytest.raises(AlreadyAnswered):
+            await runs.start("t", "", "", "", answer)
+        assert [each.id for each in await runs.page("", "", "", 10)] == [first.id]
+
+
+async def test_the_ended_go_after_seven_days(tmp_path: Path) -> None:
+    async def work(operation: Operation, progress: Progress) -> None:
+        """Nothing."""
+
+    now = [CLOCK.now_us()]
+    clock = Clock(now_us=lambda: now[0])
+    async with runner(tmp_path, work, clock=clock) as runs:
+        id = (await runs.start("t", "", "", "")).id
+        await runs.finished(id)
+    now[0] += module.KEPT_US
+    async with runner(tmp_path, work, clock=clock) as runs:
+        assert (await runs.get(id)).ended
+    now[0] += 1
+    async with runner(tmp_path, work, clock=clock) as runs:
+
+        async def removed() -> bool:
+            return not await runs.page("", "", "", 10)
+
+        await until(removed)
+        with pytest.raises(OperationNotFound):
+            await runs.get(id)
