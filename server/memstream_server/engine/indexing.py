@@ -103,8 +103,9 @@ class Indexer:
         """
         self._asked += 1
         ticket, total = self._asked, 0
-        self._hurry()
         while self._rebuilt < ticket:
+            if self._dropped < ticket:
+                self._hurry()  # again: emptying the outbox takes what was said before it as done
             await asyncio.sleep(LOOK_S)
             left = await self._dependencies.journal.outbox_size() if self._dropped >= ticket else 0
             total = max(total, left)
