@@ -11,9 +11,10 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.ranking import Question, Stage
 from memstream_server.core.ranking_dbgpt import (
-    HYBRID_IMPORTANCE_WEIGHT,
-    LONG_TERM_IMPORTANCE_WEIGHT,
+    HYBRID_WEIGHTS,
+    LONG_TERM_WEIGHTS,
     DbgptRanking,
+    DbgptWeights,
     rank_dbgpt,
 )
 from memstream_server.core.values import Fragment, Tier
@@ -36,12 +37,12 @@ def memory() -> Columns:
 
 
 def asked(
-    columns: Columns, weight: float = HYBRID_IMPORTANCE_WEIGHT, limit: int = 4, chosen: Filter | None = None
+    columns: Columns, weights: DbgptWeights = HYBRID_WEIGHTS, limit: int = 4, chosen: Filter | None = None
 ) -> DbgptRanking:
     question = Question("", NO_TERMS, None, 100 * HOUR_US, limit=limit, near_misses=5)
     cosines = np.array([0.9, -0.2, np.nan], np.float32)
     allowed = mask(columns, chosen or Filter(), question.now_us)
-    return rank_dbgpt(columns, np.array([0, 1, 2]), cosines, question, weight, allowed, short_term=[4, 3])
+    return rank_dbgpt(columns, np.array([0, 1, 2]), cosines, question, weights, allowed, short_term=[4, 3])
 
 
 def test_importance_weighs_nine_and_access_gives_recency() -> None:
@@ -55,7 +56,23 @@ def test_importance_weighs_nine_and_access_gives_recency() -> None:
 
 
 def test_long_term_alone_weighs_importance_once() -> None:
-    assert [each.id for each in asked(memory(), LONG_TERM_IMPORTANCE_WEIGHT).results] == ["near", "recent", "important"]
+    assert [each.id for each in asked(memory(), LONG_TERM_WEIGHTS).results] == ["near", "recent", "important"]
+
+
+def test_weights_of_a_query_count() -> None:
+    by = {
+        "alpha": asked(memory(), DbgptWeights(1, 0, 0)),
+        "beta": asked(memory(), DbgptWeights(0, 1, 0)),
+        "gamma": asked(memory(), DbgptWeights(0, 0, 1)),
+    }
+    assert {name: answer.results[0].id for name, answer in by.items()} == {
+        "alpha": "recent",
+        "beta": "near",
+        "gamma": "important",
+    }
+    for answer in by.values():
+        for each in answer.results:
+            assert each.score == math.fsum(part.value * part.weight for part in each.parts)
 
 
 def test_all_of_short_term_follows_in_order() -> None:

@@ -75,17 +75,18 @@ async def _accessed(memory: AgentMemory, content: str, times: int) -> bool:
 
 async def test_the_weights_of_a_query_count(client: memstream.Client, path: str) -> None:
     """There alpha, beta and gamma were ignored."""
-    memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
-    await memory.observe_batch(
-        [
-            Observation("tea, tea, nothing but tea", importance=0.1),
-            Observation("a fire in the tea house", importance=1.0),
-        ]
-    )
-    by_words = await memory.recall_once("nothing but tea", weights=memstream.Weights(alpha=0, beta=1, gamma=0))
-    by_weight = await memory.recall_once("nothing but tea", weights=memstream.Weights(alpha=0, beta=0, gamma=1))
-    assert by_words[0].fragment.content == "tea, tea, nothing but tea"
-    assert by_weight[0].fragment.content == "a fire in the tea house"
+    for profile in Profile:
+        memory = await client.create_memory(f"{path}-{profile}", kind=MemoryKind.LONG_TERM, profile=profile)
+        await memory.observe_batch(
+            [
+                Observation("tea, tea, nothing but tea", importance=0.1),
+                Observation("a fire in the tea house", importance=1.0),
+            ]
+        )
+        by_words = await memory.recall_once("nothing but tea", weights=memstream.Weights(alpha=0, beta=1, gamma=0))
+        by_weight = await memory.recall_once("nothing but tea", weights=memstream.Weights(alpha=0, beta=0, gamma=1))
+        assert by_words[0].fragment.content == "tea, tea, nothing but tea"
+        assert by_weight[0].fragment.content == "a fire in the tea house"
 
 
 async def test_reading_feeds_no_copies_back(client: memstream.Client, path: str) -> None:

@@ -6,7 +6,8 @@
         ...                       # a client with base_url=fake.base_url
         assert fake.embedded == [["first text"]]
 
-Requests are answered in order of arrival; each takes the next fault, and once those are used up a sound reply.
+Requests are answered in order of arrival; each takes the next fault, and once those are used up a sound reply, as a
+stream where one is asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -123,7 +125,7 @@ class FakeOpenAI:
         self.in_flight_max = max(self.in_flight_max, self.in_flight)
         try:
             await asyncio.sleep(self.latency_s + fault.delay_s)
-            return self._faulty(request, fault) or self._sound(fault, reply(body))
+            return self._faulty(request, fault) or self._sound(fault, reply(body), streamed=bool(body.get("stream")))
         finally:
             self.in_flight -= 1
 
@@ -138,11 +140,13 @@ class FakeOpenAI:
             return _error(fault.status, f"scripted {fault.status}", fault.headers)
         return None
 
-    def _sound(self, fault: Fault, reply: JSON | None) -> web.StreamResponse:
+    def _sound(self, fault: Fault, reply: JSON | None, *, streamed: bool) -> web.StreamResponse:
         if reply is None:
             return _error(400, "an input is refused", {})
         if fault.change is not None:
             fault.change(reply)
+        if streamed:
+            return web.Response(text=_events(reply), content_type="text/event-stream", headers=fault.headers)
         return web.json_response(reply, headers=fault.headers)
 
     def _embedding_reply(self, body: JSON) -> JSON | None:
@@ -180,6 +184,18 @@ class FakeOpenAI:
 
 def _numbers(vector: npt.NDArray[np.float32], packed: bool) -> str | list[float]:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode() if packed else vector.tolist()
+
+
+def _events(reply: JSON) -> str:
+    """A completion as a stream: all of its text in one chunk, then the end."""
+    deltas: list[JSON] = []
+    for choice in reply["choices"]:
+        said = {"role": choice["message"]["role"], "content": choice["message"]["content"]}
+        deltas.append({"index": choice["index"], "delta": said, "finish_reason": None})
+        deltas.append({"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]})
+    head = {name: value for name, value in reply.items() if name not in ("choices", "usage")}
+    chunks = [head | {"object": "chat.completion.chunk", "choices": [delta]} for delta in deltas]
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
 def _error(status: int, message: str, headers: Mapping[str, str]) -> web.Response:

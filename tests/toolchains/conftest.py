@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.toolchains import dbgpt
 from tests.toolchains.milvus import MilvusServer
 from tests.toolchains.postgres import Cluster
 from tests.toolchains.programs import Absent
@@ -42,3 +44,12 @@ def milvus() -> Iterator[MilvusServer]:
         pytest.skip(str(absent))
     finally:
         server.remove()
+
+
+@pytest.fixture(scope="session")
+def dbgpt_python() -> Path:
+    """The interpreter of DB-GPT's environment."""
+    try:
+        return dbgpt.python()
+    except Absent as absent:
+        pytest.skip(str(absent))

@@ -73,6 +73,11 @@ class Client:
     def __init__(self, inner: memstream.client.Client) -> None:
         self._inner = inner
 
+    @property
+    def asynchronous(self) -> memstream.client.Client:
+        """The client underneath, for coroutines that run on the background loop (memstream.sync.loop.LOOP) only."""
+        return self._inner
+
     def __enter__(self) -> Self:
         LOOP.run(self._inner.__aenter__())
         return self

@@ -1,8 +1,9 @@
 """Ranking as DB-GPT's hybrid memory does it, for the `dbgpt` profile.
 
-    score = cosine + 0.99 ^ (hours since last access) + importance_weight x importance
+    score = alpha x 0.99 ^ (hours since last access) + beta x cosine + gamma x importance
 
-over the best long-term candidates by cosine; then all of short-term follows, in order, whatever it scores.
+over the best long-term candidates by cosine; then all of short-term follows, in order, whatever it scores. The weights
+are DB-GPT's 1, 1 and 9, but for those a query gives, which DB-GPT ignores.
 Reading resets the recency here, unlike in core/ranking.py: that is the behaviour asked for.
 """
 
@@ -20,10 +21,21 @@ from memstream_server.core.ranking import Considered, NearMiss, Part, Question, 
 
 FORMULA = "dbgpt/1"
 DECAY_PER_HOUR = 0.01
-HYBRID_IMPORTANCE_WEIGHT = 9.0
-LONG_TERM_IMPORTANCE_WEIGHT = 1.0
-"""For a memory of kind LONG_TERM alone."""
 _HOUR_US = 3_600_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class DbgptWeights:
+    """Of recency, closeness and importance; the defaults are those of a hybrid memory."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float = 9.0
+
+
+HYBRID_WEIGHTS = DbgptWeights()
+LONG_TERM_WEIGHTS = DbgptWeights(gamma=1.0)
+"""For a memory of kind LONG_TERM alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +53,7 @@ def rank_dbgpt(
     slots: Slots,
     closeness: Floats,
     question: Question,
-    importance_weight: float,
+    weights: DbgptWeights,
     allowed: Mask,
     short_term: Sequence[int] = (),
     by_words: bool = False,
@@ -54,7 +66,7 @@ def rank_dbgpt(
     """
     near = np.nan_to_num(closeness.astype(np.float64), nan=0.0)
     scored = [
-        _scored(columns, int(slot), value, question.now_us, importance_weight, by_words)
+        _scored(columns, int(slot), value, question.now_us, weights, by_words)
         for slot, value in zip(slots, near.tolist(), strict=True)
     ]
     scored.sort(key=lambda each: (-each.score, -each.slot))
@@ -64,7 +76,7 @@ def rank_dbgpt(
     returned = {each.slot for each in results}
     values = dict(zip(slots.tolist(), near.tolist(), strict=True))
     appended = tuple(
-        _scored(columns, slot, values.get(slot, 0.0), question.now_us, importance_weight, by_words)
+        _scored(columns, slot, values.get(slot, 0.0), question.now_us, weights, by_words)
         for slot in short_term
         if slot not in returned and allowed[slot]
     )
@@ -79,13 +91,13 @@ def rank_dbgpt(
 
 
 def _scored(
-    columns: Columns, slot: int, closeness: float, now_us: int, importance_weight: float, by_words: bool
+    columns: Columns, slot: int, closeness: float, now_us: int, weights: DbgptWeights, by_words: bool
 ) -> Scored:
     hours = max(0.0, (now_us - int(columns.access_us[slot])) / _HOUR_US)
     values = (
-        ("lexical" if by_words else "dense", closeness, 1.0),
-        ("recency", (1.0 - DECAY_PER_HOUR) ** hours, 1.0),
-        ("importance", float(columns.importance[slot]), importance_weight),
+        ("lexical" if by_words else "dense", closeness, weights.beta),
+        ("recency", (1.0 - DECAY_PER_HOUR) ** hours, weights.alpha),
+        ("importance", float(columns.importance[slot]), weights.gamma),
     )
     parts = tuple(Part(name, value, weight, value * weight) for name, value, weight in values)
     score = math.fsum(part.contribution for part in parts)

@@ -171,7 +171,7 @@ def _rank(
     if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
         return _whole(working, query, question, dependencies, allowed)
     if policy.recall.ranking is RankingRule.DBGPT:
-        return _rank_dbgpt(working, question, allowed, cosines)
+        return _rank_dbgpt(working, query, question, allowed, cosines)
     weights = weights_of(policy, query, dependencies.embedding)
     if working.dense is not None:
         ranked = ranking.rank(columns, working.lexical, working.dense, question, weights, allowed)
@@ -219,6 +219,7 @@ def _whole(working: WorkingSet, query: Query, question: Question, dependencies: 
 
 def _rank_dbgpt(
     working: WorkingSet,
+    query: Query,
     question: Question,
     allowed: Mask,
     cosines: np.ndarray[tuple[int], np.dtype[np.float32]] | None,
@@ -235,10 +236,15 @@ def _rank_dbgpt(
     ranked_tier = columns.tier_is((Tier.LONG_TERM,)) if working.record.kind is MemoryKind.HYBRID else allowed
     chosen = ranking.best(closeness, allowed & ranked_tier, question.per_leg)
     alone = working.record.kind is MemoryKind.LONG_TERM
-    weight = ranking_dbgpt.LONG_TERM_IMPORTANCE_WEIGHT if alone else ranking_dbgpt.HYBRID_IMPORTANCE_WEIGHT
+    usual = ranking_dbgpt.LONG_TERM_WEIGHTS if alone else ranking_dbgpt.HYBRID_WEIGHTS
+    weights = ranking_dbgpt.DbgptWeights(
+        alpha=usual.alpha if query.alpha is None else query.alpha,
+        beta=usual.beta if query.beta is None else query.beta,
+        gamma=usual.gamma if query.gamma is None else query.gamma,
+    )
     short_term = columns.slots([held.fragment.id for held in working.state.short_term]).tolist()
     ranked = ranking_dbgpt.rank_dbgpt(
-        columns, chosen, closeness[chosen], question, weight, allowed, short_term, by_words
+        columns, chosen, closeness[chosen], question, weights, allowed, short_term, by_words
     )
     return _Found(
         working.record.revision,

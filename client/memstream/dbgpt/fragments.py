@@ -1,0 +1,104 @@
+"""DB-GPT's memory fragments to observations, and fragments back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any
+
+from dbgpt.agent.core.memory.agent_memory import AgentMemoryFragment, StructuredAgentMemoryFragment
+
+from memstream.values import Fragment, FragmentKind, MetadataValue, Observation, Structured
+
+IMPORTANCE_SCALE = 10
+"""DB-GPT's importances are of 1 to 10, ours of 0 to 1."""
+_INSIGHT = "dbgpt_insight"
+_SNAPSHOT = "dbgpt_snapshot_path"
+_KEY = re.compile(r"dbgpt-(\d+)-[0-9a-f]{16}")
+_PARTS = tuple(each.name for each in fields(Structured))
+_DIGITS = {digit: value for value, digit in enumerate("0123456789ABCDEFGHJKMNPQRSTVWXYZ")}
+
+
+def key_of(fragment: AgentMemoryFragment) -> str:
+    """The external_id of a DB-GPT fragment: its id and a digest of its words.
+
+    The id alone will not do: every process of DB-GPT counts with the same instance number, so that two may give the
+    same id in the same millisecond, and the second fragment would replace the first.
+    """
+    digest = blake2b(fragment.raw_observation.encode(), digest_size=8).hexdigest()
+    return f"dbgpt-{fragment.id}-{digest}"
+
+
+def observation_of(
+    fragment: AgentMemoryFragment, now: datetime | None, importance: float | None, speaker: str
+) -> Observation:
+    """What the server is told of a fragment. A `now` without a zone is local time, as DB-GPT's are."""
+    metadata: dict[str, MetadataValue] = dict(fragment.metadata)
+    if fragment.is_insight:
+        metadata[_INSIGHT] = True
+    if snapshot := getattr(fragment, "snapshot_path", None):  # since 0.8.2
+        metadata[_SNAPSHOT] = snapshot
+    return Observation(
+        _body(fragment),
+        speaker=speaker,
+        observe_time=None if now is None else now.astimezone(),
+        importance=importance,
+        metadata=metadata,
+        external_id=key_of(fragment),
+    )
+
+
+def importance_of(importance: float | None) -> float | None:
+    """One of DB-GPT's importances: above 1 it is on their scale."""
+    return importance / IMPORTANCE_SCALE if importance is not None and importance > 1 else importance
+
+
+def fragment_from(fragment: Fragment, make: type[AgentMemoryFragment]) -> AgentMemoryFragment:
+    """One of ours as DB-GPT's class `make`; structured ones have their parts as JSON, as DB-GPT's do."""
+    return make.build_from(
+        observation=_words(fragment),
+        memory_id=_id(fragment),
+        importance=fragment.importance,
+        is_insight=fragment.kind is FragmentKind.INSIGHT or bool(fragment.metadata.get(_INSIGHT)),
+        last_accessed_time=_local(fragment.access_time or fragment.create_time),
+        snapshot_path=fragment.metadata.get(_SNAPSHOT),
+    )
+
+
+def _body(fragment: AgentMemoryFragment) -> str | Structured:
+    """Parts where nothing is lost by it; the raw observation (their JSON) otherwise."""
+    text: str = fragment.raw_observation
+    if not isinstance(fragment, StructuredAgentMemoryFragment):
+        return text
+    parts = json.loads(text)
+    if not isinstance(parts, Mapping):
+        return text
+    given: dict[str, Any] = {name: value for name, value in parts.items() if value is not None}
+    if not given or not all(name in _PARTS and isinstance(value, str) for name, value in given.items()):
+        return text
+    return Structured(**given)
+
+
+def _words(fragment: Fragment) -> str:
+    if fragment.structured is None:
+        return fragment.content
+    parts = {name: getattr(fragment.structured, name) for name in _PARTS}
+    return json.dumps({name: value for name, value in parts.items() if value}, ensure_ascii=False)
+
+
+def _id(fragment: Fragment) -> int:
+    """DB-GPT's own id where the fragment came from there; else the number that our id (base 32) stands for."""
+    if key := _KEY.fullmatch(fragment.external_id):
+        return int(key[1])
+    number = 0
+    for digit in fragment.id:
+        number = number * 32 + _DIGITS[digit]
+    return number
+
+
+def _local(time: datetime | None) -> datetime | None:
+    return None if time is None else time.astimezone().replace(tzinfo=None)

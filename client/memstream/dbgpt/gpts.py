@@ -1,0 +1,232 @@
+"""DB-GPT's GptsMemory, the messages and plans of conversations, over the server's conversations.
+
+A conversation of DB-GPT's is `namespace/conv_id` here. The calls block, as DB-GPT's interface has it (it makes them
+from threads); made from an event loop they hold it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from datetime import UTC, datetime
+
+from dbgpt.agent.core.memory.gpts import GptsMemory, GptsMessage, GptsMessageMemory, GptsPlan, GptsPlansMemory
+from dbgpt.util.executor_utils import blocking_func_to_async
+
+from memstream.conversation_values import Message, MessageFields, Plan, PlanState
+from memstream.errors import ConversationNotFound
+from memstream.sync import Client
+from memstream.sync.conversations import Conversation
+
+
+class RemoteGptsMemory(GptsMemory):
+    """Messages and plans shared by every process that names the namespace; give it to DB-GPT's AgentMemory."""
+
+    def __init__(self, client: Client, namespace: str, executor: Executor | None = None) -> None:
+        super().__init__(RemotePlansMemory(client, namespace), RemoteMessageMemory(client, namespace), executor)
+        self._conversations = _Conversations(client, namespace)
+
+    async def get_messages(self, conv_id: str) -> list[GptsMessage]:
+        """All messages, those of other processes too, which DB-GPT's cache does not see."""
+        self.messages_cache[conv_id] = await blocking_func_to_async(
+            self._executor, self.message_memory.get_by_conv_id, conv_id
+        )
+        return list(self.messages_cache[conv_id])
+
+    async def complete(self, conv_id: str) -> None:
+        """Ends the conversation for who watches it, there and here."""
+        await blocking_func_to_async(self._executor, self._conversations.of(conv_id).complete)
+        await super().complete(conv_id)
+
+
+class RemoteMessageMemory(GptsMessageMemory):
+    """DB-GPT's messages. A conversation nobody has written to has none."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._conversations = _Conversations(client, namespace)
+
+    def append(self, message: GptsMessage) -> None:
+        """Durable when this returns; the times are the server's."""
+        said: MessageFields = {
+            "receiver": message.receiver or "",
+            "role": message.role or "",
+            "rounds": message.rounds or 0,
+            "app_code": message.app_code or "",
+            "app_name": message.app_name or "",
+            "current_goal": message.current_goal or "",
+            "context": message.context or "",
+            "review_info": message.review_info or "",
+            "action_report": message.action_report or "",
+            "model_name": message.model_name or "",
+            "resource_info": message.resource_info or "",
+        }
+        if message.is_success is not None:
+            said["success"] = message.is_success
+        self._conversations.of(message.conv_id).append(message.sender, message.content or "", **said)
+
+    def get_by_agent(self, conv_id: str, agent: str) -> list[GptsMessage]:
+        """Those the agent sent or received, in order."""
+        return self._listed(conv_id, agent)
+
+    def get_between_agents(
+        self, conv_id: str, agent1: str, agent2: str, current_goal: str | None = None
+    ) -> list[GptsMessage]:
+        """Those between the two, in order; only with that goal, if given."""
+        return self._listed(conv_id, agent1, agent2, current_goal or "")
+
+    def get_by_conv_id(self, conv_id: str) -> list[GptsMessage]:
+        """All, in order."""
+        return self._listed(conv_id)
+
+    def get_last_message(self, conv_id: str) -> GptsMessage | None:
+        """The last one, if there is any."""
+        try:
+            return _message(conv_id, self._conversations.of(conv_id).last_message())
+        except ConversationNotFound:
+            return None
+
+    def delete_by_conv_id(self, conv_id: str) -> None:
+        """Deletes all messages."""
+        try:
+            self._conversations.of(conv_id).delete_messages()
+        except ConversationNotFound:
+            return
+
+    def _listed(self, conv_id: str, agent: str = "", other: str = "", goal: str = "") -> list[GptsMessage]:
+        try:
+            listed = self._conversations.of(conv_id).messages(agent, other, current_goal=goal)
+            return [_message(conv_id, message) for message in listed]
+        except ConversationNotFound:
+            return []
+
+
+class RemotePlansMemory(GptsPlansMemory):
+    """DB-GPT's plans. Changing one that is not there raises ConversationNotFound."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._conversations = _Conversations(client, namespace)
+
+    def batch_save(self, plans: Sequence[GptsPlan]) -> None:
+        """Saves plans; one of an existing number replaces it."""
+        for conv_id in dict.fromkeys(plan.conv_id for plan in plans):
+            here = [_plan_to(plan) for plan in plans if plan.conv_id == conv_id]
+            self._conversations.of(conv_id).save_plans(here)
+
+    def get_by_conv_id(self, conv_id: str) -> list[GptsPlan]:
+        """All, by number."""
+        return self._listed(conv_id)
+
+    def get_by_conv_id_and_num(self, conv_id: str, task_nums: Iterable[int]) -> list[GptsPlan]:
+        """Those of the numbers given."""
+        numbers = [int(number) for number in task_nums]
+        return self._listed(conv_id, numbers) if numbers else []
+
+    def get_todo_plans(self, conv_id: str) -> list[GptsPlan]:
+        """Those in state TODO or RETRYING."""
+        return self._listed(conv_id, to_do=True)
+
+    def complete_task(self, conv_id: str, task_num: int, result: str) -> None:
+        """Marks a plan complete, with its result."""
+        self._conversations.of(conv_id).complete_plan(int(task_num), result or "")
+
+    def update_task(
+        self,
+        conv_id: str,
+        task_num: int,
+        state: str,
+        retry_times: int,
+        agent: str | None = None,
+        model: str | None = None,
+        result: str | None = None,
+    ) -> None:
+        """Sets what is given; the result always, as DB-GPT does."""
+        self._conversations.of(conv_id).update_plan(
+            int(task_num),
+            state=PlanState(state),
+            retry_times=int(retry_times),
+            agent=agent or None,
+            agent_model=model or None,
+            result=result or "",
+        )
+
+    def remove_by_conv_id(self, conv_id: str) -> None:
+        """Removes all plans."""
+        try:
+            self._conversations.of(conv_id).remove_plans()
+        except ConversationNotFound:
+            return
+
+    def _listed(self, conv_id: str, numbers: Sequence[int] = (), *, to_do: bool = False) -> list[GptsPlan]:
+        try:
+            return [_plan(conv_id, plan) for plan in self._conversations.of(conv_id).plans(numbers, to_do=to_do)]
+        except ConversationNotFound:
+            return []
+
+
+class _Conversations:
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client = client
+        self._namespace = namespace
+
+    def of(self, conv_id: str) -> Conversation:
+        return self._client.conversation(f"{self._namespace}/{conv_id}")
+
+
+def _message(conv_id: str, message: Message) -> GptsMessage:
+    return GptsMessage(
+        conv_id=conv_id,
+        sender=message.sender,
+        receiver=message.receiver,
+        role=message.role,
+        content=message.content,
+        rounds=message.rounds,
+        is_success=message.success is not False,
+        app_code=message.app_code or None,
+        app_name=message.app_name or None,
+        current_goal=message.current_goal or None,
+        context=message.context or None,
+        review_info=message.review_info or None,
+        action_report=message.action_report or None,
+        model_name=message.model_name or None,
+        resource_info=message.resource_info or None,
+        created_at=_utc(message.create_time),
+        updated_at=_utc(message.update_time),
+    )
+
+
+def _plan(conv_id: str, plan: Plan) -> GptsPlan:
+    return GptsPlan(
+        conv_id=conv_id,
+        sub_task_num=plan.number,
+        sub_task_content=plan.content,
+        sub_task_title=plan.title or None,
+        sub_task_agent=plan.agent or None,
+        resource_name=plan.resource_name or None,
+        rely=plan.rely or None,
+        agent_model=plan.agent_model or None,
+        retry_times=plan.retry_times,
+        max_retry_times=plan.max_retry_times,
+        state=plan.state.value,
+        result=plan.result or None,
+    )
+
+
+def _plan_to(plan: GptsPlan) -> Plan:
+    return Plan(
+        number=int(plan.sub_task_num),
+        content=plan.sub_task_content or "",
+        title=plan.sub_task_title or "",
+        agent=plan.sub_task_agent or "",
+        resource_name=plan.resource_name or "",
+        rely=plan.rely or "",
+        agent_model=plan.agent_model or "",
+        retry_times=plan.retry_times,
+        max_retry_times=plan.max_retry_times,
+        state=PlanState(plan.state or PlanState.TODO),
+        result=plan.result or "",
+    )
+
+
+def _utc(time: datetime | None) -> datetime | None:
+    """DB-GPT's times are UTC without a zone."""
+    return None if time is None else time.astimezone(UTC).replace(tzinfo=None)

@@ -1,0 +1,202 @@
+"""DB-GPT's Memory interface over a server's memory: every object is a handle, and what is kept is on the server.
+
+Rule 1. A structure clone is a handle to the same memory: DB-GPT makes one whenever it builds an agent.
+Rule 2. `write_batch`, which DB-GPT calls with the conversation's history on every build, writes only what is newer than
+        the last fragment the memory knows: what it had before that one and dropped or erased since stays gone. A memory
+        that knows none of them, because it was cleared, takes the history anew.
+Rule 3. What leaves a memory is an event of the server's, so no write returns discarded fragments; and importances,
+        insights and long-term memory are the server's work, but for a scorer that the agent brings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine, Sequence
+from datetime import datetime
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any, ClassVar, Self, TypeVar
+
+from dbgpt.agent.core.memory.agent_memory import AgentMemoryFragment
+from dbgpt.agent.core.memory.base import DiscardedMemoryFragments, Memory, WriteOperation
+
+from memstream.dbgpt.fragments import IMPORTANCE_SCALE, fragment_from, importance_of, key_of, observation_of
+from memstream.errors import FragmentNotFound
+from memstream.memory import AgentMemory
+from memstream.policy import PolicyLike, Profile
+from memstream.sync import Client
+from memstream.sync.loop import LOOP
+from memstream.values import Answer, Fragment, MemoryKind, Observation, Weights
+from memstream.wiretypes import invalid
+
+T = TypeVar("T")
+BATCH_MAX = 256
+"""Observations in one call."""
+_NAME_CHARS_MAX = 40
+
+
+class Scope(StrEnum):
+    """Whose a memory is: everybody's who names it, or one for each session (conversation, role and name)."""
+
+    MEMORY = "memory"
+    SESSION = "session"
+
+
+class RemoteMemory(Memory):
+    """A memory `namespace/name` of a server; it is made when it is first used, unless it is there.
+
+    `policy` overrides that of the profile; on a memory that is there already neither has an effect. With the scope
+    SESSION every session has a memory of its own, named after `path` and the session.
+    """
+
+    kind: ClassVar[MemoryKind]
+
+    def __init__(
+        self,
+        client: Client,
+        path: str,
+        *,
+        scope: Scope | str = Scope.MEMORY,
+        profile: Profile = Profile.DBGPT,
+        policy: PolicyLike | None = None,
+    ) -> None:
+        self.path = path
+        self.scope = Scope(scope)
+        self._client = client
+        self._profile = profile
+        self._policy = policy
+        self._made: dict[str, AgentMemory] = {}
+
+    def structure_clone(self, now: datetime | None = None) -> Self:
+        """Another handle to the same memory. `now` is not needed: the server has a clock."""
+        clone = type(self)(self._client, self.path, scope=self.scope, profile=self._profile, policy=self._policy)
+        clone._copy_from(self)
+        return clone
+
+    async def write(
+        self,
+        memory_fragment: AgentMemoryFragment,
+        now: datetime | None = None,
+        op: WriteOperation = WriteOperation.ADD,
+    ) -> DiscardedMemoryFragments | None:
+        """Observes the fragment; when this returns it is stored, and every later read of any process sees it.
+
+        A RETRIEVAL is not written: the server itself offers to short-term memory what it recalls.
+        """
+        if op is WriteOperation.ADD:
+            await _there(self._observe([await self._observation(memory_fragment, now)]))
+        return None
+
+    async def write_batch(
+        self, memory_fragments: Sequence[AgentMemoryFragment], now: datetime | None = None
+    ) -> DiscardedMemoryFragments | None:
+        """Observes what of a history, oldest first, is newer than the last fragment that is known here."""
+        new = await _there(self._unknown(memory_fragments))
+        await _there(self._observe([await self._observation(fragment, now) for fragment in new]))
+        return None
+
+    async def read(
+        self, observation: str, alpha: float | None = None, beta: float | None = None, gamma: float | None = None
+    ) -> list[AgentMemoryFragment]:
+        """What was recalled from long-term memory, best first, then all of short-term memory in order.
+
+        alpha, beta and gamma weigh recency, relevance and importance; None: by policy.
+        """
+        answer = await _there(self._recall(observation, Weights(alpha, beta, gamma)))
+        held = {fragment.id for fragment in answer.working_memory}
+        recalled = [hit.fragment for hit in answer if hit.fragment.id not in held]
+        return self._returned([*recalled, *answer.working_memory])
+
+    async def clear(self) -> list[AgentMemoryFragment]:
+        """Empties the memory (that of the session, if it is scoped so) for good; what was in it."""
+        return self._returned(await _there(self._clear()))
+
+    async def _observation(self, fragment: AgentMemoryFragment, now: datetime | None) -> Observation:
+        importance = importance_of(fragment.importance)
+        if importance is None and self.importance_scorer is not None:
+            score = await self.importance_scorer.score_importance(fragment, self.llm_client)
+            importance = score / IMPORTANCE_SCALE if score > 0 else None  # 0: DB-GPT could not read the reply
+        return observation_of(fragment, now, importance, self.name or "")
+
+    def _returned(self, fragments: Sequence[Fragment]) -> list[AgentMemoryFragment]:
+        make = self._real_memory_fragment_class or AgentMemoryFragment
+        return [fragment_from(fragment, make) for fragment in fragments]
+
+    # ---- on the SDK's own event loop, whichever loop the agent runs in
+
+    async def _memory(self) -> AgentMemory:
+        path = self._scoped_path()
+        if path not in self._made:
+            self._made[path] = await self._client.asynchronous.create_memory(
+                path, kind=self.kind, profile=self._profile, policy=self._policy, exist_ok=True
+            )
+        return self._made[path]
+
+    def _scoped_path(self) -> str:
+        if self.scope is Scope.MEMORY:
+            return self.path
+        if not self.session_id:
+            raise invalid("session_id", "is needed by a memory of scope 'session'; build the agent, or initialize() it")
+        readable = re.sub(r"[^A-Za-z0-9_-]+", "-", self.session_id)[:_NAME_CHARS_MAX]
+        return f"{self.path}.{readable}-{blake2b(self.session_id.encode(), digest_size=6).hexdigest()}"
+
+    async def _observe(self, observations: Sequence[Observation]) -> None:
+        memory = await self._memory()
+        for start in range(0, len(observations), BATCH_MAX):
+            await memory.observe_batch(observations[start : start + BATCH_MAX], session=self.session_id or "")
+
+    async def _unknown(self, fragments: Sequence[AgentMemoryFragment]) -> list[AgentMemoryFragment]:
+        memory = await self._memory()
+        new: list[AgentMemoryFragment] = []
+        for fragment in reversed(fragments):
+            try:
+                await memory.get_fragment(external_id=key_of(fragment))
+            except FragmentNotFound:
+                new.append(fragment)
+            else:
+                break
+        return new[::-1]
+
+    async def _recall(self, question: str, weights: Weights) -> Answer:
+        return await (await self._memory()).recall_once(question, session=self.session_id or "", weights=weights)
+
+    async def _clear(self) -> list[Fragment]:
+        memory = await self._memory()
+        fragments = [fragment async for fragment in memory.list_fragments()]
+        await memory.clear()
+        return fragments
+
+
+class RemoteSensoryMemory(RemoteMemory):
+    """For DB-GPT's SensoryMemory; its buffer_size is the policy's sensory.capacity."""
+
+    kind = MemoryKind.SENSORY
+
+
+class RemoteShortTermMemory(RemoteMemory):
+    """For DB-GPT's ShortTermMemory; its buffer_size is the policy's short_term.capacity."""
+
+    kind = MemoryKind.SHORT_TERM
+
+
+class RemoteEnhancedShortTermMemory(RemoteMemory):
+    """For DB-GPT's EnhancedShortTermMemory."""
+
+    kind = MemoryKind.ENHANCED_SHORT_TERM
+
+
+class RemoteLongTermMemory(RemoteMemory):
+    """For DB-GPT's LongTermMemory; its _default_importance is the policy's importance_default."""
+
+    kind = MemoryKind.LONG_TERM
+
+
+class RemoteHybridMemory(RemoteMemory):
+    """For DB-GPT's HybridMemory."""
+
+    kind = MemoryKind.HYBRID
+
+
+async def _there(work: Coroutine[Any, Any, T]) -> T:
+    return await asyncio.wrap_future(LOOP.submit(work))
