@@ -16,6 +16,7 @@ COMMANDS = {
     "show": ("showing", "Show a memory and its policy, or one of its fragments."),
     "stats": ("showing", "Count what a memory holds."),
     "info": ("showing", "Show what the server is and can do."),
+    "mcp": ("mcp", "Serve a memory's tools over the Model Context Protocol."),
     "backup": ("data", "Copy the journal of a data directory, also while its server runs."),
     "restore": ("data", "Put a backup into a data directory whose server is stopped."),
 }
