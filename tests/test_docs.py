@@ -24,7 +24,8 @@ RUNNABLE = [page for page in PAGES if any(block.no_run is None for block in bloc
 
 SERVER = ROOT / "server/memstream_server"
 FOLDERS = [
-    *(SERVER / folder for folder in ("core", "ports", "engine", "rpc", "adapters")),
+    *(SERVER / folder for folder in ("core", "ports", "engine", "rpc", "adapters", "diagnosis")),
+    SERVER / "engine/transfer",
     *(SERVER / "adapters" / folder for folder in ("journal", "milvus", "models")),
     ROOT / "client/memstream",
     ROOT / "protos/memstream/v1",

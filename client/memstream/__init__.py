@@ -87,6 +87,7 @@ from memstream.resources import (
     Cursor,
     EmbeddingModel,
     Event,
+    ImportedFragment,
     Limits,
     Memory,
     MemoryStats,
@@ -98,6 +99,7 @@ from memstream.resources import (
     ServerInfo,
 )
 from memstream.sent import Sent, Stored
+from memstream.transfer import ExportPart
 from memstream.values import (
     AckLevel,
     Answer,
@@ -152,11 +154,13 @@ __all__ = [
     "EventType",
     "Exhausted",
     "Explanation",
+    "ExportPart",
     "Filter",
     "Fragment",
     "FragmentKind",
     "FragmentListing",
     "FragmentNotFound",
+    "ImportedFragment",
     "InvalidRequest",
     "JournalUnavailable",
     "KindMismatch",

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
-
-import grpc
-import grpc.aio
 
 from memstream.backoff import Backoff, Retry
 from memstream.channel import ChannelSettings, Link, Tls, memory_path, new_request_id, pages
@@ -21,7 +17,7 @@ from memstream.policy import PolicyLike, Profile
 from memstream.policy_codec import policy_to_wire
 from memstream.resource_codec import memory_from_wire, operation_from_wire, server_info_from_wire
 from memstream.resources import Memory, Namespace, Operation, ServerInfo
-from memstream.status import translate
+from memstream.transfer import ExportPart, Source, exported, imported
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import operation_service_pb2, server_service_pb2
 from memstream.values import MemoryKind
@@ -163,50 +159,31 @@ class Client:
         """Deletes a memory and all of its content for good."""
         await self.memory(path).delete(etag=etag)
 
-    async def export_memories(
+    def export(
         self, namespace: str, memory: str = "", *, include_vectors: bool = False
-    ) -> AsyncIterator[bytes]:
-        """Whole JSON lines of a namespace or one of its memories, consistent at one revision per memory."""
-        request = pb.ExportMemoriesRequest(namespace=namespace, memory=memory, include_vectors=include_vectors)
-        where = memory_path(f"{namespace}/{memory}") if memory else None
-        call = self._link.memories.ExportMemories(request, metadata=self._link.metadata(where))
-        try:
-            async for part in call:
-                yield part.lines
-        except (grpc.RpcError, grpc.aio.UsageError) as error:
-            raise translate(error) from error
-        finally:
-            call.cancel()
+    ) -> AsyncGenerator[ExportPart, None]:
+        """Lines of JSON with all of a memory, or of a namespace with its conversations; see docs/export.md.
 
-    async def import_memories(
+        Each memory is of one revision. The last line is of type "end": without it the export was cut.
+        """
+        return exported(self._link, namespace, memory, include_vectors)
+
+    async def import_(
         self,
         namespace: str,
-        lines: AsyncIterable[bytes],
+        source: Source,
         *,
         memory: str = "",
         request_id: str = "",
         validate_only: bool = False,
     ) -> Operation:
-        """Sends whole JSON lines of an export; the same `request_id` again goes on where the first stopped."""
-        opening = pb.ImportOpen(
-            namespace=namespace,
-            memory=memory,
-            request_id=request_id or new_request_id(),
-            validate_only=validate_only,
-        )
-        where = memory_path(f"{namespace}/{memory}") if memory else None
-        call = self._link.memories.ImportMemories(metadata=self._link.metadata(where))
-        try:
-            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended early: the answer says why
-                await call.write(pb.ImportMemoriesRequest(open=opening))
-                async for part in lines:
-                    await call.write(pb.ImportMemoriesRequest(lines=part))
-                await call.done_writing()
-            return operation_from_wire((await call).operation)
-        except (grpc.RpcError, grpc.aio.UsageError) as error:
-            raise translate(error) from error
-        finally:
-            call.cancel()
+        """Sends an export (a file, or its bytes) to be imported; wait with `finished`.
+
+        Nothing is written when anything in it is wrong: InvalidArgument says in which line. `memory` gives the one
+        memory of an export another name. The same `request_id` again returns the same operation, or goes on where
+        one that failed or was cancelled stopped.
+        """
+        return await imported(self._link, namespace, source, memory, request_id, validate_only)
 
     # ---- long work
     async def start_reindex(self, *, embed: bool = False) -> Operation:

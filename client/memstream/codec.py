@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
 from typing import TypeAlias, Unpack
 
-from memstream.resources import Cursor, Event, ModelUse
+from memstream.resources import Cursor, Event, ImportedFragment, ModelUse
 from memstream.status import from_status
 from memstream.v1 import (
     event_pb2,
@@ -332,4 +332,15 @@ def event_from_wire(wire: event_pb2.Event, fragment: Fragment | None = None) -> 
         model_use=ModelUse(**{each.name: getattr(wire.model_use, each.name) for each in fields(ModelUse)})
         if wire.HasField("model_use")
         else None,
+        imported=_imported_from_wire(wire.imported) if wire.HasField("imported") else None,
+    )
+
+
+def _imported_from_wire(wire: event_pb2.ImportedFragment) -> ImportedFragment:
+    return ImportedFragment(
+        kind=_FRAGMENT_KINDS.get(wire.kind),
+        enhancers=tuple(wire.enhancers),
+        enhancement_count=wire.enhancement_count,
+        duplicate_count=wire.duplicate_count,
+        forgotten=wire.forgotten,
     )

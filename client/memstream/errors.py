@@ -25,7 +25,7 @@
     │   │   └── KindMismatch           this kind of memory has not the tier or operation asked for
     │   ├── OutOfRange
     │   │   ├── CursorCompacted        events that old are gone; list the fragments and watch from there
-    │   │   └── CursorVoid             the memory was made anew under this name; start over
+    │   │   └── CursorVoid             the memory was made anew or restored; list it and watch from there
     │   ├── CapabilityMissing          this server cannot do that; see `server_info().capabilities`
     │   ├── WindowExceeded             more in flight than granted; the stream opens again by itself
     │   ├── Unauthenticated            pass a token that is accepted
@@ -209,7 +209,7 @@ class CursorCompacted(OutOfRange):
 
 
 class CursorVoid(OutOfRange):
-    """The cursor is of an earlier memory of that name: start from the fragment listing."""
+    """The cursor is of an earlier memory of that name, or from before a restore: start from the fragment listing."""
 
 
 class CapabilityMissing(Refused):
@@ -305,8 +305,9 @@ class ServerDefect(MemstreamError):
 class ServerBehind(MemstreamError):
     """The server expects a lower number than it had acknowledged, and what lies between is no longer held here.
 
-    It was restored from an older backup, or the memory was made anew. The operator decides whether the loss stands;
-    the caller sends again from its own source after `expected_sequence` (a new stream continues from there).
+    It was restored from an older backup, or the memory was made anew. The stream ends, so that nothing is left out
+    unnoticed; `observe` again: a new stream goes on from `expected_sequence`. What was numbered from there up to
+    `acknowledged`, and what this stream had not sent yet, is the caller's to send again from its own source.
     """
 
     code = grpc.StatusCode.DATA_LOSS
@@ -314,7 +315,8 @@ class ServerBehind(MemstreamError):
     def __init__(self, expected_sequence: int, acknowledged: int) -> None:
         super().__init__(
             f"the server expects observation {expected_sequence} although it had acknowledged {acknowledged}: "
-            "it was restored from an older backup, or the memory was made anew"
+            "it was restored from an older backup, or the memory was made anew. A new stream of this producer goes on "
+            f"from {expected_sequence}; send again what it lacks"
         )
         self.expected_sequence = expected_sequence
         self.acknowledged = acknowledged

@@ -8,7 +8,16 @@ from datetime import datetime, timedelta
 
 from memstream.errors import MemstreamError
 from memstream.policy import Policy
-from memstream.values import Capability, EventReason, EventType, Fragment, MemoryKind, OperationState, Tier
+from memstream.values import (
+    Capability,
+    EventReason,
+    EventType,
+    Fragment,
+    FragmentKind,
+    MemoryKind,
+    OperationState,
+    Tier,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +27,17 @@ class Cursor:
     memory_uid: str
     revision: int
     ordinal: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedFragment:
+    """What an imported fragment had been through before its memory's log began."""
+
+    kind: FragmentKind | None
+    enhancers: tuple[str, ...]
+    enhancement_count: int
+    duplicate_count: int
+    forgotten: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +73,7 @@ class Event:
     sources: tuple[str, ...]
     fragment: Fragment | None = None
     model_use: ModelUse | None = None
+    imported: ImportedFragment | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class EventType(StrEnum):
     MODEL_ASKED = "model_asked"
     MEMORY_CREATED = "memory_created"
     MEMORY_UPDATED = "memory_updated"
+    IMPORTED = "imported"
 
 
 class EventReason(StrEnum):

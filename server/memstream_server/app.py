@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import signal
@@ -16,17 +17,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import structlog
+from pydantic import SecretStr
 
 from memstream_server.engine.clock import Clock, Ids
 from memstream_server.engine.conversations import Conversations
 from memstream_server.engine.dependencies import Dependencies
+from memstream_server.engine.embeddings import Candidate, Embedding, Embeddings
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.gather import Gatherer
+from memstream_server.engine.ownership import LeaseTimes
 from memstream_server.engine.settings import Limits
+from memstream_server.engine.transfer.disk import Disk
+from memstream_server.engine.transfer.transfers import TransferSettings
 from memstream_server.engine.turns import Turns
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.index import VectorIndex
-from memstream_server.ports.journal import Commit, Recorded, Space
+from memstream_server.ports.journal import Commit, Conflict, Recorded, Space
 from memstream_server.ports.models import Embedder, EmbeddingModel, Insights, ModelUnavailable, Scorer, Spent
 from memstream_server.settings import EmbeddingKind, Settings
 
@@ -44,7 +50,12 @@ INDEX_GRACE_S = 5.0
 
 OPENAI_URL = "https://api.openai.com/v1"
 """Where models are asked if no other base URL is set."""
+SPACE_NOTICE_S = 30.0
+"""What is no longer used of an embedding space is kept so long where several servers may share the store."""
 SWITCH_INTERVAL_S = 0.0005
+M_ARENA_MAX = -8
+"""The parameter's number in malloc.h."""
+MALLOC_ARENAS = 2
 
 
 class StartError(Exception):
@@ -62,6 +73,8 @@ class Models:
     insight_name: str = ""
     close_llm: Callable[[], Awaitable[None]] | None = None
     spent: Sequence[Spent] = ()
+    next: Candidate | None = None
+    """What everything is to be embedded anew by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
     # sqlite3 gives the interpreter lock away at every row it steps over. With the default of 5 ms its threads win it
     # back too late beside a busy event loop: commits of 574 to 4,012 observations a second became 4,700.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _tame_allocator()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -95,6 +109,16 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         announce(f"  index      {info.index}")
         await stop.wait()
         announce("memstream drains and stops")
+
+
+def _tame_allocator() -> None:
+    """Two heaps for all threads instead of eight a core: what one thread frees, another one's heap cannot use.
+
+    Mixed load on two cores had 15 of them, a fifth of the process, half empty and never given back.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, MALLOC_ARENAS)
 
 
 def _tame_garbage_collection() -> None:
@@ -123,19 +147,24 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         journal = await open_journal(
             settings.data_dir,
             url=settings.journal_url.get_secret_value(),
+            shared=bool(settings.milvus_uri),
+            lease_s=settings.lease_s,
             clock_us=clock.now_us,
             reserve_bytes=settings.disk_free_min_bytes,
         )
         stack.push_async_callback(journal.close)
         used = models or _with_llm(_models(settings), settings, metrics)
         stack.push_async_callback(used.embedder.close)
+        if used.next is not None:
+            stack.push_async_callback(used.next.embedder.close)
         if used.close_llm is not None:
             stack.push_async_callback(used.close_llm)
-        space, embedding = await _space(journal, used.embedder, settings)
+        used, space, embedding = await _in_force(journal, used, settings)
         index = await _index(settings)
         stack.push_async_callback(index.close)
+        dependencies = _dependencies(settings, journal, index, used, embedding, metrics, clock)
         engine = Engine(
-            _dependencies(settings, journal, index, used, embedding, metrics, clock),
+            dependencies,
             space,
             journal_name=journal.description,
             scorer_model=used.scorer_name,
@@ -144,9 +173,12 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         )
         await engine.start()
         stack.push_async_callback(engine.stop, INDEX_GRACE_S)
-        conversations = Conversations(journal.conversations, journal, clock)
+        conversations = Conversations(journal.conversations, journal, clock, dependencies.quiet_s)
         server = create_server(engine, conversations, settings, metrics)
         address = await server.start(settings.listen)
+        await engine.ownership.announce(settings.advertise or address)
+        if settings.milvus_uri and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
+            log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
         stack.push_async_callback(server.stop, settings.drain_grace_s)
         for watching in (watch_loop(metrics), _watch_engine(engine, metrics)):
             stack.callback(asyncio.create_task(watching).cancel)
@@ -159,7 +191,13 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
 async def _watch_engine(engine: Engine, metrics: Metrics) -> None:
     """What the engine holds, sampled once a second."""
     while True:
-        metrics.backlog.set(engine.backlog)
+        held = engine.held()
+        metrics.backlog.set(held.backlog)
+        metrics.sessions.set(held.sessions)
+        metrics.producers.set(held.producers)
+        metrics.watchers.set(held.watchers)
+        metrics.active_memories.set(held.memories)
+        metrics.active_bytes.set(held.size_bytes)
         metrics.index_up.set(not engine.info().degraded)
         await asyncio.sleep(1.0)
 
@@ -172,35 +210,58 @@ def _write_port(file: Path, address: str) -> None:
 
 
 def _models(settings: Settings) -> Models:
+    embedder = _embedder(
+        settings,
+        settings.embedding,
+        settings.embedding_model_dir,
+        settings.embedding_model,
+        settings.embedding_base_url,
+        settings.embedding_api_key,
+    )
+    if settings.next_embedding is None:
+        return Models(embedder)
+    following = _embedder(
+        settings,
+        settings.next_embedding,
+        settings.next_embedding_model_dir,
+        settings.next_embedding_model,
+        settings.next_embedding_base_url,
+        settings.next_embedding_api_key,
+    )
+    asked = settings.next_embedding is EmbeddingKind.OPENAI
+    return Models(embedder, next=Candidate(following, settings.next_embedding_model if asked else ""))
+
+
+def _embedder(
+    settings: Settings, kind: EmbeddingKind, directory: Path | None, model: str, base_url: str, api_key: SecretStr
+) -> Embedder:
     from memstream_server.adapters.models.hashing import HashingEmbedder
 
-    if settings.embedding is EmbeddingKind.HASHING:
-        return Models(HashingEmbedder())
-    if settings.embedding is EmbeddingKind.ONNX and settings.embedding_model_dir is not None:
+    if kind is EmbeddingKind.HASHING:
+        return HashingEmbedder()
+    if kind is EmbeddingKind.ONNX and directory is not None:
         from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder, OnnxModelError
 
         try:
-            return Models(OnnxEmbedder(settings.embedding_model_dir))
+            return OnnxEmbedder(directory)
         except OnnxModelError as error:
             raise StartError(str(error)) from error
     from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding
     from memstream_server.adapters.models.resilience import Resilience
 
-    return Models(
-        OpenAIEmbedder(
-            OpenAIEmbedding(
-                model=settings.embedding_model,
-                base_url=settings.embedding_base_url or OPENAI_URL,
-                api_key=settings.embedding_api_key.get_secret_value(),
-                batch_texts=settings.embedding_batch_max,
-                input_characters=settings.embedding_input_max_chars,
-                concurrency=settings.embedding_concurrency,
-                timeout_s=settings.embedding_timeout_s,
-                resilience=Resilience(
-                    attempts=settings.embedding_retries + 1,
-                    deadline_s=settings.embedding_timeout_s * (settings.embedding_retries + 1),
-                ),
-            )
+    return OpenAIEmbedder(
+        OpenAIEmbedding(
+            model=model,
+            base_url=base_url or OPENAI_URL,
+            api_key=api_key.get_secret_value(),
+            batch_texts=settings.embedding_batch_max,
+            input_characters=settings.embedding_input_max_chars,
+            concurrency=settings.embedding_concurrency,
+            timeout_s=settings.embedding_timeout_s,
+            resilience=Resilience(
+                attempts=settings.embedding_retries + 1,
+                deadline_s=settings.embedding_timeout_s * (settings.embedding_retries + 1),
+            ),
         )
     )
 
@@ -256,6 +317,15 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
     )
 
 
+async def _in_force(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:
+    """The models with that in front whose space is in force: the next one's once everything is embedded by it."""
+    recorded = await journal.space()
+    if recorded is not None and models.next is not None and await models.next.named() == recorded.model:
+        embedding = (await models.next.embedding(recorded)).model
+        return replace(models, embedder=models.next.embedder, next=None), recorded, embedding
+    return models, *await _space(journal, models.embedder, settings)
+
+
 async def _space(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
     """The embedding space in force, recorded at the first start; the model's endpoint is asked only then."""
     recorded = await journal.space()
@@ -270,7 +340,10 @@ async def _space(journal: SqlJournal, embedder: Embedder, settings: Settings) ->
         ) from error
     if recorded is None:
         recorded = Space(model.name, model.dimension, settings.index_partitions)
-        await journal.set_space(recorded)
+        try:
+            await journal.set_space(recorded)
+        except Conflict:  # another server that starts for the first time was quicker
+            recorded = await journal.space() or recorded
     return recorded, model
 
 
@@ -295,6 +368,7 @@ def _dependencies(
 ) -> Dependencies:
     from memstream_server.adapters.models.analyzer import SnowballAnalyzer
     from memstream_server.rpc.errors import failure_of
+    from memstream_server.rpc.info import server_version
 
     limits = Limits(
         active_memories_max=settings.active_memories_max,
@@ -305,16 +379,18 @@ def _dependencies(
         fresh_s=settings.index_overlay_s,
         access_interval_s=settings.access_flush_interval_s,
         maintenance_interval_s=settings.maintenance_interval_s,
+        space_notice_s=SPACE_NOTICE_S if settings.journal_url.get_secret_value() else 0.0,
     )
     analyzer, counted = SnowballAnalyzer(), EngineMetrics(metrics)
     embedder, turns = MeasuredEmbedder(models.embedder, metrics), Turns()
+    following = models.next and replace(models.next, embedder=MeasuredEmbedder(models.next.embedder, metrics))
+    embeddings = Embeddings(Embedding(embedding, embedder), candidate=following)
     return Dependencies(
         journal=journal,
         index=index,
         analyzer=analyzer,
-        embedder=embedder,
-        embedding=embedding,
-        gatherer=Gatherer(analyzer, embedder, embedding.name, models.scorer, limits.model_retry_s, turns),
+        embeddings=embeddings,
+        gatherer=Gatherer(analyzer, embeddings, models.scorer, limits, turns),
         insights=models.insights,
         clock=clock,
         ids=Ids(clock),
@@ -324,8 +400,17 @@ def _dependencies(
         committed=_nobody_committed,
         index_lost=_nobody_searched,
         lost=_nobody_lost,
+        processes=journal.processes,
+        lease=LeaseTimes(settings.lease_s, settings.lease_renew_s),
         operations=journal.operations,
         failure_of=failure_of,
+        transfers=TransferSettings(
+            conversations=journal.conversations,
+            disk=Disk(settings.data_dir / "transfers", settings.disk_free_min_bytes),
+            server=server_version(),
+            import_bytes_max=settings.import_max_bytes,
+            name_bytes_max=settings.id_max_chars,
+        ),
     )
 
 
@@ -389,10 +474,6 @@ class EngineMetrics:
 
     def outbox(self, depth: int) -> None:
         self._metrics.outbox_depth.set(depth)
-
-    def active(self, memories: int, size_bytes: int) -> None:
-        self._metrics.active_memories.set(memories)
-        self._metrics.active_bytes.set(size_bytes)
 
 
 __all__ = ["Models", "Running", "StartError", "running", "serve"]

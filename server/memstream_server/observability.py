@@ -32,6 +32,7 @@ def configure_logging(level: LogLevel, form: LogFormat, stream: TextIO | None = 
         redact,
     ]
     handler = logging.StreamHandler(target)
+    handler.addFilter(_is_news)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared[:2], structlog.stdlib.add_logger_name, *shared[2:]],
@@ -53,6 +54,11 @@ def configure_logging(level: LogLevel, form: LogFormat, stream: TextIO | None = 
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,  # the tests configure more than once
     )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """grpc calls it an error when a client goes away while a message waits for it to read on."""
+    return not (record.name == "grpc._cython.cygrpc" and record.getMessage().startswith("ExecuteBatchError raised"))
 
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -103,6 +109,10 @@ class Metrics:
             "kind",
         )
         self.streams = self._gauge("streams", "Streams open, by rpc.", "rpc")
+        self.sessions = self._gauge("sessions", "Observe streams and batches whose producer is held open.")
+        self.producers = self._gauge("producers", "Producers held in RAM.")
+        self.watchers = self._gauge("watchers", "Watches of memories.")
+        self.tasks = self._gauge("tasks", "Tasks of the event loop.")
         self.active_memories = self._gauge("active_memories", "Memories held in RAM.")
         self.active_bytes = self._gauge("active_bytes", "Estimated bytes of the memories held in RAM.")
         self.backlog = self._gauge("backlog", "Observations received and not yet stored.")
@@ -141,9 +151,10 @@ def serve_metrics(metrics: Metrics, listen: str) -> MetricsEndpoint | None:
 
 
 async def watch_loop(metrics: Metrics, interval_s: float = 1.0) -> None:
-    """Measure the event loop's lag until cancelled."""
+    """Measure the event loop's lag and count its tasks until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + interval_s
         await asyncio.sleep(interval_s)
         metrics.loop_lag_seconds.set(max(0.0, loop.time() - due))
+        metrics.tasks.set(len(asyncio.all_tasks(loop)))

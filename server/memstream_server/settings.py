@@ -117,6 +117,9 @@ class Settings(BaseSettings):
         description="directory of the journal and of the embedded index; one server at a time",
         json_schema_extra={"unit": "", "default": "the user's data directory, in `memstream`"},
     )
+    advertise: Listen = _setting(
+        "", "address other servers of the same database reach this one at, host:port; empty is the bound address"
+    )
     metrics_listen: MetricsListen = _setting("", "address of the Prometheus endpoint, host:port; empty is off")
     log_level: LogLevel = _setting(LogLevel.INFO, "least severe log line written")
     log_format: LogFormat = _setting(LogFormat.CONSOLE, "log lines for people or for machines")
@@ -150,6 +153,15 @@ class Settings(BaseSettings):
     embedding_batch_max: int = _setting(128, "texts in one request", "texts", 1, 2_048)
     embedding_input_max_chars: int = _setting(8_000, "text sent to the model is cut here", "characters", 100, 1_000_000)
     embedding_retries: int = _setting(3, "retries of a failed request, with growing jittered waits", "retries", 0, 20)
+
+    # ---- the model to change to
+    next_embedding: EmbeddingKind | None = _setting(
+        None, "embedding model to change to by `memstream reindex --embed`; serves once the data is in its space"
+    )
+    next_embedding_model_dir: Path | None = _setting(None, "its directory, for next_embedding = onnx")
+    next_embedding_model: str = _setting("text-embedding-3-small", "model asked of its endpoint")
+    next_embedding_base_url: str = _setting("", "base URL of its endpoint; empty is OpenAI's own")
+    next_embedding_api_key: SecretStr = _setting(SecretStr(""), "key of its endpoint; empty where it needs none")
 
     # ---- the LLM that rates importance and derives insights
     llm_model: str = _setting("", "chat model asked for importance and insights; empty is no LLM")
@@ -198,6 +210,10 @@ class Settings(BaseSettings):
     page_size_max: int = _setting(1_000, "items of one page; a larger page_size is lowered to it", "items", 1, 10_000)
     recall_limit_max: int = _setting(1_000, "recollections of one answer", "fragments", 1, 10_000)
 
+    import_max_bytes: int = _setting(
+        17_179_869_184, "lines of one import, put aside on the disk before they are used", "bytes", 1, 1_099_511_627_776
+    )
+
     # ---- streams
     window_observations: int = _setting(
         4_096, "observations a stream may have sent and not yet had received", "observations", 1, 1_000_000
@@ -227,6 +243,14 @@ class Settings(BaseSettings):
         SecretStr(""),
         "PostgreSQL database of the journal, postgresql://user:password@host/database; empty keeps it in data_dir",
     )
+    lease_s: float = _setting(
+        10.0,
+        "how long other servers of the database leave this one its memories when it says nothing",
+        "seconds",
+        0.5,
+        600,
+    )
+    lease_renew_s: float = _setting(3.0, "how often it says that it is there", "seconds", 0.1, 200)
     disk_free_min_bytes: int = _setting(
         268_435_456, "free disk below which new writes are refused", "bytes", 0, 1_099_511_627_776
     )
@@ -244,8 +268,12 @@ class Settings(BaseSettings):
             raise ValueError("content_max_bytes must be at most half of message_max_bytes")
         if self.content_max_bytes > self.window_bytes:
             raise ValueError("window_bytes must hold at least one content of content_max_bytes")
+        if self.lease_renew_s > self.lease_s / 2:
+            raise ValueError("lease_renew_s must be at most half of lease_s")
         if self.embedding is EmbeddingKind.ONNX and self.embedding_model_dir is None:
             raise ValueError("embedding = onnx needs embedding_model_dir")
+        if self.next_embedding is EmbeddingKind.ONNX and self.next_embedding_model_dir is None:
+            raise ValueError("next_embedding = onnx needs next_embedding_model_dir")
         return self
 
     @classmethod

@@ -43,16 +43,16 @@ def parameters(memory: str, target: str, *options: str) -> StdioServerParameters
 async def over_http(memory: str, target: str, *options: str) -> AsyncIterator[str]:
     """The URL of a process that serves HTTP."""
     process = await asyncio.create_subprocess_exec(
-        *(*COMMAND, "mcp", "--memory", memory, "--transport", "http", "--listen", "127.0.0.1:0", *options),
+        *(*COMMAND, "mcp", "--memory", memory, "--transport", "http", "--listen", "127.0.0.1:0", "--json", *options),
         env=environment(target) | {"PYTHONUNBUFFERED": "1"},
         stdout=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stdout is not None
-        line = (await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)).decode()
-        found = re.fullmatch(rf"{memory} is served at (http://127\.0\.0\.1:\d+/mcp)\n", line)
-        assert found, line
-        yield found[1]
+        told = json.loads(await asyncio.wait_for(process.stdout.readline(), DEADLINE_S))
+        assert told["memory"] == memory
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/mcp", told["url"])
+        yield told["url"]
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), DEADLINE_S) in (0, -signal.SIGTERM)
     finally:

@@ -18,10 +18,9 @@ TALK = ConversationName("comedy", "monday")
 
 
 @pytest.fixture
-async def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Conversations]:
-    monkeypatch.setattr(conversations, "QUIET_S", 3_600.0)  # only being told wakes a watch
+async def talks(tmp_path: Path) -> AsyncIterator[Conversations]:
     journal = await journals.opened(tmp_path / "data", Clock().now_us, reserve_bytes=0)
-    yield Conversations(journal.conversations, journal, Clock())
+    yield Conversations(journal.conversations, journal, Clock(), quiet_s=3_600.0)  # only being told wakes a watch
     await journal.close()
 
 

@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent / "scenarios"
 RESERVED = {
     EventType.ACCESSED,
     EventType.MODEL_ASKED,
+    EventType.IMPORTED,  # in tests/server/test_transfer.py
     EventType.RATED,  # in test_lifecycle.py
     EventType.MEMORY_CREATED,
     EventType.MEMORY_UPDATED,

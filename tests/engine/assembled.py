@@ -19,7 +19,7 @@ from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.observability import Metrics
-from memstream_server.ports.journal import Image, MemoryRecord
+from memstream_server.ports.journal import Image, MemoryRecord, Recorded
 from memstream_server.settings import Settings
 from tests.support import journals
 from tests.support.faulty_journal import FaultyJournal
@@ -94,7 +94,9 @@ async def image_of(engine: Engine, name: str) -> Image:
 
 async def events_of(engine: Engine, uid: str) -> list[Event]:
     """All events of a memory, having checked that its revisions are contiguous."""
-    recorded = await engine._journal.events(uid, 0, 100_000)
+    recorded: list[Recorded] = []
+    while page := await engine._journal.events(uid, len(recorded), 100_000):
+        recorded += page
     assert [one.revision for one in recorded] == list(range(1, len(recorded) + 1))
     return [event for one in recorded for event in one.events]
 

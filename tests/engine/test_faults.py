@@ -18,6 +18,7 @@ import pytest
 from memstream_server import app
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
+from memstream_server.engine import actor
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, Refusal
@@ -236,3 +237,28 @@ async def fill_ask_and_delete(parts: Assembled, name: str) -> None:
 
 async def nothing_indexed(index: MemoryIndex) -> bool:
     return not index.flushed
+
+
+async def test_while_the_disk_is_full_what_removes_goes_on_and_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that waits for room holds up no clearing, and is tried again after it."""
+    monkeypatch.setattr(actor, "STORAGE_RETRY_S", 3_600.0)
+    async with assembled(tmp_path) as parts:
+        engine = parts.engine
+        await engine.create_memory(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
+        session = await engine.open_observe(NAMESPACE, "joy", "p")
+        await session.submit(1, [observation("the first")])
+        await session.reached(AckLevel.STORED, 1)
+        parts.journal.fail_at(1, Fault.FULL, "commit")
+        for number in (2, 3):
+            await session.submit(number, [observation(f"number {number}")])
+
+        async def refused() -> bool:
+            return parts.journal.failed == "commit"
+
+        await until(refused)
+        assert (await engine.clear_memory(NAMESPACE, "joy", ())).count == 1
+        await session.reached(AckLevel.STORED, 3)
+        session.close()
+        assert [row.fragment.content for row in (await check(engine, "joy")).rows] == ["number 2", "number 3"]

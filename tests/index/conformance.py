@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from memstream_server.core.values import Vector
-from memstream_server.ports.index import Point, VectorIndex
+from memstream_server.ports.index import IndexUnavailable, Point, VectorIndex
 from memstream_server.ports.journal import Space
 
 SPACE = Space("test model/v1", 24, 64)
@@ -240,6 +240,25 @@ class Conformance:
         assert index.description.startswith("milvus")
         assert any(character.isdigit() for character in index.description)
         assert await index.healthy()
+
+    async def test_a_dropped_index_is_empty_and_can_be_filled_again(
+        self, index: VectorIndex, reopen: Reopen, memory: str
+    ) -> None:
+        """It replaces the module's index."""
+        vectors = unit_vectors(20)
+        await index.upsert(points(memory, vectors))
+        await index.flush()
+        await index.upsert(points(memory, vectors, first=20))
+        await index.drop()
+        with pytest.raises(IndexUnavailable):
+            await index.search(memory, vectors[0], 1)
+        assert await index.open(SPACE)
+        assert await index.count(memory) == 0
+        await index.upsert(points(memory, vectors[:5]))
+        await index.flush()
+        again, must_fill = await reopen()
+        assert not must_fill
+        assert await again.count(memory) == 5
 
     async def test_what_was_flushed_is_there_after_a_restart(
         self, index: VectorIndex, reopen: Reopen, memory: str

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from memstream_server.adapters.journal import writes
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import DBGPT, DEFAULT, with_value
 from memstream_server.core.values import Enhancement, Fragment, FragmentKind, MemoryKind, Structured, Tier
@@ -286,6 +287,30 @@ class JournalConformance:
         assert await journal.received_hashes("u1", "p", 7, 99) == []
         assert await journal.received_hashes("u1", "other", 1, 9) == []
 
+    async def test_a_producer_of_one_call_is_kept_for_a_day(self, journal: Journal, now: Now) -> None:
+        await journal.open_producer("u1", 1, "request:r", one_call=True)
+        await journal.receive(replace(receipt(1, 2, 0), producer="request:r"))
+        assert [one.name for one in (await image(journal)).producers] == ["p", "request:r"]
+        now.us += DAY_US + 1
+        assert await journal.prune_producers(9) == 0  # something of it is pending
+        await journal.commit(transition(1, stored_positions=(0,), producers=(("request:r", 2),)))
+        assert [one.name for one in (await image(journal)).producers] == ["p"]
+        assert await journal.prune_producers(9) == 1
+        assert await journal.received_hashes("u1", "request:r", 1, 9) == []
+        assert await journal.open_producer("u1", 1, "request:r", one_call=True) == Producer("request:r", 1)
+        assert await journal.prune_producers(9) == 0
+        assert (await journal.open_producer("u1", 1, "p")).epoch == 2
+
+    async def test_a_stream_that_stays_open_lets_old_hashes_go(
+        self, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(writes, "SEQUENCES_KEPT", 20)
+        monkeypatch.setattr(writes, "COMPACT_EVERY", 10)
+        for number in range(1, 101):
+            await journal.receive(receipt(number, 1, number))
+        kept = [number for number, _, _ in await journal.received_hashes("u1", "p", 1, 200)]
+        assert kept == list(range(81, 101))
+
     # ---- transitions
 
     async def test_every_field_of_a_fragment_survives(self, journal: Journal) -> None:
@@ -413,7 +438,7 @@ class JournalConformance:
         sensory, first, second = fragment(0, Tier.SENSORY), fragment(1, Tier.SHORT_TERM), fragment(2, Tier.SHORT_TERM)
         gone = fragment(3, Tier.SHORT_TERM, forget_time_us=5)
         rows = tuple(row(one) for one in (second, first, sensory, gone, fragment(4)))
-        anchors = (Anchor(second.id, vector(9), enhancements), Anchor(first.id, None, enhancements[:1]))
+        anchors = (Anchor(second.id, vector(9), enhancements, MODEL), Anchor(first.id, None, enhancements[:1]))
         await journal.commit(transition(1, rows=rows, anchors=anchors))
         found = await image(journal)
         assert [one.fragment.position for one in found.rows] == [0, 1, 2, 3, 4]
@@ -422,7 +447,7 @@ class JournalConformance:
         assert found.short_term[0].vector is None
         np.testing.assert_array_equal(found.short_term[1].vector, np.array([9, 1, 2, 3], dtype=np.float32))
         assert [held.enhancements for held in found.short_term] == [enhancements[:1], enhancements]
-        await journal.commit(transition(2, anchors=(Anchor(second.id, vector(9), ()),), released=(first.id,)))
+        await journal.commit(transition(2, anchors=(Anchor(second.id, vector(9), (), MODEL),), released=(first.id,)))
         assert [held.enhancements for held in (await image(journal)).short_term] == [(), ()]
 
     async def test_vectors_come_all_or_none_and_only_of_the_space_asked_for(self, journal: Journal) -> None:
@@ -629,6 +654,36 @@ class JournalConformance:
         await journal.delete_memory("u2", gone)
         assert [await journal.answer(request) for request in ("made", "gone")] == [made, gone]
 
+    async def test_an_erasure_empties_answers_that_name_it_and_drops_hashes(self, journal: Journal, now: Now) -> None:
+        gone, kept = "01J" + "A" * 23, "01J" + "B" * 23
+        answers = [
+            Answer(f"{namespace}\nPut\n{name}", b"digest", b"AB" + name.encode() + b"secret", now.us)
+            for namespace, name in (("comedy", gone), ("comedy", kept), ("comedy2", gone))
+        ]
+        for revision, answer in enumerate(answers, 1):
+            await journal.commit(transition(revision, answer=answer))
+        await journal.open_producer("u1", 1, "q")
+        await journal.receive(receipt(1, 3, 0))
+        await journal.receive(receipt(4, 3, 3))
+        await journal.receive(replace(receipt(1, 1, 6), producer="q"))
+        stored = transition(4, stored_positions=(0,), producers=(("p", 3),), erased=(gone,))
+        await journal.commit(stored)
+        assert await journal.answer(answers[0].request) == replace(answers[0], digest=b"", response=b"")
+        assert [await journal.answer(answer.request) for answer in answers[1:]] == answers[1:]
+        assert [number for number, _, _ in await journal.received_hashes("u1", "p", 1, 9)] == [4, 5, 6]
+        assert [number for number, _, _ in await journal.received_hashes("u1", "q", 1, 9)] == [1]
+
+    async def test_scrubbing_changes_nothing_that_can_be_read_or_written(self, journal: Journal) -> None:
+        await journal.commit(transition(1, rows=tuple(row(fragment(number)) for number in range(50))))
+        await journal.commit(transition(2, removed=tuple(fragment(number).id for number in range(0, 50, 2))))
+        before = await image(journal)
+        _, load, _ = await asyncio.gather(journal.scrub(), image(journal), journal.commit(transition(3)))
+        assert load.rows == before.rows
+        await asyncio.gather(journal.scrub(), journal.scrub())
+        assert (await image(journal)).rows == before.rows
+        await journal.commit(transition(4, rows=(row(fragment(50)),)))
+        assert len((await image(journal)).rows) == 26
+
     # ---- the index's outbox and jobs
 
     async def test_the_outbox_gives_rows_as_they_are_now_until_they_are_done(self, journal: Journal) -> None:
@@ -711,7 +766,7 @@ class JournalConformance:
         await journal.set_space(Space(MODEL, 4, 64))
         await journal.receive(receipt(1, 2, 0))
         kept = row(fragment(2, Tier.SHORT_TERM))
-        await journal.commit(transition(1, rows=(kept,), anchors=(Anchor(kept.fragment.id, vector(1), ()),)))
+        await journal.commit(transition(1, rows=(kept,), anchors=(Anchor(kept.fragment.id, vector(1), (), MODEL),)))
         before = await image(journal)
         await journal.close()
         again = await opener()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from memstream_server.adapters.journal import open_journal
-from memstream_server.ports.journal import Journal
-from tests.journal.conformance import JournalConformance, Now, Opener
+from memstream_server.core.values import Fragment
+from memstream_server.ports.journal import Journal, Row
+from tests.journal.conformance import JournalConformance, Now, Opener, fragment, record, transition
 
 
 @pytest.fixture
@@ -26,3 +30,39 @@ def opener(tmp_path: Path, now: Now) -> Opener:
 
 class TestSqlite(JournalConformance):
     """See conformance.py."""
+
+
+def files(data_dir: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in data_dir.rglob("journal.db*"))
+
+
+async def test_scrubbing_leaves_nothing_of_what_was_deleted(opener: Opener, tmp_path: Path) -> None:
+    """Rows of many memories in turn: pages are split, and rows that moved leave copies that deletion does not find."""
+    journal = await opener()
+    memories, turns = [f"u{number}" for number in range(20)], 60
+    for uid in memories:
+        await journal.create_memory(record(uid, uid), ())
+        await journal.own(uid)
+    sizes = random.Random(1)
+    words: dict[str, bytes] = {}
+
+    def said(uid: str, turn: int) -> Fragment:
+        word = f"<{uid}:{turn}>"
+        return fragment(turn, content=word + "x" * sizes.randint(50, 1_500), id=f"{uid:0>10}{turn:016d}")
+
+    for turn in range(turns):
+        commits = [(uid, said(uid, turn)) for uid in sizes.sample(memories, len(memories))]
+        next_ = transition(turn + 1)
+        await asyncio.gather(*(journal.commit(replace(next_, memory=uid, rows=(Row(one),))) for uid, one in commits))
+    for uid in memories:
+        chosen = [turn for turn in range(turns) if sizes.random() < 0.5]
+        words |= {f"{uid}/{turn}": f"<{uid}:{turn}>".encode() for turn in chosen}
+        gone = tuple(f"{uid:0>10}{turn:016d}" for turn in chosen)
+        await journal.commit(replace(transition(turns + 1), memory=uid, removed=gone))
+    held = files(tmp_path)
+    assert any(word in held for word in words.values())
+    await journal.scrub()
+    held = files(tmp_path)
+    assert [name for name, word in words.items() if word in held] == []
+    assert held.count(b"<u") >= len(memories) * turns - len(words)
+    await journal.close()

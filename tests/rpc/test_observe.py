@@ -77,6 +77,23 @@ async def test_flush_of_nothing_is_answered(wire: Wire) -> None:
     await call.ack(lambda ack: ack.flushed == 3)
 
 
+async def test_flushes_that_wait_are_bounded(wire: Wire, script: Any) -> None:
+    """Those of the same number count as one; a client that goes on flushing what is not stored is refused."""
+    script.storing.clear()
+    call = await wire.observe()
+    await call.batch(1, "x")
+    for flush_id in range(1, 101):
+        await call.send(flush=pb.ObserveFlush(flush_id=flush_id))
+    for number in range(2, 33):
+        await call.batch(number, "x")
+        await call.ack(lambda ack, last=number: ack.received == last)
+        await call.send(flush=pb.ObserveFlush(flush_id=100 + number))
+    await call.batch(33, "x")
+    await call.send(flush=pb.ObserveFlush(flush_id=200))
+    error = await call.error()
+    assert (error.reason, "flushes" in error.message) == ("WINDOW_EXCEEDED", True)
+
+
 async def test_close_answers_closed_once_all_is_stored(wire: Wire) -> None:
     call = await wire.observe(outcomes=True)
     await call.batch(1, "a", "b")

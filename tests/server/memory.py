@@ -181,6 +181,17 @@ def event_of(event: memstream.Event) -> core.Event:
         draw=event.draw,
         importance=event.importance,
         sources=event.sources,
+        imported=None if event.imported is None else _imported_of(event.imported),
+    )
+
+
+def _imported_of(had: memstream.ImportedFragment) -> core.Imported:
+    return core.Imported(
+        kind=FragmentKind(had.kind or FragmentKind.OBSERVATION),
+        enhancements=had.enhancers,
+        enhancement_count=had.enhancement_count,
+        duplicate_count=had.duplicate_count,
+        forgotten=had.forgotten,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+import pytest
+
 import memstream
 from memstream import AgentMemory, MemoryKind, Observation
 from tests.server.conftest import MakeServer, started
@@ -126,3 +128,26 @@ async def test_a_small_window_bounds_and_loses_nothing(make_server: MakeServer) 
             for words in said:
                 await stream.send(words)
         assert [one.content for one in await fragments(memory)] == said
+
+
+async def test_settings_bound_what_a_request_holds(make_server: MakeServer) -> None:
+    server = await started(
+        make_server(
+            content_max_bytes=100, metadata_entries_max=2, metadata_max_bytes=50, id_max_chars=40, recall_limit_max=3
+        )
+    )
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("bounds/small")
+        await memory.observe_batch([Observation("x" * 100, metadata={"a": 1, "b": "v" * 40}, external_id="e" * 40)])
+        for wrong in (
+            Observation("x" * 101),
+            Observation("x", metadata={"a": 1, "b": 2, "c": 3}),
+            Observation("x", metadata={"a": "v" * 60}),
+            Observation("x", external_id="e" * 41),
+        ):
+            with pytest.raises(memstream.InvalidRequest):
+                await memory.observe_batch([wrong])
+        assert len(await memory.recall_once("x", limit=3)) == 1
+        with pytest.raises(memstream.InvalidRequest, match=r"query\.limit"):
+            await memory.recall_once("x", limit=4)
+        assert len(await contents(memory)) == 1

@@ -104,7 +104,7 @@ async def test_pages_go_from_the_newest_to_the_oldest(client: memstream.Client, 
 
 
 async def test_what_is_refused(client: memstream.Client, path: str) -> None:
-    with pytest.raises(memstream.CapabilityMissing, match="embed"):
+    with pytest.raises(memstream.ModelMismatch, match="next_embedding"):
         await client.start_reindex(embed=True)
     with pytest.raises(memstream.MemoryNotFound):
         await client.start_purge(*path.split("/"))
@@ -133,5 +133,5 @@ def test_the_blocking_client_has_it_all(shared: ServerProcess, path: str) -> Non
         ended = client.finished(client.start_purge(namespace), looks.append)
         assert ended == looks[-1] == client.operation(ended.id) == client.cancel_operation(ended.id)
         assert list(client.operations(namespace)) == [ended]
-        with pytest.raises(memstream.CapabilityMissing):
+        with pytest.raises(memstream.ModelMismatch):
             client.start_reindex(embed=True)

@@ -22,6 +22,8 @@ WRITES = frozenset(
         "outbox_enter",
         "outbox_refill",
         "prune_events",
+        "scrub",
+        "prune_producers",
     }
 )
 """The port's writes, `set_space` excepted: it is done before there is an engine."""

@@ -11,19 +11,25 @@ from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexUnavailable, Point
 from memstream_server.ports.journal import Space
 
+_Rows = dict[tuple[str, str], Vector]
+"""By (memory, fragment)."""
+
 
 class MemoryIndex:
     """`fail_at` makes a later call raise; whatever was written since the last flush is then gone, as it may be."""
 
     def __init__(self) -> None:
-        self.flushed: dict[tuple[str, str], Vector] = {}
-        """What a restart would find, by (memory, fragment)."""
-        self._now: dict[tuple[str, str], Vector] = {}
+        self.kept: dict[str, _Rows] = {}
+        """What a restart would find, by the name of the space."""
+        self._now: dict[str, _Rows] = {}
+        self._first = ""
         self._left = 0
         self._call = ""
         self._error: type[IndexUnavailable] = IndexUnavailable
         self.failed = ""
         """The call that failed since it was armed last."""
+        self.keeps_deleted = False
+        self.drops = 0
 
     def fail_at(self, number: int, error: type[IndexUnavailable], call: str) -> None:
         """The `number`-th `call` from now (the first is 1) raises `error`, once. IndexLost loses everything."""
@@ -39,51 +45,79 @@ class MemoryIndex:
         if self._left == 0:
             self.failed = name
             if self._error is not IndexUnavailable:
-                self.flushed = {}
-            self._now = dict(self.flushed)
+                self.kept = {model: {} for model in self.kept}
+            self._now = {model: dict(rows) for model, rows in self.kept.items()}
             raise self._error(f"scripted: {name}")
 
     @property
     def description(self) -> str:
         return "memory"
 
-    async def open(self, space: Space) -> bool:
+    @property
+    def flushed(self) -> _Rows:
+        """What a restart would find of the space opened first."""
+        return self.kept.get(self._first, {})
+
+    async def open(self, space: Space, beside: Space | None = None) -> bool:
         self._called("open")
-        return not self.flushed
+        self._first = space.model
+        wanted = [each.model for each in (space, beside) if each is not None]
+        self._now = {model: dict(self.kept.setdefault(model, {})) for model in wanted}
+        return not all(self.kept[model] for model in wanted)
 
-    async def upsert(self, points: Sequence[Point]) -> None:
+    async def add(self, space: Space) -> bool:
+        self._called("add")
+        self._now.setdefault(space.model, {})
+        return not self.kept.setdefault(space.model, {})
+
+    async def remove(self, space: Space) -> None:
+        self._called("remove")
+        self._now.pop(space.model, None)
+        self.kept.pop(space.model, None)
+        self._first = next(iter(self._now))
+
+    async def upsert(self, points: Sequence[Point], model: str = "") -> None:
         self._called("upsert")
-        self._now |= {(point.memory, point.fragment): point.vector for point in points}
+        self._of(model).update({(point.memory, point.fragment): point.vector for point in points})
 
-    async def delete(self, memory: str, fragments: Sequence[str]) -> None:
+    async def delete(self, memory: str, fragments: Sequence[str], model: str = "") -> None:
         self._called("delete")
         for fragment in fragments:
-            self._now.pop((memory, fragment), None)
+            self._of(model).pop((memory, fragment), None)
 
     async def flush(self) -> None:
         self._called("flush")
-        self.flushed = dict(self._now)
+        self.kept |= {model: dict(rows) for model, rows in self._now.items()}
 
     async def drop(self) -> None:
         self._called("drop")
-        self.flushed, self._now = {}, {}
+        self.drops += 1
+        self.kept, self._now = {}, {}
 
-    async def search(self, memory: str, vector: Vector, limit: int) -> tuple[list[str], npt.NDArray[np.float32]]:
+    async def search(
+        self, memory: str, vector: Vector, limit: int, model: str = ""
+    ) -> tuple[list[str], npt.NDArray[np.float32]]:
         self._called("search")
-        found = {fragment: float(held @ vector) for (uid, fragment), held in self._now.items() if uid == memory}
+        rows = self._of(model).items()
+        found = {fragment: float(held @ vector) for (uid, fragment), held in rows if uid == memory}
         best = sorted(found, key=lambda fragment: -found[fragment])[:limit]
         return best, np.array([found[fragment] for fragment in best], np.float32)
 
-    async def count(self, memory: str) -> int:
-        return len(self.stored(memory))
+    async def count(self, memory: str, model: str = "") -> int:
+        return len(self.stored(memory, model))
 
-    async def ids(self, memory: str, after: str, limit: int) -> list[str]:
+    async def ids(self, memory: str, after: str, limit: int, model: str = "") -> list[str]:
         self._called("ids")
-        return sorted(fragment for fragment in self.stored(memory) if fragment > after)[:limit]
+        return sorted(fragment for fragment in self.stored(memory, model) if fragment > after)[:limit]
 
-    def stored(self, memory: str) -> set[str]:
+    def stored(self, memory: str, model: str = "") -> set[str]:
         """What a restart would find."""
-        return {fragment for uid, fragment in self.flushed if uid == memory}
+        return {fragment for uid, fragment in self.kept.get(model or self._first, {}) if uid == memory}
+
+    def _of(self, model: str) -> _Rows:
+        if (model or self._first) not in self._now:
+            raise IndexUnavailable(f"the index of {model} is not open")
+        return self._now[model or self._first]
 
     async def healthy(self) -> bool:
         return True

@@ -155,7 +155,7 @@ def overtaken(cluster: Cluster, url: str) -> Any:
 
     connection = psycopg.connect(url, autocommit=True)
     with ThreadPoolExecutor(1) as pool:
-        lock = f"SELECT pg_advisory_lock({adapter.SINGLE}, {adapter._SCHEMA})"
+        lock = f"SELECT pg_advisory_lock({adapter.SINGLE}, {adapter.SCHEMA})"
         waits = pool.submit(connection.execute, lock.encode())
         cluster.execute(
             "postgres",

@@ -109,12 +109,3 @@ async def test_producers_survive_restarts_of_the_database(make_server: MakeServe
 
 async def _all_beyond(producers: list[Producer], received: list[int]) -> bool:
     return all(one.ledger.received > before for one, before in zip(producers, received, strict=True))
-
-
-async def test_a_second_server_on_the_database_ends_with_a_message(make_server: MakeServer) -> None:
-    first = await started(make_server("first"))
-    second = make_server("second")
-    with pytest.raises(AssertionError, match="did not start"):
-        await started(second)
-    assert "in use by memstream pid" in second.log()
-    assert first.is_running()

@@ -13,6 +13,7 @@ other thread, and not after a fork. A program that runs an event loop of its own
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -25,6 +26,7 @@ from memstream.sync.conversations import Conversation, ConversationWatch
 from memstream.sync.loop import LOOP
 from memstream.sync.memory import AgentMemory, FragmentListing
 from memstream.sync.streams import ObserveStream, RecallStream, Sent, Watch
+from memstream.transfer import ExportPart
 from memstream.values import MemoryKind
 
 __all__ = [
@@ -146,29 +148,28 @@ class Client:
         """Deletes a memory and all of its content for good."""
         LOOP.run(self._inner.delete_memory(path, etag=etag))
 
-    def export_memories(self, namespace: str, memory: str = "", *, include_vectors: bool = False) -> Iterator[bytes]:
-        """Whole JSON lines of a namespace or one of its memories."""
-        return LOOP.iterate(self._inner.export_memories(namespace, memory, include_vectors=include_vectors))
+    def export(self, namespace: str, memory: str = "", *, include_vectors: bool = False) -> Iterator[ExportPart]:
+        """Lines of JSON with all of a memory, or of a namespace with its conversations; see docs/export.md."""
+        return LOOP.iterate(self._inner.export(namespace, memory, include_vectors=include_vectors))
 
-    def import_memories(
+    def import_(
         self,
         namespace: str,
-        lines: Iterable[bytes],
+        source: Path | str | Iterable[bytes],
         *,
         memory: str = "",
         request_id: str = "",
         validate_only: bool = False,
     ) -> Operation:
-        """Sends whole JSON lines of an export; the same `request_id` again goes on where the first stopped."""
+        """Sends an export (a file, or its bytes) to be imported; wait with `finished`."""
 
-        async def each() -> AsyncIterator[bytes]:
-            for line in lines:
-                yield line
+        async def each(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+            for chunk in chunks:
+                yield chunk
 
+        given = source if isinstance(source, Path | str) else each(source)
         return LOOP.run(
-            self._inner.import_memories(
-                namespace, each(), memory=memory, request_id=request_id, validate_only=validate_only
-            )
+            self._inner.import_(namespace, given, memory=memory, request_id=request_id, validate_only=validate_only)
         )
 
     def start_reindex(self, *, embed: bool = False) -> Operation:

@@ -73,7 +73,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 20
     """UNAVAILABLE. The server is going away. What to do: reconnect."""
     ERROR_REASON_OWNER_UNAVAILABLE: _ErrorReason.ValueType  # 21
-    """UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached."""
+    """UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it just moves between two.
+    metadata: begun, where what was asked may have been done.
+    """
     ERROR_REASON_MODEL_MISMATCH: _ErrorReason.ValueType  # 22
     """FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`."""
     ERROR_REASON_KIND_MISMATCH: _ErrorReason.ValueType  # 23
@@ -153,7 +155,9 @@ ERROR_REASON_JOURNAL_UNAVAILABLE: ErrorReason.ValueType  # 19
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 20
 """UNAVAILABLE. The server is going away. What to do: reconnect."""
 ERROR_REASON_OWNER_UNAVAILABLE: ErrorReason.ValueType  # 21
-"""UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached."""
+"""UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it just moves between two.
+metadata: begun, where what was asked may have been done.
+"""
 ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 22
 """FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`."""
 ERROR_REASON_KIND_MISMATCH: ErrorReason.ValueType  # 23

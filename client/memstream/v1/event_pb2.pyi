@@ -73,6 +73,8 @@ class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventType.V
     """An importance that was missing, because its model was down, was filled in."""
     EVENT_TYPE_MODEL_ASKED: _EventType.ValueType  # 22
     """An LLM was asked on behalf of the memory: `model_use` says what that took."""
+    EVENT_TYPE_IMPORTED: _EventType.ValueType  # 23
+    """The fragment came from an export, at `to_tier`; `imported` says what it had been through."""
 
 class EventType(_EventType, metaclass=_EventTypeEnumTypeWrapper):
     """The steps. After FILTERED, DROPPED, MERGED and ERASED the fragment is gone; REPEATED and ECHOED say that `other_id`
@@ -125,6 +127,8 @@ EVENT_TYPE_RATED: EventType.ValueType  # 21
 """An importance that was missing, because its model was down, was filled in."""
 EVENT_TYPE_MODEL_ASKED: EventType.ValueType  # 22
 """An LLM was asked on behalf of the memory: `model_use` says what that took."""
+EVENT_TYPE_IMPORTED: EventType.ValueType  # 23
+"""The fragment came from an export, at `to_tier`; `imported` says what it had been through."""
 Global___EventType: _TypeAlias = EventType  # noqa: Y015
 
 class _EventReason:
@@ -181,7 +185,7 @@ class Cursor(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     ORDINAL_FIELD_NUMBER: _builtins.int
     memory_uid: _builtins.str
-    """Identity of the memory; a cursor is void when the memory of that name was made anew."""
+    """Identity of the memory; a cursor is void when the memory of that name was made anew or restored."""
     revision: _builtins.int
     """Everything up to this revision was seen, ..."""
     ordinal: _builtins.int
@@ -200,6 +204,46 @@ class Cursor(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cursor: _TypeAlias = Cursor  # noqa: Y015
+
+@_typing.final
+class ImportedFragment(_message.Message):
+    """What an imported fragment had been through before its memory's log began."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    ENHANCERS_FIELD_NUMBER: _builtins.int
+    ENHANCEMENT_COUNT_FIELD_NUMBER: _builtins.int
+    DUPLICATE_COUNT_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    kind: _fragment_pb2.FragmentKind.ValueType
+    """How it came to be."""
+    enhancement_count: _builtins.int
+    """Hits and repeats."""
+    duplicate_count: _builtins.int
+    """Repeats alone."""
+    forgotten: _builtins.bool
+    """Whether it is forgotten."""
+    @_builtins.property
+    def enhancers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the enhancers of one that is still held."""
+
+    def __init__(
+        self,
+        *,
+        kind: _fragment_pb2.FragmentKind.ValueType = ...,
+        enhancers: _abc.Iterable[_builtins.str] | None = ...,
+        enhancement_count: _builtins.int = ...,
+        duplicate_count: _builtins.int = ...,
+        forgotten: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate_count", b"duplicate_count", "enhancement_count", b"enhancement_count", "enhancers", b"enhancers", "forgotten", b"forgotten", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportedFragment: _TypeAlias = ImportedFragment  # noqa: Y015
 
 @_typing.final
 class ModelUse(_message.Message):
@@ -258,6 +302,7 @@ class Event(_message.Message):
     IMPORTANCE_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     MODEL_USE_FIELD_NUMBER: _builtins.int
+    IMPORTED_FIELD_NUMBER: _builtins.int
     type: Global___EventType.ValueType
     """What happened."""
     fragment_id: _builtins.str
@@ -292,6 +337,10 @@ class Event(_message.Message):
     def model_use(self) -> Global___ModelUse:
         """What an LLM took; set for MODEL_ASKED alone."""
 
+    @_builtins.property
+    def imported(self) -> Global___ImportedFragment:
+        """Of an imported fragment."""
+
     def __init__(
         self,
         *,
@@ -308,10 +357,11 @@ class Event(_message.Message):
         importance: _builtins.float | None = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
         model_use: Global___ModelUse | None = ...,
+        imported: Global___ImportedFragment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "importance", b"importance", "model_use", b"model_use", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "importance", b"importance", "imported", b"imported", "model_use", b"model_use", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "model_use", b"model_use", "other_id", b"other_id", "reason", b"reason", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "imported", b"imported", "model_use", b"model_use", "other_id", b"other_id", "reason", b"reason", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cosine: _TypeAlias = _typing.Literal["cosine"]  # noqa: Y015
     _WhichOneofArgType__cosine: _TypeAlias = _typing.Literal["_cosine", b"_cosine"]  # noqa: Y015

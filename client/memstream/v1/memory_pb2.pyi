@@ -218,7 +218,7 @@ class Memory(_message.Message):
     name: _builtins.str
     """Its name, unique in the namespace."""
     uid: _builtins.str
-    """Its identity: a memory made anew under the same name has another."""
+    """Its identity: a memory made anew under the same name, or restored from a backup, has another."""
     kind: Global___MemoryKind.ValueType
     """Which tiers it has."""
     revision: _builtins.int

@@ -98,7 +98,7 @@ class Operation(_message.Message):
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """Why it failed."""
+        """Why it failed; of one that is at work, what it waits for, such as a model that does not answer."""
 
     def __init__(
         self,

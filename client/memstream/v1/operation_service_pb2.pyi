@@ -30,7 +30,10 @@ class StartReindexRequest(_message.Message):
     request_id: _builtins.str
     """Makes a repeat of this call return the first answer, for 24 hours."""
     embed: _builtins.bool
-    """Compute every vector anew with the server's embedding model; off rebuilds the index from stored vectors."""
+    """Compute every vector anew with the model that the server's setting next_embedding names, then go over to it in one
+    step; off rebuilds the index from stored vectors. Without such a setting, or when everything is embedded by that
+    model already: FAILED_PRECONDITION, MODEL_MISMATCH. Cancelled, the former model stays.
+    """
     def __init__(
         self,
         *,

@@ -67,7 +67,7 @@ class OperationServiceServicer(object):
     """
 
     def StartReindex(self, request, context):
-        """Rebuilds the vector index from the journal, or embeds everything anew under the configured model, without stopping recalls.
+        """Rebuilds the vector index from the journal, or embeds everything anew under the next model, without stopping recalls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,7 @@ class OperationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OperationServiceAsyncStub: ...
     StartReindex: _grpc.UnaryUnaryMultiCallable[_operation_service_pb2.StartReindexRequest, _operation_service_pb2.StartReindexResponse]
-    """Rebuilds the vector index from the journal, or embeds everything anew under the configured model, without stopping recalls."""
+    """Rebuilds the vector index from the journal, or embeds everything anew under the next model, without stopping recalls."""
     StartPurge: _grpc.UnaryUnaryMultiCallable[_operation_service_pb2.StartPurgeRequest, _operation_service_pb2.StartPurgeResponse]
     """Erases forgotten fragments whose grace has passed, now instead of in time."""
     GetOperation: _grpc.UnaryUnaryMultiCallable[_operation_service_pb2.GetOperationRequest, _operation_service_pb2.GetOperationResponse]
@@ -50,7 +50,7 @@ class OperationServiceAsyncStub(OperationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartReindex: _aio.UnaryUnaryMultiCallable[_operation_service_pb2.StartReindexRequest, _operation_service_pb2.StartReindexResponse]  # type: ignore[assignment]
-    """Rebuilds the vector index from the journal, or embeds everything anew under the configured model, without stopping recalls."""
+    """Rebuilds the vector index from the journal, or embeds everything anew under the next model, without stopping recalls."""
     StartPurge: _aio.UnaryUnaryMultiCallable[_operation_service_pb2.StartPurgeRequest, _operation_service_pb2.StartPurgeResponse]  # type: ignore[assignment]
     """Erases forgotten fragments whose grace has passed, now instead of in time."""
     GetOperation: _aio.UnaryUnaryMultiCallable[_operation_service_pb2.GetOperationRequest, _operation_service_pb2.GetOperationResponse]  # type: ignore[assignment]
@@ -69,7 +69,7 @@ class OperationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operation_service_pb2.StartReindexRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operation_service_pb2.StartReindexResponse, _abc.Awaitable[_operation_service_pb2.StartReindexResponse]]:
-        """Rebuilds the vector index from the journal, or embeds everything anew under the configured model, without stopping recalls."""
+        """Rebuilds the vector index from the journal, or embeds everything anew under the next model, without stopping recalls."""
 
     @_abc_1.abstractmethod
     def StartPurge(

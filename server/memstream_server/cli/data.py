@@ -37,6 +37,28 @@ def data_options(command: F) -> F:
     return cast("F", told)
 
 
+def place_options(command: F) -> F:
+    """Give a command --data, --journal-url and --config, as one argument `settings`: those a server would have."""
+
+    @click.option("--data", "--data-dir", "data", type=click.Path(path_type=Path), help="The server's data directory.")
+    @click.option("--journal-url", metavar="URL", help="The journal's PostgreSQL database, where it is in one.")
+    @click.option(
+        "--config", type=click.Path(path_type=Path), help="The server's settings file; else $MEMSTREAM_CONFIG."
+    )
+    @functools.wraps(command)
+    def told(*args: Any, data: Path | None, journal_url: str | None, config: Path | None, **kwargs: Any) -> Any:
+        if data is not None and journal_url:
+            raise Misuse("name a data directory or a database, not both")
+        url = "" if data is not None else journal_url  # a directory named here is meant, whatever the settings say
+        try:
+            settings = load(config, {"data_dir": data, "journal_url": url})
+        except SettingsError as error:
+            raise Misuse(str(error)) from error
+        return command(*args, settings=settings, **kwargs)
+
+    return cast("F", told)
+
+
 @click.command("backup", short_help="Copy the journal of a data directory, also while its server runs.")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @data_options

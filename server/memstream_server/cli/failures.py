@@ -22,7 +22,7 @@ class Exit(IntEnum):
 EXIT_CODES = """\b
 Exit codes:
   0  done
-  1  the server or the connection failed, or refused
+  1  the server or the connection failed, or refused; verify found a violation, doctor a problem
   2  the command line, the settings or a value in them is wrong
   3  observe: some observations were rejected; the others are stored
   4  what was named does not exist

@@ -16,8 +16,16 @@ COMMANDS = {
     "show": ("showing", "Show a memory and its policy, or one of its fragments."),
     "stats": ("showing", "Count what a memory holds."),
     "info": ("showing", "Show what the server is and can do."),
+    "export": ("transfer", "Write a memory, or all of a namespace, to a file."),
+    "import": ("transfer", "Bring an export into a server."),
+    "erase": ("long_work", "Erase fragments for good, with all that derives from them."),
+    "purge": ("long_work", "Erase now what is forgotten and past its grace."),
+    "reindex": ("long_work", "Rebuild the vector index, or embed everything anew."),
+    "operations": ("long_work", "List long work, look at it, wait for it, cancel it."),
     "mcp": ("mcp", "Serve a memory's tools over the Model Context Protocol."),
     "backup": ("data", "Copy the journal of a data directory, also while its server runs."),
+    "verify": ("verify", "Check that a journal holds what its event logs say."),
+    "doctor": ("doctor", "Say what is wrong with a data directory, and what to do."),
     "restore": ("data", "Put a backup into a data directory whose server is stopped."),
 }
 """Module and summary by name; the command is `NAME_command` of memstream_server.cli.MODULE."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import socket
 
 import click
 
 from memstream.client import Client
 from memstream_server.cli.failures import Failure, Misuse
+from memstream_server.cli.options import json_option
 from memstream_server.cli.server import Server, server_options
 
 
@@ -30,7 +32,8 @@ from memstream_server.cli.server import Server, server_options
     help="Where to serve HTTP; port 0 takes a free one.",
 )
 @server_options
-def mcp_command(memory: str, any_memory: bool, transport: str, listen: str, server: Server) -> None:
+@json_option
+def mcp_command(memory: str, any_memory: bool, transport: str, listen: str, server: Server, as_json: bool) -> None:
     """Serve observe, recall, forget and list of a memory to agent hosts that speak MCP.
 
     It is a client of the server at --target. Over HTTP it asks nobody who they are: it listens on loopback unless told
@@ -53,15 +56,16 @@ def mcp_command(memory: str, any_memory: bool, transport: str, listen: str, serv
         if bound is None:
             await mcp.serve_stdio(served)
         else:
-            _announce(memory, bound, mcp.HTTP_PATH)
+            _announce(memory, bound, mcp.HTTP_PATH, as_json)
             await mcp.serve_http(served, bound)
 
     server.ask(serve)
 
 
-def _announce(memory: str, bound: socket.socket, path: str) -> None:
+def _announce(memory: str, bound: socket.socket, path: str, as_json: bool) -> None:
     host, port = bound.getsockname()[:2]
-    click.echo(f"{memory} is served at http://{f'[{host}]' if ':' in host else host}:{port}{path}")
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+    click.echo(json.dumps({"memory": memory, "url": url}) if as_json else f"{memory} is served at {url}")
     if not ipaddress.ip_address(host).is_loopback:
         click.echo("memstream: warning: whoever reaches this address can read and change the memory", err=True)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from memstream_server.core.values import Tier
+from memstream_server.core.values import FragmentKind, Tier
 
 
 class EventType(StrEnum):
@@ -18,7 +18,7 @@ class EventType(StrEnum):
     FILTERED = "filtered"  # left sensory below the importance threshold; gone
     ADMITTED = "admitted"  # sensory to short-term
     ENHANCED = "enhanced"  # fragment was strengthened by `other` with `cosine` and `draw`
-    WEAKENED = "weakened"  # `other` was dropped: its part in fragment's enhancements was taken back
+    WEAKENED = "weakened"  # `other` left: its part in fragment's enhancements, or among its sources, was taken back
     PROMOTED = "promoted"  # to `to_tier`, with `sources`
     OVERFLOWED = "overflowed"  # chosen to leave a full tier; PROMOTED or DROPPED follows in the same transition
     DROPPED = "dropped"  # left the memory by policy, with `reason`; gone
@@ -37,6 +37,7 @@ class EventType(StrEnum):
     MODEL_ASKED = "model_asked"  # an LLM was asked on behalf of the memory, with its `use`
     MEMORY_CREATED = "memory_created"
     MEMORY_UPDATED = "memory_updated"
+    IMPORTED = "imported"  # came from an export at tier `to_tier`, as `imported` and the other fields say
 
 
 class Reason(StrEnum):
@@ -72,6 +73,18 @@ class ModelUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Imported:
+    """What a fragment had been through before its memory's log began here."""
+
+    kind: FragmentKind = FragmentKind.OBSERVATION
+    enhancements: tuple[str, ...] = ()
+    """Ids of the enhancers of a held one."""
+    enhancement_count: int = 0
+    duplicate_count: int = 0
+    forgotten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One step. Fields that do not apply to `type` keep their defaults."""
 
@@ -86,3 +99,4 @@ class Event:
     importance: float | None = None
     sources: tuple[str, ...] = ()
     use: ModelUse | None = None
+    imported: Imported | None = None

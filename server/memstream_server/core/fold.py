@@ -7,7 +7,8 @@ access statistics excepted. A watcher that keeps places needs no other reads.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import isclose
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Tier
@@ -51,27 +52,72 @@ def fold_all(events: Iterable[Event]) -> dict[str, Place]:
     return places
 
 
-_GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
+GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
+"""After these the fragment is no longer there."""
 _ELSEWHERE = frozenset({EventType.ECHOED, EventType.MODEL_ASKED, EventType.MEMORY_CREATED, EventType.MEMORY_UPDATED})
 """Tell of the memory, or of a fragment that may be gone by now: they move none."""
 
 
 def fold(places: dict[str, Place], event: Event) -> None:
     """Apply the next event, in place. Raises KeyError on one whose predecessors are missing."""
-    if event.type in (EventType.OBSERVED, EventType.REFLECTED):
+    if event.type in (EventType.OBSERVED, EventType.REFLECTED, EventType.IMPORTED):
         places[event.fragment] = _new(event)
         return
     if event.type is EventType.MERGED:
         places[event.other] = _told(places[event.other], event)
-    if event.type in _GONE:
+    if event.type in GONE:
         del places[event.fragment]
     elif event.type not in _ELSEWHERE:
         places[event.fragment] = _moved(places[event.fragment], event)
 
 
+def fold_known(places: dict[str, Place], event: Event) -> None:
+    """As `fold`, of a log whose beginning is gone: what it tells of fragments from before it is passed over."""
+    if event.type in (EventType.OBSERVED, EventType.REFLECTED):
+        places[event.fragment] = _new(event)
+        return
+    if event.type is EventType.MERGED and event.other in places:
+        places[event.other] = _told(places[event.other], event)
+    if event.type in GONE:
+        places.pop(event.fragment, None)
+    elif event.type not in _ELSEWHERE and event.fragment in places:
+        places[event.fragment] = _moved(places[event.fragment], event)
+
+
+def differences(told: Place, listed: Place) -> list[str]:
+    """What the events tell of a fragment and a listing has otherwise, in words; importances to a millionth."""
+    return [
+        f"{item.name} is {_shown(there)}, its events say {_shown(said)}"
+        for item in fields(Place)
+        if not _same(said := getattr(told, item.name), there := getattr(listed, item.name))
+    ]
+
+
+def _same(said: object, there: object) -> bool:
+    if isinstance(said, float) and isinstance(there, float):
+        return isclose(said, there, rel_tol=0, abs_tol=1e-6)
+    return said == there
+
+
+def _shown(value: object) -> str:
+    return (" ".join(value) or "nothing") if isinstance(value, tuple) else str(value)
+
+
 def _new(event: Event) -> Place:
     if event.to_tier is None or event.importance is None:
         raise ValueError(f"{event.type} of {event.fragment} lacks its tier or importance")
+    if event.imported is not None:
+        had = event.imported
+        return Place(
+            tier=event.to_tier,
+            importance=event.importance,
+            kind=had.kind,
+            enhancements=had.enhancements,
+            enhancement_count=had.enhancement_count,
+            duplicate_count=had.duplicate_count,
+            sources=event.sources,
+            forgotten=had.forgotten,
+        )
     kind = FragmentKind.INSIGHT if event.type is EventType.REFLECTED else FragmentKind.OBSERVATION
     return Place(tier=event.to_tier, importance=event.importance, kind=kind, sources=event.sources)
 
@@ -90,7 +136,7 @@ def _moved(place: Place, event: Event) -> Place:
         case EventType.ENHANCED:
             return _counted(place, (*place.enhancements, event.other))
         case EventType.WEAKENED:
-            return _counted(place, tuple(id_ for id_ in place.enhancements if id_ != event.other))
+            return _weakened(place, event.other)
         case EventType.REPEATED:
             again = replace(place, duplicate_count=place.duplicate_count + 1)
             return _counted(again, place.enhancements)
@@ -106,6 +152,14 @@ def _moved(place: Place, event: Event) -> Place:
 
 def _counted(place: Place, enhancements: tuple[str, ...]) -> Place:
     return replace(place, enhancements=enhancements, enhancement_count=len(enhancements) + place.duplicate_count)
+
+
+def _weakened(place: Place, other: str) -> Place:
+    """A held fragment loses an enhancement; one that was promoted loses the source that it became."""
+    if other in place.enhancements:
+        return _counted(place, tuple(id_ for id_ in place.enhancements if id_ != other))
+    sources = tuple(id_ for id_ in place.sources if id_ != other)
+    return replace(place, sources=sources, enhancement_count=max(0, place.enhancement_count - 1))
 
 
 def _forgotten(place: Place) -> Place:

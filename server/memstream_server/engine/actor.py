@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from memstream_server.engine.errors import (
     BacklogFull,
     EngineError,
     JournalUnavailable,
+    MemoryExists,
     MemoryNotFound,
     ProducerSuperseded,
     ShuttingDown,
@@ -43,7 +44,15 @@ from memstream_server.engine.intake import Batch, batch_of, observations_in, ver
 from memstream_server.engine.producers import ObserveSession, ProducerState
 from memstream_server.engine.requests import NewObservation, Opened, Outcome, Refusal
 from memstream_server.engine.working_set import WorkingSet
-from memstream_server.ports.journal import Conflict, Image, JournalError, OutcomeUnknown, Recorded, StorageFull
+from memstream_server.ports.journal import (
+    AlreadyExists,
+    Conflict,
+    Image,
+    JournalError,
+    OutcomeUnknown,
+    Recorded,
+    StorageFull,
+)
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
@@ -82,7 +91,8 @@ class Actor:
         self._uses = 0
         self._deciding = False
         self._dependencies = dependencies
-        self._producers = {
+        waiting = {receipt.producer for receipt in image.pending}
+        self._producers = {  # those with a session, or with something that is not stored
             producer.name: ProducerState(
                 producer.name,
                 producer.epoch,
@@ -92,12 +102,16 @@ class Actor:
                 revision=image.record.revision,
             )
             for producer in image.producers
+            if producer.name in waiting
         }
         self._next_position = image.next_position
         self._backlog = 0
         self._pending: deque[Batch] = deque()
+        self._unstored: dict[int, Batch] = {}
         self._more = asyncio.Event()
         self._inbox: asyncio.Queue[_Prepared | _Work] = asyncio.Queue()
+        self._held_back: deque[_Prepared] = deque()
+        """Taken from the inbox while another one waited for room on the disk."""
         self._room = asyncio.Semaphore(2)
         self._receiving: set[asyncio.Task[None]] = set()
         self._sessions = 0
@@ -121,8 +135,13 @@ class Actor:
         """Observations between submission and stored."""
         return self._backlog
 
+    @property
+    def sessions(self) -> int:
+        """Streams and calls that hold a producer open."""
+        return self._sessions
+
     def producers(self) -> list[ProducerState]:
-        """Everyone whose observations come in here, unnumbered calls included."""
+        """Everyone whose observations come in here now, unnumbered calls included."""
         return [*self._producers.values(), *self._unnumbered]
 
     @property
@@ -140,6 +159,10 @@ class Actor:
         finally:
             self._uses -= 1
 
+    def unstored(self, ids: Collection[str]) -> bool:
+        """Whether one of these was received and is not stored yet."""
+        return any(one.id in ids for batch in self._unstored.values() for one in batch.receipt.fragments)
+
     async def revision_reached(self, revision: int) -> None:
         """Waits until the memory is at `revision` or beyond."""
         while self.revision < revision:
@@ -148,11 +171,14 @@ class Actor:
             await revised.wait()
 
     # ---- the way in
-    async def open_session(self, name: str) -> ObserveSession:
-        """Make this stream the producer's only one. Raises JournalUnavailable when the write fails."""
+    async def open_session(self, name: str, *, one_call: bool = False) -> ObserveSession:
+        """Make this stream the producer's only one. Raises JournalUnavailable when the write fails.
+
+        A producer made for `one_call` is forgotten after a while, as an answer to a request_id is.
+        """
         self._raise_if_failed()
         self._sessions += 1
-        opening = asyncio.create_task(self._open(name))
+        opening = asyncio.create_task(self._open(name, one_call))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -160,9 +186,10 @@ class Actor:
             opening.add_done_callback(_close_unused)
             raise
 
-    async def _open(self, name: str) -> ObserveSession:
+    async def _open(self, name: str, one_call: bool) -> ObserveSession:
+        epoch = self.working.record.epoch
         try:
-            producer = await self._dependencies.journal.open_producer(self.uid, self.working.record.epoch, name)
+            producer = await self._dependencies.journal.open_producer(self.uid, epoch, name, one_call=one_call)
             self._raise_if_failed()
         except (Conflict, OutcomeUnknown) as error:
             self._sessions -= 1
@@ -170,7 +197,7 @@ class Actor:
         except BaseException:
             self._sessions -= 1
             raise
-        state = self._producers.setdefault(name, ProducerState(name))
+        state = self._producers.setdefault(name, ProducerState(name, revision=self.revision))
         if state.session is not None:
             state.session.fail(
                 ProducerSuperseded(f"a newer stream of producer {name!r} was opened; this one is superseded")
@@ -198,11 +225,21 @@ class Actor:
         """A session of this producer was closed."""
         self._sessions -= 1
         self._unnumbered.discard(state)
+        self._let_go(state)
+
+    def _let_go(self, state: ProducerState) -> None:
+        """What the journal knows as well leaves RAM, or every producer there ever was would stay in it."""
+        if state.session is None and state.stored >= state.submitted and self._producers.get(state.name) is state:
+            del self._producers[state.name]
 
     def take_position(self) -> int:
         """The next place in the order of receipt, for a fragment that was not observed."""
         self._next_position += 1
         return self._next_position - 1
+
+    def take_positions_until(self, position: int) -> None:
+        """Places in the order of receipt that imported fragments bring along."""
+        self._next_position = max(self._next_position, position + 1)
 
     def submit(
         self, state: ProducerState, first: int, items: Sequence[NewObservation | Refusal]
@@ -291,6 +328,7 @@ class Actor:
     def _enqueue(self, batch: Batch) -> None:
         self._backlog += batch.count
         self._pending.append(batch)
+        self._unstored[batch.receipt.position] = batch
         self._more.set()
 
     def _unreceived(
@@ -305,6 +343,7 @@ class Actor:
                 )
             state.submitted = state.received
             state.forget_after(state.received)
+            self._let_go(state)
         if isinstance(error, StorageFull):
             return StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S)
         if isinstance(error, Conflict) and session is not None and session.error is not None:
@@ -333,9 +372,11 @@ class Actor:
                     self._more.clear()
                     await self._more.wait()
                 batches = self._next_group()
-                record = self.working.record
-                account = account_of(record)
-                gathered = await observations_in(batches, self._dependencies.gatherer, record, account)
+                working = self.working
+                account = account_of(working.record)
+                gathered = await observations_in(
+                    batches, self._dependencies, working.record, account, working.embedding
+                )
                 self._inbox.put_nowait(_Prepared(batches, tuple(gathered), account))
         except Exception as error:
             log.exception("prepare_failed", memory=self.uid)
@@ -352,7 +393,7 @@ class Actor:
     async def _decide_loop(self) -> None:
         try:
             while True:
-                item = await self._inbox.get()
+                item = self._held_back.popleft() if self._held_back else await self._inbox.get()
                 self._deciding = True
                 if isinstance(item, _Work):
                     await self._work(item)
@@ -375,6 +416,8 @@ class Actor:
             _settle(work.done, error)
         except StorageFull as error:
             _settle(work.done, StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S))
+        except AlreadyExists as error:
+            _settle(work.done, MemoryExists(f"another memory has that name or external id: {error}"))
         except BaseException:
             _settle(work.done, JournalUnavailable("the write's outcome is unknown; read again", retry_after_s=0.2))
             raise
@@ -383,20 +426,33 @@ class Actor:
                 work.done.set_result(self.revision)
 
     async def _store(self, prepared: _Prepared) -> None:
-        keyed = await self._keyed(prepared.gathered)
-        decision, outcomes = await decide_observations(
-            self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
-        )
-        decision = decision.costing(prepared.account, Purpose.IMPORTANCE)
         while True:
+            keyed = await self._keyed(prepared.gathered)
+            decision, outcomes = await decide_observations(
+                self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
+            )
+            decision = decision.costing(prepared.account, Purpose.IMPORTANCE)
             try:
                 await self._commit(decision)
                 break
             except StorageFull as error:  # received, so it must be stored: nothing was changed, wait for room
                 log.warning("storage_full", memory=self.uid, error=str(error))
-                await asyncio.sleep(STORAGE_RETRY_S)
+                await self._wait_for_room()
         self._room.release()
         self._stored(prepared.batches, outcomes)
+
+    async def _wait_for_room(self) -> None:
+        """A pause in which what was asked for goes on: what adds is refused as well, and what removes makes room.
+
+        Returns after the first such decision; what else is to be stored keeps its place.
+        """
+        item: _Prepared | _Work | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STORAGE_RETRY_S):
+                while isinstance(item := await self._inbox.get(), _Prepared):
+                    self._held_back.append(item)
+        if isinstance(item, _Work):
+            await self._work(item)
 
     async def _keyed(self, gathered: Sequence[Gathered]) -> dict[str, Fragment]:
         """The fragments a group's external ids already name. Nothing else changes them: this is the memory's order."""
@@ -410,6 +466,7 @@ class Actor:
     def _stored(self, batches: tuple[Batch, ...], outcomes: dict[int, Outcome]) -> None:
         for batch in batches:
             self._backlog -= batch.count
+            del self._unstored[batch.receipt.position]
             self._dependencies.metrics.stored(batch.count, self._age_s(batch))
             state, receipt = batch.producer, batch.receipt
             if state is None:
@@ -419,6 +476,7 @@ class Actor:
                 state.session.decided([replace(outcomes[part.position], sequence=number) for number, part in numbered])
             last = receipt.first_sequence + len(receipt.hashes) - 1
             state.advance(received=last, stored=last, revision=self.revision)
+            self._let_go(state)
 
     def _age_s(self, batch: Batch) -> float | None:
         return None if batch.arrived_s is None else self._dependencies.clock.monotonic_s() - batch.arrived_s
@@ -448,9 +506,8 @@ class Actor:
         known = {one.fragment.id: one.vector for one in held}
         known |= {id_: part.vector for id_, part in decision.gathered.items()}
         own = {one.id: vector for one in merged if one.own_vector and (vector := known.get(one.id)) is not None}
-        gathered = await self._dependencies.gatherer.gather(
-            merged, own, [fragment.importance for fragment in merged], record, account_of(record)
-        )
+        importances, space = [fragment.importance for fragment in merged], self.working.embedding
+        gathered = await self._dependencies.gatherer.gather(merged, own, importances, record, account_of(record), space)
         return decision.with_gathered(gathered)
 
     def settle(self, change: Decision) -> Decision:
@@ -458,7 +515,7 @@ class Actor:
         if change.policy is None:
             return change
         policy = effective_policy(change.policy, self._dependencies)
-        transition = settle(self.working.state, policy, self._dependencies.embedding.similarity_min)
+        transition = settle(self.working.state, policy, self.working.embedding.model.similarity_min)
         if not transition.events:
             return change
         jobs = jobs_of(self.working, transition, (), self._dependencies)

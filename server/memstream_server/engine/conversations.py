@@ -29,8 +29,6 @@ from memstream_server.ports.journal import Answer, Journal, JournalError, Storag
 T = TypeVar("T")
 PAGE = 256
 """Messages a watch reads at once."""
-QUIET_S = 5.0
-"""After so long a watch looks again by itself: what another process wrote wakes nobody here."""
 
 
 class Conversations:
@@ -39,10 +37,12 @@ class Conversations:
     JournalUnavailable also where a request_id was answered meanwhile: rpc/repeats.py serves that answer.
     """
 
-    def __init__(self, store: ConversationStore, journal: Journal, clock: Clock) -> None:
+    def __init__(self, store: ConversationStore, journal: Journal, clock: Clock, quiet_s: float = 5.0) -> None:
+        """quiet_s: after so long a watch looks by itself, as what another process wrote wakes nobody here."""
         self._store = store
         self._journal = journal
         self._clock = clock
+        self._quiet_s = quiet_s
         self._waiting: dict[ConversationName, set[asyncio.Event]] = defaultdict(set)
 
     async def stored_answer(self, request: str) -> Answer | None:
@@ -112,7 +112,7 @@ class Conversations:
                 if ended and (len(page) < PAGE or len(shown) < len(page)):
                     return
                 if len(page) < PAGE:
-                    await _woken(news)
+                    await _woken(news, self._quiet_s)
         finally:
             self._waiting[conversation].discard(news)
             if not self._waiting[conversation]:
@@ -142,9 +142,9 @@ async def _answered(work: Awaitable[T]) -> T:
         raise JournalUnavailable(f"the journal refused: {error}", retry_after_s=0.5) from error
 
 
-async def _woken(news: asyncio.Event) -> None:
+async def _woken(news: asyncio.Event, quiet_s: float) -> None:
     try:
-        async with asyncio.timeout(QUIET_S):
+        async with asyncio.timeout(quiet_s):
             await news.wait()
     except TimeoutError:
         return

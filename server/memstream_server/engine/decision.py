@@ -15,13 +15,14 @@ from memstream_server.core.policy import Policy
 from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.transition import Transition, anchors_changed, join_all
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
-from memstream_server.engine.gather import Gathered
+from memstream_server.engine.gather import Embedded, Gathered
 from memstream_server.engine.requests import Outcome
 from memstream_server.ports.journal import Anchor, Answer, Commit, IndexEntry, Job, MemoryRecord, Row
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.embeddings import Embedding
     from memstream_server.engine.intake import Batch
     from memstream_server.engine.working_set import WorkingSet
 
@@ -42,7 +43,11 @@ class Decision:
     """Events of the memory itself, after the transition's."""
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
+    name: tuple[str, str] | None = None
+    """(namespace, name) to go by from now on."""
     answer: Answer | None = None
+    erased: tuple[str, ...] = ()
+    """Ids of which nothing they said before is to be kept, see Commit."""
     jobs: tuple[Job, ...] = ()
     finish_jobs: tuple[str, ...] = ()
     time_us: int | None = None
@@ -91,6 +96,7 @@ async def decide_observations(
     Lets others run between turns: nothing but the caller changes what is decided on, and nothing is shown meanwhile.
     """
     policy = effective_policy(working.record.policy, dependencies)
+    gathered = [part.under(working.embedding.name) for part in gathered]
     steps: list[Transition] = []
     firsts: list[tuple[Fragment, Event]] = []
     parts = {part.fragment.id: part for part in gathered}
@@ -138,7 +144,7 @@ def _decide_one(
         working.echo_of(fragment),
         part.refused,
     )
-    step = observe(state, newcomer, policy, dependencies.embedding.similarity_min)
+    step = observe(state, newcomer, policy, working.embedding.model.similarity_min)
     _follow(by_key, step)
     return step
 
@@ -230,6 +236,7 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
     record, transition = working.record, decision.transition
     before = working.state
     after = transition.state if transition is not None else before
+    other = dependencies.embeddings.beside(working.embedding.name)
     held, released = anchors_changed(before, after) if transition is not None else ((), ())
     return Commit(
         memory=record.uid,
@@ -237,9 +244,9 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
         revision=record.revision,
         time_us=dependencies.clock.now_us() if decision.time_us is None else decision.time_us,
         events=(transition.events if transition is not None else ()) + decision.events,
-        rows=tuple(_rows(decision, record.revision + 1)),
+        rows=tuple(_rows(working, decision, record.revision + 1, other)),
         removed=transition.removed if transition is not None else (),
-        anchors=tuple(_anchor(one) for one in held if _has_anchor(one)),
+        anchors=tuple(_anchor(working, decision, one, other) for one in held if _has_anchor(one)),
         released=_released(before, released),
         stored_positions=tuple(batch.receipt.position for batch in decision.batches),
         producers=tuple(_stored(decision.batches).items()),
@@ -249,11 +256,13 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
         reflection_aggregate=after.reflection_aggregate,
         policy=decision.policy,
         labels=decision.labels,
+        name=decision.name,
         answer=decision.answer,
+        erased=decision.erased,
     )
 
 
-def _rows(decision: Decision, version: int) -> Iterator[Row]:
+def _rows(working: WorkingSet, decision: Decision, version: int, other: Embedding | None) -> Iterator[Row]:
     if decision.transition is None:
         return
     for put in decision.transition.puts:
@@ -262,7 +271,16 @@ def _rows(decision: Decision, version: int) -> Iterator[Row]:
         if part is None:
             yield Row(fragment)
         else:
-            yield Row(fragment, part.terms, None if part.vector is None else packed(part.vector))
+            vector = None if part.vector is None else packed(part.vector)
+            seen = _beside(part, other)
+            beside = None if seen is None or seen.vector is None else (seen.space, packed(seen.vector))
+            yield Row(fragment, part.terms, vector, beside, replaces=working.tier_of(put.id) is not None)
+
+
+def _beside(part: Gathered, other: Embedding | None) -> Embedded | None:
+    """What was made in the other space, if that is still kept: it may have been given up since."""
+    kept = part.beside is not None and other is not None and part.beside.space == other.name
+    return part.beside if kept else None
 
 
 def _index(working: WorkingSet, decision: Decision) -> Iterator[IndexEntry]:
@@ -298,8 +316,15 @@ def _has_anchor(held: Held) -> bool:
     return held.vector is not None or bool(held.enhancements)
 
 
-def _anchor(held: Held) -> Anchor:
-    return Anchor(held.fragment.id, None if held.vector is None else packed(held.vector), held.enhancements)
+def _anchor(working: WorkingSet, decision: Decision, held: Held, other: Embedding | None) -> Anchor:
+    vector = None if held.vector is None else packed(held.vector)
+    part = decision.gathered.get(held.fragment.id)
+    beside: tuple[str, bytes | None] | None = None
+    if part is not None:  # its content is new, so what is kept of it in another space is not of this content
+        seen = _beside(part, other)
+        given = None if seen is None or seen.content_vector is None else packed(seen.content_vector)
+        beside = ("" if seen is None else seen.space, given)
+    return Anchor(held.fragment.id, vector, held.enhancements, working.embedding.name, beside)
 
 
 def _released(before: State, released: Sequence[str]) -> tuple[str, ...]:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from memstream_server.core.policy import ShortTermKind
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.clock import Clock, Ids
+from memstream_server.engine.embeddings import Embeddings
 from memstream_server.engine.gather import Gatherer
+from memstream_server.engine.ownership import LeaseTimes
 from memstream_server.engine.settings import Limits
 from memstream_server.engine.turns import Turns
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal import Commit, Journal, MemoryRecord, Recorded
-from memstream_server.ports.models import Analyzer, Embedder, EmbeddingModel, Insights
+from memstream_server.ports.models import Analyzer, EmbeddingModel, Insights
 from memstream_server.ports.operations import Failure, Operations
+from memstream_server.ports.processes import Processes
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
+    from memstream_server.engine.transfer.transfers import TransferSettings
+
+
+QUIET_S, QUIET_SHARED_S = 5.0, 1.0
 
 
 class Metrics(Protocol):
@@ -40,8 +47,6 @@ class Metrics(Protocol):
 
     def outbox(self, depth: int) -> None: ...
 
-    def active(self, memories: int, size_bytes: int) -> None: ...
-
 
 @dataclass(slots=True, eq=False)
 class Dependencies:
@@ -50,8 +55,7 @@ class Dependencies:
     journal: Journal
     index: VectorIndex
     analyzer: Analyzer
-    embedder: Embedder
-    embedding: EmbeddingModel
+    embeddings: Embeddings
     gatherer: Gatherer
     insights: Insights | None
     clock: Clock
@@ -68,8 +72,22 @@ class Dependencies:
     operations: Operations
     failure_of: Callable[[Exception], Failure]
     """What a client may read of an error."""
+    transfers: TransferSettings
     index_degraded: Callable[[], str] = str
     """Why the index does not have all it should; empty when it does."""
+    processes: Processes | None = None
+    """Of a journal that other servers may write too."""
+    lease: LeaseTimes = field(default_factory=LeaseTimes)
+
+    @property
+    def quiet_s(self) -> float:
+        """After so long without news a watch looks by itself: another process's commits wake nobody here."""
+        return QUIET_S if self.processes is None else QUIET_SHARED_S
+
+    @property
+    def embedding(self) -> EmbeddingModel:
+        """The model of the space in force."""
+        return self.embeddings.in_force.model
 
     def enhances(self, record: MemoryRecord) -> bool:
         """Whether newcomers are compared with what short-term holds."""

@@ -9,13 +9,17 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+import structlog
+
 from memstream_server.core.enhancement import merged_text
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter, passes
 from memstream_server.core.values import Enhancement, Fragment, Tier
 from memstream_server.engine import lifecycle, putting
 from memstream_server.engine.decision import Decision
+from memstream_server.engine.erasing import Erasing
 from memstream_server.engine.errors import (
+    EngineError,
     EtagMismatch,
     FragmentNotFound,
     JournalUnavailable,
@@ -32,6 +36,7 @@ from memstream_server.engine.operations import OperationRunner
 from memstream_server.engine.producers import ObserveSession
 from memstream_server.engine.purging import Purging
 from memstream_server.engine.recalling import recall
+from memstream_server.engine.reembedding import Reembedding
 from memstream_server.engine.reflecting import Reflecting
 from memstream_server.engine.registry import Registry
 from memstream_server.engine.reindexing import Reindexing
@@ -52,6 +57,7 @@ from memstream_server.engine.requests import (
     Statistics,
     memory_etag,
 )
+from memstream_server.engine.transfer.transfers import Transfers
 from memstream_server.engine.watching import Watchers
 from memstream_server.ports.journal import (
     AlreadyExists,
@@ -71,10 +77,13 @@ if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
     from memstream_server.engine.dependencies import Dependencies
 
+log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 __all__ = ["Engine", "Info", "ObserveSession"]
 
+BOUND_INTERVAL_S = 1.0
+"""How often active memories, which grow, are held to their bounds."""
 PAGE = 200
 """Fragments read at once while a filter is applied."""
 
@@ -90,6 +99,19 @@ class Info:
     journal: str
     degraded: str
     spent: Sequence[Spent] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the engine holds in RAM, over all active memories."""
+
+    memories: int
+    size_bytes: int
+    backlog: int
+    """Observations received and not yet stored."""
+    sessions: int
+    producers: int
+    watchers: int
 
 
 class Engine:
@@ -108,26 +130,35 @@ class Engine:
         if space.model != dependencies.embedding.name or space.dimension != dependencies.embedding.dimension:
             raise ModelMismatch(
                 f"the data holds vectors of {space.model} ({space.dimension} dimensions), this server is set up for "
-                f"{dependencies.embedding.name} ({dependencies.embedding.dimension}); run `memstream reindex` to embed "
-                "everything anew, or start the server with the former model"
+                f"{dependencies.embedding.name} ({dependencies.embedding.dimension}). Start it with embedding set to "
+                "the former model; to change the model, set the other one as next_embedding beside it and run "
+                "`memstream reindex --embed`"
             )
         self._dependencies = dependencies
         self._journal = dependencies.journal
         self._names = journal_name, scorer_model, insight_model
         self._spent = spent
         self._registry = Registry(dependencies)
+        self.ownership = self._registry.ownership
         self._indexer = Indexer(dependencies, self._registry, space)
         self._jobs = Jobs(dependencies, self._registry)
         self._forgetting = Forgetting(dependencies, self._registry)
         self._reinforcement = Reinforcement(dependencies)
-        self._watchers = Watchers(dependencies.journal)
+        self._watchers = Watchers(dependencies.journal, dependencies.quiet_s)
         self.operations = OperationRunner(
             dependencies.operations, dependencies.clock, dependencies.ids, dependencies.failure_of
         )
-        self.reindexing = Reindexing(self.operations, self._indexer)
+        self.reembedding = Reembedding(dependencies, self._registry, self._indexer)
+        self.reindexing = Reindexing(self.operations, self._indexer, self.reembedding)
+        self.erasing = Erasing(self.operations, dependencies, self._registry, self._indexer, self._reinforcement)
         self.purging = Purging(self.operations, self._forgetting, self._registry)
+        self.transfers = Transfers(
+            dependencies, self._registry, self.operations, lambda record: self._delete(record, None)
+        )
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
         self._deletions: set[asyncio.Task[None]] = set()
+        self._sweeping: asyncio.Task[None] | None = None
+        self._bounding: asyncio.Task[None] | None = None
         dependencies.committed = self._committed
         dependencies.index_lost = self._indexer.lost
         dependencies.index_degraded = lambda: self._indexer.degraded
@@ -135,32 +166,71 @@ class Engine:
 
     async def start(self) -> None:
         """Begin background work and finish what an earlier process had received. Does not wait for the index."""
+        await self.ownership.start()
+        await self.reembedding.resume()
         self._indexer.start()
         self._reinforcement.start()
         self._jobs.start()
         self._forgetting.start()
+        self._bounding = asyncio.create_task(self._bound())
+        if self.ownership.shared:
+            self._sweeping = asyncio.create_task(self._sweep())
+            return
         for uid in await self._journal.pending_memories():
             self._registry.revive(uid)
+        await self.transfers.start()
         await self.operations.resume()
+
+    async def _sweep(self) -> None:
+        """Where there are other servers: finish what those have received that ended, if this one leads."""
+        resumed = False
+        while True:
+            try:
+                await self.reembedding.notice()
+                for uid in await self.ownership.abandoned():
+                    self._registry.revive(uid)
+                if self.ownership.leads:
+                    self._jobs.entered()
+                    if not resumed:
+                        await self.operations.resume()
+                        resumed = True
+            except (JournalError, EngineError) as error:
+                log.warning("not_swept", error=str(error))
+            await asyncio.sleep(self._dependencies.lease.renew_s)
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End everything in order: recalls and sessions first, the index's write-behind last."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+        if self._bounding is not None:
+            self._bounding.cancel()
         await self.operations.stop()
+        await self.reembedding.stop()
+        await self.transfers.stop()
         await self._forgetting.stop()
         await self._jobs.stop()
         await self._reinforcement.stop()
         await self._registry.close()
         await self._indexer.stop(grace_s)
+        await self.ownership.stop()
 
     @property
     def dimension(self) -> int:
         """Numbers in a vector."""
         return self._dependencies.embedding.dimension
 
-    @property
-    def backlog(self) -> int:
-        """Observations received and not yet stored, of all memories."""
-        return sum(actor.backlog for actor in self._registry.actors())
+    def held(self) -> Holdings:
+        """What is in RAM now."""
+        actors = self._registry.actors()
+        return Holdings(
+            memories=len(actors),
+            size_bytes=sum(actor.working.size_bytes for actor in actors),
+            backlog=sum(actor.backlog for actor in actors),
+            sessions=sum(actor.sessions for actor in actors),
+            producers=sum(len(actor.producers()) for actor in actors),
+            watchers=len(self._watchers),
+        )
 
     def info(self) -> Info:
         """What the engine works with, and what is degraded now."""
@@ -276,7 +346,9 @@ class Engine:
     async def _delete(self, record: MemoryRecord, answer: Answer | None) -> None:
         with self._registry.deleting(record):
             try:
-                await self._write(self._journal.delete_memory(record.uid, answer))
+                # Taken first where others could: else it would live on in the RAM of whoever takes it meanwhile.
+                epoch = await self._write(self.ownership.take(record.uid)) if self.ownership.shared else None
+                await self._write(self._journal.delete_memory(record.uid, answer, epoch))
             except JournalUnavailable:  # it may have happened
                 self._registry.reread(record.uid)
                 raise
@@ -304,6 +376,7 @@ class Engine:
         if external_id:
             async with self._registry.use(namespace, name) as actor:
                 id = actor.working.id_of(external_id)
+                self.ownership.check(actor)
         found = await self._journal.fragments(record.uid, [id]) if id else []
         if not found:
             key = external_id or id
@@ -417,11 +490,12 @@ class Engine:
         request_id: str = "",
     ) -> Progress:
         """One batch to the level asked for. A request_id without a producer makes the batch a producer of its own."""
-        if not producer and request_id:
+        one_call = not producer and bool(request_id)
+        if one_call:
             producer, first_sequence = f"request:{request_id}", 1
         async with self._registry.use(namespace, name) as actor:
             if producer:
-                session = await self._write(actor.open_session(producer))
+                session = await self._write(actor.open_session(producer, one_call=one_call))
             else:
                 session, first_sequence = actor.anonymous(), 1
             self._ask_index(session)
@@ -434,10 +508,12 @@ class Engine:
     async def recall(self, namespace: str, name: str, query: Query) -> RecallAnswer:
         """Answer one query; cancellable. What it found is offered to short-term afterwards."""
         async with self._registry.use(namespace, name) as actor:
+            self.ownership.check(actor)
             try:
                 answer = await recall(actor, query, self._dependencies)
             except JournalError as error:
                 raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
+            self.ownership.check(actor)
             self._reinforcement.recalled(actor, query, answer)
             return answer
 
@@ -462,13 +538,19 @@ class Engine:
         await self._reinforcement.settled()
 
     # ---- inside
+    async def _bound(self) -> None:
+        """Holds what is in RAM to its bounds."""
+        while True:
+            await asyncio.sleep(BOUND_INTERVAL_S)
+            self._registry.shrink()
+
     def _ask_index(self, session: ObserveSession) -> None:
         """After a memory was read again nobody knows what of it is indexed until the outbox is next looked at."""
         if session.indexed_behind:
             self._indexer.entered(0)
 
     def _committed(self, uid: str, recorded: Recorded, commit: Commit) -> None:
-        self._watchers.committed(uid)
+        self._watchers.committed(uid, recorded.revision)
         self._indexer.entered(len(commit.index))
         if commit.jobs:
             self._jobs.entered()

@@ -159,6 +159,27 @@ class ShuttingDown(EngineError):
     reason = "SHUTTING_DOWN"
 
 
+# The three that follow have the detail `begun` where what was asked may have been done.
+
+
+class OwnedElsewhere(EngineError):
+    """Another server owns the memory."""
+
+    reason = "OWNER_UNAVAILABLE"
+
+
+class LeaseLost(EngineError):
+    """This server may not answer for the memories it had: its lease ran out, or its connection was lost."""
+
+    reason = "OWNER_UNAVAILABLE"
+
+
+class OwnerUnreachable(EngineError):
+    """The server that owns the memory cannot be reached, or ended while it was asked."""
+
+    reason = "OWNER_UNAVAILABLE"
+
+
 class RevisionNotReached(EngineError):
     """min_revision was not reached in time."""
 

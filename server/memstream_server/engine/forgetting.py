@@ -73,13 +73,22 @@ class Forgetting:
         """Everything that is due now."""
         async with self._one_round:
             now_us = self._dependencies.clock.now_us()
-            await self._expire(now_us)
+            tended = await self._registry.ownership.tended()
+            await self._expire(now_us, tended)
+            while await self._journal.prune_producers(BATCH) == BATCH:
+                pass
             forgotten = dict(await self._journal.oldest_forgotten())
+            there: set[str] = set()
             async for record in self.memories():
+                there.add(record.uid)
+                if not tended(record.uid):
+                    continue
                 try:
                     await self._tend(record, now_us, forgotten.get(record.uid))
                 except (EngineError, JournalError) as error:
                     log.warning("memory_not_maintained", memory=record.uid, error=str(error))
+            self._looked_us = {uid: at_us for uid, at_us in self._looked_us.items() if uid in there}
+            self._counted = {uid: revision for uid, revision in self._counted.items() if uid in there}
 
     async def memories(self, namespace: str = "", name: str = "") -> AsyncIterator[MemoryRecord]:
         """Those of the namespace and name; empty strings do not restrict."""
@@ -106,9 +115,9 @@ class Forgetting:
             await self._prune(record.uid, now_us - policy.event_retention_s * _SECOND_US)
 
     # ---- by age
-    async def _expire(self, now_us: int) -> None:
-        """Fragments with an expiry of their own, of all memories."""
-        while due := await self._journal.expiring(now_us, BATCH):
+    async def _expire(self, now_us: int, tended: Callable[[str], bool]) -> None:
+        """Fragments with an expiry of their own, of all memories that this process tends."""
+        while due := await self._due(now_us, tended):
             left = 0
             for uid in dict.fromkeys(uid for uid, _ in due):
                 ids = [id_ for memory, id_ in due if memory == uid]
@@ -118,6 +127,16 @@ class Forgetting:
                     log.warning("not_expired", memory=uid, error=str(error))
             if not left:  # what is due changed meanwhile, or its memory fails: the next round looks again
                 return
+
+    async def _due(self, now_us: int, tended: Callable[[str], bool]) -> list[tuple[str, str]]:
+        """The most overdue; what other processes will forget must not hide them."""
+        limit = BATCH
+        while True:
+            due = await self._journal.expiring(now_us, limit)
+            mine = [one for one in due if tended(one[0])]
+            if mine or len(due) < limit:
+                return mine[:BATCH]
+            limit *= 2
 
     async def _age(self, record: MemoryRecord, now_us: int) -> None:
         """The policy's ttl. In order of receipt the old come first, so the first young one ends the search."""

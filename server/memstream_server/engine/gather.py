@@ -13,6 +13,8 @@ import structlog
 from memstream_server.core.policy import Policy, ShortTermKind
 from memstream_server.core.rendering import clip_for_index, indexed_text, lexical_text
 from memstream_server.core.values import Fragment, MemoryKind, Vector
+from memstream_server.engine.embeddings import Embedding, Embeddings
+from memstream_server.engine.settings import Limits
 from memstream_server.engine.turns import Turns
 from memstream_server.ports.journal import MemoryRecord, Terms
 from memstream_server.ports.models import Account, Analyzer, Embedder, ModelRefused, ModelUnavailable, Scorer
@@ -20,10 +22,25 @@ from memstream_server.ports.models import Account, Analyzer, Embedder, ModelRefu
 log = structlog.get_logger(__name__)
 
 
+BESIDE_PAUSE_S = 10.0
+"""How long the model of another space is left alone after it gave no answer in time."""
 TURN = 64
 """Texts analysed in one turn: some 3 ms."""
-_Vectors = tuple[Vector | None, Vector | None, bool, bool]
-"""(indexed, of the content, refused, missing)"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedded:
+    """A fragment's vectors in one space."""
+
+    space: str
+    vector: Vector | None = None
+    """Of the indexed text."""
+    content_vector: Vector | None = None
+    """Of the content alone, where the policy compares it."""
+    refused: bool = False
+    """The model refuses this input for good."""
+    missing: bool = False
+    """The model was down: the vector is to be filled in later."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,16 +50,36 @@ class Gathered:
     fragment: Fragment
     """With importance and `model` (the vector's space, empty without one) set."""
     terms: Terms
-    vector: Vector | None
-    """Of the indexed text."""
-    content_vector: Vector | None
-    """Of the content alone, where the policy compares it."""
-    refused: bool = False
-    """The model refuses this input for good."""
-    missing: bool = False
-    """The model was down: the vector is to be filled in later."""
+    embedded: Embedded
+    beside: Embedded | None = None
+    """The same in another space, while there are two."""
     unrated: bool = False
     """The scorer was down: the importance is to be rated later."""
+
+    @property
+    def vector(self) -> Vector | None:
+        return self.embedded.vector
+
+    @property
+    def content_vector(self) -> Vector | None:
+        return self.embedded.content_vector
+
+    @property
+    def refused(self) -> bool:
+        return self.embedded.refused
+
+    @property
+    def missing(self) -> bool:
+        return self.embedded.missing
+
+    def under(self, space: str) -> Gathered:
+        """As a memory in that space sees it, which may have changed since it was gathered."""
+        if space == self.embedded.space:
+            return self
+        seen = self.beside if self.beside is not None and self.beside.space == space else Embedded(space, missing=True)
+        model = "" if seen.vector is None else space
+        fragment = self.fragment.but(model=model, own_vector=False)
+        return replace(self, fragment=fragment, embedded=seen, beside=self.embedded)
 
 
 class Gatherer:
@@ -51,18 +88,19 @@ class Gatherer:
     def __init__(
         self,
         analyzer: Analyzer,
-        embedder: Embedder,
-        model_name: str,
+        embeddings: Embeddings,
         scorer: Scorer | None,
-        retry_s: float,
+        limits: Limits,
         turns: Turns,
     ) -> None:
         self._analyzer = analyzer
-        self._embedder = embedder
-        self._model = model_name
+        self._embeddings = embeddings
         self._scorer = scorer
-        self._retry_s = retry_s
+        self._retry_s = limits.model_retry_s
+        self._beside_s = limits.embed_deadline_s
         self._turns = turns
+        self._beside_again_s = 0.0
+        """When a model that was asked beside and did not answer is asked again, on the event loop's clock."""
 
     async def gather(
         self,
@@ -71,32 +109,78 @@ class Gatherer:
         own_importances: Sequence[float | None],
         record: MemoryRecord,
         account: Account,
+        embedding: Embedding | None = None,
     ) -> list[Gathered]:
-        """One Gathered per fragment, in order. Waits for models only where the policy of `record` does."""
+        """One Gathered per fragment, in order. Waits for models only where the policy of `record` does.
+
+        embedding: the space of the memory they are for, the one in force if None; vectors are made in the other one,
+        too, while there are two. `own_vectors` are of the space in force.
+        """
         kind, policy = record.kind, record.policy
+        using = embedding or self._embeddings.in_force
+        other = self._embeddings.beside(using.name)
         importances, unrated = await self._importances(fragments, own_importances, policy, account)
-        vectors = await self._vectors(fragments, own_vectors, compares_content(kind, policy), policy)
-        found = list(zip(fragments, importances, vectors, strict=True))
+        content = compares_content(kind, policy)
+        own = self._own(own_vectors, using)
+        in_space = self._vectors(fragments, own, content, policy, using)
+        beside: Sequence[Embedded | None] = [None] * len(fragments)
+        if other is None or not fragments:
+            vectors = await in_space
+        else:
+            in_other = self._beside(fragments, self._own(own_vectors, other), content, policy, other)
+            vectors, beside = await asyncio.gather(in_space, in_other)
+        flagged = [one.but(own_vector=one.id in own) if one.own_vector else one for one in fragments]
+        found = list(zip(flagged, importances, vectors, beside, strict=True))
         out: list[Gathered] = []
         for start in range(0, len(found), TURN):
             async with self._turns:
                 out.extend(self._one(*each, policy.language) for each in found[start : start + TURN])
         return [replace(part, unrated=True) if place in unrated else part for place, part in enumerate(out)]
 
-    def _one(self, fragment: Fragment, importance: float, vectors: _Vectors, language: str) -> Gathered:
-        vector, content_vector, refused, missing = vectors
+    def _own(self, vectors: Mapping[str, Vector], embedding: Embedding) -> Mapping[str, Vector]:
+        return vectors if embedding.name == self._embeddings.in_force.name else {}
+
+    def _one(
+        self, fragment: Fragment, importance: float, embedded: Embedded, beside: Embedded | None, language: str
+    ) -> Gathered:
         return Gathered(
-            fragment=fragment.but(importance=importance, model="" if vector is None else self._model),
+            fragment=fragment.but(importance=importance, model="" if embedded.vector is None else embedded.space),
             terms=self._analyzer.terms(lexical_text(fragment), language),
-            vector=vector,
-            content_vector=content_vector,
-            refused=refused,
-            missing=missing,
+            embedded=embedded,
+            beside=beside,
         )
 
-    async def content_vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    async def content_vectors(self, texts: Sequence[str], embedding: Embedding) -> npt.NDArray[np.float32]:
         """Vectors of contents alone, (len(texts), dimension). Raises ModelUnavailable or ModelRefused."""
-        return await self._embedder.embed([clip_for_index(text) for text in texts])
+        return await embedding.embedder.embed([clip_for_index(text) for text in texts])
+
+    async def embedded(
+        self, fragments: Sequence[Fragment], content: bool, policy: Policy, embedding: Embedding
+    ) -> list[Embedded]:
+        """Vectors in one space, in order. Waits for the model only where the policy does."""
+        return await self._vectors(fragments, {}, content, policy, embedding)
+
+    async def _beside(
+        self,
+        fragments: Sequence[Fragment],
+        own: Mapping[str, Vector],
+        content: bool,
+        policy: Policy,
+        embedding: Embedding,
+    ) -> Sequence[Embedded | None]:
+        """The same in another space, if its model answers in time: what it misses is found later."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._beside_again_s:
+            return [None] * len(fragments)
+        try:
+            async with asyncio.timeout(self._beside_s):
+                made = await self._vectors(fragments, own, content, policy, embedding)
+        except TimeoutError:
+            made = []
+        if not made or made[0].missing:  # not every group is to wait for it
+            self._beside_again_s = now_s + BESIDE_PAUSE_S
+            return [None] * len(fragments)
+        return made
 
     async def _importances(
         self, fragments: Sequence[Fragment], own: Sequence[float | None], policy: Policy, account: Account
@@ -145,34 +229,40 @@ class Gatherer:
         return out
 
     async def _vectors(
-        self, fragments: Sequence[Fragment], own: Mapping[str, Vector], content: bool, policy: Policy
-    ) -> list[_Vectors]:
+        self,
+        fragments: Sequence[Fragment],
+        own: Mapping[str, Vector],
+        content: bool,
+        policy: Policy,
+        embedding: Embedding,
+    ) -> list[Embedded]:
         wanted = [fragment for fragment in fragments if fragment.id not in own]
         texts = [indexed_text(fragment) for fragment in wanted]
         if content:
             texts += [clip_for_index(fragment.content) for fragment in wanted]
-        found, missing = await self._embed(texts, policy)
+        found, missing = await self._embed(texts, policy, embedding.embedder)
         by_id = {
             fragment.id: (found[place], found[place + len(wanted)] if content else None)
             for place, fragment in enumerate(wanted)
         }
-        out: list[_Vectors] = []
+        out: list[Embedded] = []
         for fragment in fragments:
             if fragment.id in own:
-                out.append((own[fragment.id], own[fragment.id], False, False))
+                out.append(Embedded(embedding.name, own[fragment.id], own[fragment.id]))
                 continue
             vector, compared = by_id[fragment.id]
-            out.append((vector, compared if content else vector, vector is None and not missing, missing))
+            shown = compared if content else vector
+            out.append(Embedded(embedding.name, vector, shown, vector is None and not missing, missing))
         return out
 
-    async def _embed(self, texts: list[str], policy: Policy) -> tuple[list[Vector | None], bool]:
+    async def _embed(self, texts: list[str], policy: Policy, embedder: Embedder) -> tuple[list[Vector | None], bool]:
         """A vector per text, None for refused ones; (all None, True) when the model is down and is not waited for."""
         out: list[Vector | None] = [None] * len(texts)
         places = list(range(len(texts)))
         pause = self._retry_s
         while places:
             try:
-                rows = await self._embedder.embed([texts[place] for place in places])
+                rows = await embedder.embed([texts[place] for place in places])
             except ModelRefused as error:
                 refused = set(error.inputs) or set(range(len(places)))
                 log.warning("model_refused", error=str(error), inputs=len(refused))

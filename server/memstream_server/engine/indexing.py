@@ -1,7 +1,8 @@
-"""The write-behind of the vector index: one task per process that brings the outbox into the index.
+"""The write-behind of the vector index: one task that brings the outbox into the index, at one process at a time.
 
 Rule 1. Rows are upserted, then flushed, then marked done: a crash in between only repeats them.
 Rule 2. Entries are done by their ids, and each is worked on as the journal has it now, so order does not matter.
+Where several processes share the journal the others follow the outbox (following.py).
 Rule 3. An index that is lost is filled again from the journal; meanwhile recall says what is degraded.
 """
 
@@ -9,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
 
-from memstream_server.engine.producers import ProducerState
+from memstream_server.engine.following import Following, indexed
 from memstream_server.engine.reconciling import reconcile
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
 from memstream_server.ports.journal import IndexEntry, JournalError, Row, Space
@@ -28,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 UPSERT_ROWS = 2_048
 """Rows of one upsert."""
+FOLLOW_S = 1.0
+"""How often a process that does not lead looks how far the one that does has come."""
 RETRY_S = 1.0
 RETRY_MAX_S = 30.0
 LOOK_S = 0.2
@@ -43,7 +46,12 @@ class Indexer:
         """Why the index does not answer; empty when it does."""
         self._dependencies = dependencies
         self._registry = registry
-        self._space = space
+        self._wanted: list[Space] = [space]
+        """The space in force, and another that is to be filled, too."""
+        self._doomed: Space | None = None
+        self._removed = asyncio.Event()
+        self._held: list[str] = []
+        """Names of the spaces whose collections are open."""
         self._waiting = 0
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
@@ -52,7 +60,12 @@ class Indexer:
         self._reconciled = False
         self._asked = self._dropped = self._rebuilt = 0
         """Rebuilds asked for, of these those whose old content is gone, and of these those that are complete."""
+        self._written = 0
+        """Entries done since the start, the oldest first."""
+        self._begun = self._drained = 0
+        """How often the emptying of the outbox was begun, and the last beginning that came to its end."""
         self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
+        self._following = Following(dependencies.journal, registry)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -71,7 +84,7 @@ class Indexer:
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        if self._open and not self.degraded:
+        if self._open and not self.degraded and self._registry.ownership.leads:
             try:
                 async with asyncio.timeout(grace_s):
                     await self._drain()
@@ -99,6 +112,57 @@ class Indexer:
             total = max(total, left)
             await at(total - left, total)
         await at(total, total)
+
+    # ---- two spaces
+    def keep(self, space: Space, beside: Space | None = None) -> None:
+        """From the next round on: the space in force, and another whose collection is to have everything, too."""
+        self._wanted = [each for each in (space, beside) if each is not None]
+        self._hurry()
+
+    async def remove(self, space: Space) -> None:
+        """Drop the collection of a space that is not kept; returns when it is gone."""
+        self._doomed = space
+        self._removed.clear()
+        self._hurry()
+        await self._removed.wait()
+
+    async def opened(self, space: Space, at: Callable[[], Awaitable[None]]) -> None:
+        """Waits until that space's collection is written, too. What `at` raises, asked meanwhile, ends it."""
+        while space.model not in self._held:
+            self._hurry()
+            await asyncio.sleep(LOOK_S)
+            await at()
+
+    async def abreast(self, at: Callable[[], Awaitable[None]]) -> None:
+        """Waits until the collections have what is in the outbox now, whatever comes after it; `at` as above."""
+        wanted = self._written + await self._dependencies.journal.outbox_size()
+        while self._written < wanted:
+            self._hurry()
+            await asyncio.sleep(LOOK_S)
+            await at()
+
+    def settling(self, uid: str) -> list[str]:
+        """What of a memory was flushed so lately that the index's readers may not see it."""
+        return [id_ for _, flushed in self._settling for id_ in flushed.get(uid, ())]
+
+    async def _adopt(self) -> None:
+        index = self._dependencies.index
+        for space in self._wanted:
+            if space.model not in self._held:
+                await index.add(space)  # what it lacks waits in the outbox, or is about to
+                self._held.append(space.model)
+        if self._doomed is not None:
+            self._held = [model for model in self._held if model != self._doomed.model]
+            await index.remove(self._doomed)
+            self._doomed, self._reconciled = None, False
+            self._removed.set()
+
+    async def caught_up(self) -> None:
+        """Waits until all that was in the outbox is in the index, flushed."""
+        wanted = self._begun + 1
+        while self._drained < wanted:
+            self._hurry()
+            await asyncio.sleep(LOOK_S)
 
     # ---- the task
     async def _run(self) -> None:
@@ -134,7 +198,10 @@ class Indexer:
         self._full.set()
 
     async def _begin(self) -> None:
-        if await self._dependencies.index.open(self._space):
+        wanted = list(self._wanted)
+        to_fill = await self._dependencies.index.open(*wanted)
+        self._held = [space.model for space in wanted]
+        if to_fill:
             self.degraded = REBUILDING  # until the first cycle has filled it
             await self._refill()
         else:
@@ -164,12 +231,29 @@ class Indexer:
             self._missing = False
             raise IndexLost("a search found it empty")
         await self._drop()
+        await self._adopt()
         dropped = self._dropped
+        if not self._registry.ownership.leads:
+            await self._follow(dropped)
+            return
         await self._drain()
+        if self._registry.ownership.shared:
+            self._settles(await self._following.look())  # what another process brought in before
         self.degraded = ""
         self._rebuilt = dropped
         if not self._reconciled:
             await self._reconcile()
+
+    async def _follow(self, dropped: int) -> None:
+        """Another process brings the outbox into the index: see how far it has come."""
+        self._wake.clear()
+        self._full.clear()
+        self._waiting = 0
+        self._reconciled = False  # to be done if this process leads one day
+        self._settles(await self._following.look())
+        if (self.degraded or self._rebuilt < dropped) and not await self._dependencies.journal.outbox_size():
+            self.degraded = ""
+            self._rebuilt = dropped
 
     async def _drop(self) -> None:
         """What a rebuild begins with. A crash after it finds the index empty, and fills it too."""
@@ -191,6 +275,10 @@ class Indexer:
     async def _pause(self) -> None:
         """Until rows have waited for the interval, enough of them are there, or an overlay is due to settle."""
         limits = self._dependencies.limits
+        if self._registry.ownership.shared:  # rows come from elsewhere, too, and wake nobody here
+            longest_s = limits.flush_interval_s if self._registry.ownership.leads else FOLLOW_S
+            await _wait(self._full, min(limits.flush_interval_s, longest_s))
+            return
         due = max(0.0, self._settling[0][0] - self._now()) if self._settling else None
         if not self._wake.is_set() and self._reconciled:
             await _wait(self._wake, due)
@@ -199,38 +287,64 @@ class Indexer:
 
     async def _drain(self) -> None:
         dependencies = self._dependencies
+        self._begun += 1
+        begun = self._begun
         self._wake.clear()
         self._full.clear()
         self._waiting = 0
         reached = [(state, state.stored) for actor in self._registry.actors() for state in actor.producers()]
         while entries := await dependencies.journal.outbox(dependencies.limits.flush_rows):
+            await self._adopt()  # here too: with steady writes the outbox may never be found empty
             await self._write(entries)
             await dependencies.index.flush()
             await dependencies.journal.outbox_done([entry.id for entry, _ in entries])
             self._flushed(entries)
+            self._written += len(entries)
             dependencies.metrics.outbox(await dependencies.journal.outbox_size())
-        _indexed(reached)
+        self._drained = begun
+        indexed(reached)
 
     async def _write(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:
-        latest = {entry.fragment: (entry, row) for entry, row in entries}
-        points: list[Point] = []
-        gone: dict[str, list[str]] = defaultdict(list)
-        for entry, row in latest.values():
-            if row is None or row.vector is None:
-                gone[entry.memory].append(entry.fragment)
-            elif row.fragment.model == self._space.model:
-                points.append(Point(entry.memory, entry.fragment, np.frombuffer(row.vector, dtype="<f4")))
-        points.sort(key=lambda point: point.memory)
-        for start in range(0, len(points), UPSERT_ROWS):
-            await self._dependencies.index.upsert(points[start : start + UPSERT_ROWS])
-        for memory, ids in gone.items():
-            await self._dependencies.index.delete(memory, ids)
+        latest = {entry.fragment: (entry.memory, row) for entry, row in entries}
+        for model in self._held:
+            vectors = await self._vectors(latest, model)
+            points = [
+                Point(memory, id_, np.frombuffer(vectors[id_], dtype="<f4"))
+                for id_, (memory, _) in latest.items()
+                if id_ in vectors
+            ]
+            gone: dict[str, list[str]] = defaultdict(list)
+            for id_, (memory, _) in latest.items():
+                if id_ not in vectors:
+                    gone[memory].append(id_)
+            points.sort(key=lambda point: point.memory)
+            for start in range(0, len(points), UPSERT_ROWS):
+                await self._dependencies.index.upsert(points[start : start + UPSERT_ROWS], model)
+            for memory, ids in gone.items():
+                await self._dependencies.index.delete(memory, ids, model)
+
+    async def _vectors(self, latest: Mapping[str, tuple[str, Row | None]], model: str) -> dict[str, bytes]:
+        """Of what belongs in the index: its vectors in that space, by fragment."""
+        found: dict[str, bytes] = {}
+        elsewhere: dict[str, list[str]] = defaultdict(list)
+        for id_, (memory, row) in latest.items():
+            if row is not None and row.vector is not None and row.fragment.model == model:
+                found[id_] = row.vector
+            elif row is not None:
+                elsewhere[memory].append(id_)
+        for memory, ids in elsewhere.items():
+            found |= await self._dependencies.journal.vectors(memory, model, ids)
+        return found
 
     def _flushed(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:
         by_memory: dict[str, list[str]] = defaultdict(list)
         for entry, _ in entries:
             by_memory[entry.memory].append(entry.fragment)
-        self._settling.append((self._now() + self._dependencies.limits.fresh_s, dict(by_memory)))
+        self._settles(by_memory)
+
+    def _settles(self, flushed: dict[str, list[str]]) -> None:
+        if flushed:
+            self._settling.append((self._now() + self._dependencies.limits.fresh_s, dict(flushed)))
 
     def _settle(self) -> None:
         """Flushed long enough ago: the overlay lets go."""
@@ -242,14 +356,6 @@ class Indexer:
 
     def _now(self) -> float:
         return self._dependencies.clock.monotonic_s()
-
-
-def _indexed(reached: Sequence[tuple[ProducerState, int]]) -> None:
-    """The outbox was empty after these numbers were stored: they are indexed, or need no index."""
-    for state, stored in reached:
-        if stored > state.indexed:
-            state.indexed = stored
-            state.tell()
 
 
 async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memstream_server.core.values import Fragment, Tier, Vector
-from memstream_server.engine.gather import Gathered, Gatherer
+from memstream_server.engine.gather import Gathered
 from memstream_server.engine.requests import NewObservation, Refusal
 from memstream_server.ports.journal import Journal, MemoryRecord, Receipt, Rejection
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.embeddings import Embedding
     from memstream_server.engine.producers import ProducerState
 
 
@@ -70,6 +71,7 @@ def batch_of(
         importances=tuple(importances),
         vectors=vectors,
         rejections=tuple(rejections),
+        model=dependencies.embedding.name,
         position=position,
     )
     return Batch(receipt, state, dependencies.clock.monotonic_s())
@@ -124,17 +126,27 @@ async def verify_repeats(
 
 
 async def observations_in(
-    batches: Sequence[Batch], gatherer: Gatherer, record: MemoryRecord, account: Account
+    batches: Sequence[Batch],
+    dependencies: Dependencies,
+    record: MemoryRecord,
+    account: Account,
+    embedding: Embedding,
 ) -> list[Gathered]:
-    """Everything the fragments of some receipts need, in order of position."""
+    """Everything the fragments of some receipts need, in order of position.
+
+    A client's own vector of a space that is no longer in force is of no use: the text is embedded.
+    """
+    in_force = dependencies.embedding.name
     fragments: list[Fragment] = []
     importances: list[float | None] = []
     vectors: dict[str, Vector] = {}
     for batch in batches:
         receipt = batch.receipt
-        fragments.extend(receipt.fragments)
+        usable = receipt.model in ("", in_force)
+        fragments.extend(one if usable else one.but(own_vector=False) for one in receipt.fragments)
         importances.extend(receipt.importances or (None,) * len(receipt.fragments))
-        vectors.update({id_: np.frombuffer(packed, dtype="<f4") for id_, packed in receipt.vectors.items()})
+        if usable:
+            vectors.update({id_: np.frombuffer(packed, dtype="<f4") for id_, packed in receipt.vectors.items()})
     if not fragments:
         return []
-    return await gatherer.gather(fragments, vectors, importances, record, account)
+    return await dependencies.gatherer.gather(fragments, vectors, importances, record, account, embedding)

@@ -90,14 +90,25 @@ class Jobs:
         """Do what is there; True when something is left to be tried again."""
         self._wake.clear()
         left = False
-        # Those set aside stay in the journal: as many more are asked for, so that they hide no others.
-        jobs = await self._dependencies.journal.jobs(PAGE + len(self._failures))
-        waiting = [job for job in jobs if self._failures.get(job.id, 0) < JOB_ATTEMPTS_MAX]
+        waiting = await self._waiting()
         for job in waiting:
             left = not await self._attempt(job) or left
         if len(waiting) >= PAGE and not left:
             self._wake.set()  # there may be more
         return left
+
+    async def _waiting(self) -> list[Job]:
+        """The oldest that are this process's to do. Those set aside, and other processes', must not hide them."""
+        tended = await self._registry.ownership.tended()
+        limit = PAGE + len(self._failures)
+        while True:
+            jobs = await self._dependencies.journal.jobs(limit)
+            there = {job.id for job in jobs}  # a deleted memory takes its jobs with it
+            self._failures = {id_: failures for id_, failures in self._failures.items() if id_ in there}
+            mine = [job for job in jobs if self._failures.get(job.id, 0) < JOB_ATTEMPTS_MAX and tended(job.memory)]
+            if mine or len(jobs) < limit:
+                return mine
+            limit *= 2
 
     async def _attempt(self, job: Job) -> bool:
         try:
@@ -141,8 +152,9 @@ class Jobs:
         elif job.type == "insight" and insights is not None:
             await self._insight(actor, job, insights, account)
         elif job.type == "reflection" and insights is not None:
+            since = actor.revision
             found = await self.reflections(actor, account)
-            await self.keep(actor, found, Decision(finish_jobs=(job.id,)), account, Purpose.REFLECTION)
+            await self.keep(actor, found, Decision(finish_jobs=(job.id,)), account, Purpose.REFLECTION, since)
         elif job.type in _PURPOSES:
             await actor.run(lambda _: _ended(job, account))  # the LLM it was meant for is not configured
         else:
@@ -151,12 +163,13 @@ class Jobs:
     # ---- insights
     async def _insight(self, actor: Actor, job: Job, insights: Insights, account: Account) -> None:
         ids: list[str] = json.loads(job.payload)["fragments"]
+        since = actor.revision
         sources = await self._dependencies.journal.fragments(actor.uid, ids)
         texts = [source.content for source in sources]
         said = await insights.promotion_insights(texts, account) if texts else []
         known = tuple(source.id for source in sources)
         end = Decision(finish_jobs=(job.id,))
-        await self.keep(actor, [(text, known) for text in said], end, account, Purpose.INSIGHT)
+        await self.keep(actor, [(text, known) for text in said], end, account, Purpose.INSIGHT, since)
 
     async def reflections(self, actor: Actor, account: Account) -> list[Cited]:
         """Insights from questions about the latest fragments, with the evidence they cite; empty without an LLM.
@@ -186,15 +199,23 @@ class Jobs:
         return await self._dependencies.journal.fragments(actor.uid, ids)
 
     async def keep(
-        self, actor: Actor, found: Sequence[Cited], end: Decision, account: Account, purpose: Purpose
+        self, actor: Actor, found: Sequence[Cited], end: Decision, account: Account, purpose: Purpose, since: int
     ) -> None:
-        """Insights into long-term, with their sources, in one commit with what `end` says of whoever asked."""
+        """Insights into long-term, with their sources, in one commit with what `end` says of whoever asked.
+
+        Not those of sources that were erased or told anew since that revision: the model was given their words.
+        """
         fragments = [self._fragment(actor, text, sources) for text, sources in found if text.strip()]
         record = actor.working.record
-        gathered = await self._dependencies.gatherer.gather(fragments, {}, [None] * len(fragments), record, account)
+        gathered = await self._dependencies.gatherer.gather(
+            fragments, {}, [None] * len(fragments), record, account, actor.working.embedding
+        )
 
         async def decide(now: Actor) -> Decision:  # the insights there are now: one may be changed by request
-            decision = self._decide(now, end, gathered, await self._insights_of(now))
+            stale = {id_ for id_, revision in now.working.stale.items() if revision > since}
+            clean = [part for part in gathered if stale.isdisjoint(part.fragment.sources)]
+            seen = [part.under(now.working.embedding.name) for part in clean]
+            decision = self._decide(now, end, seen, await self._insights_of(now))
             return decision.costing(account, purpose)
 
         await actor.run(decide)
@@ -216,7 +237,7 @@ class Jobs:
     async def _insights_of(self, actor: Actor) -> list[Held]:
         ids = sorted(actor.working.insights)
         known = await self._dependencies.journal.fragments(actor.uid, ids)
-        vectors = await self._dependencies.journal.vectors(actor.uid, self._dependencies.embedding.name, ids)
+        vectors = await self._dependencies.journal.vectors(actor.uid, actor.working.embedding.name, ids)
         return [Held(one, unpacked(vectors.get(one.id))) for one in known if one.forget_time_us is None]
 
     def _decide(self, actor: Actor, end: Decision, gathered: Sequence[Gathered], others: Sequence[Held]) -> Decision:
@@ -272,7 +293,12 @@ class Jobs:
     async def _fill(self, actor: Actor, lacking: Sequence[Fragment]) -> None:
         record = actor.working.record
         gathered = await self._dependencies.gatherer.gather(
-            lacking, {}, [fragment.importance for fragment in lacking], record, account_of(record)
+            lacking,
+            {},
+            [fragment.importance for fragment in lacking],
+            record,
+            account_of(record),
+            actor.working.embedding,
         )
         if any(part.missing for part in gathered):
             raise ModelError("the embedding model is still down")
@@ -280,7 +306,9 @@ class Jobs:
         if filled:
 
             async def decide(now: Actor) -> Decision | None:
-                return _filled(now, filled, await some(now, list(filled), self._dependencies))
+                seen = {id_: part.under(now.working.embedding.name) for id_, part in filled.items()}
+                made = {id_: part for id_, part in seen.items() if part.vector is not None}
+                return _filled(now, made, await some(now, list(made), self._dependencies))
 
             await actor.run(decide)
 

@@ -84,15 +84,18 @@ async def update(
 ) -> tuple[Fragment, int]:
     """(the fragment as changed, revision). Raises FragmentNotFound, EtagMismatch."""
     seen = await one(actor, change.id, dependencies)
-    part = await _gathered(actor, seen, change, dependencies) if _says_else(change) else None
+    made = await _gathered(actor, seen, change, dependencies) if _says_else(change) else None
 
     async def decide(now: Actor) -> tuple[Decision, Callable[[int], tuple[Fragment, int]]]:
         current = await one(now, change.id, dependencies)
         if change.etag and change.etag != fragment_etag(current):
             raise EtagMismatch(f"fragment {change.id} has changed since; read it again", etag=fragment_etag(current))
+        if made is not None and change.content is None and current.content != seen.content:
+            raise EtagMismatch(f"fragment {change.id} has just changed; ask again", etag=fragment_etag(current))
         changed = _changed(current, change)
+        part = None if made is None else made.under(now.working.embedding.name)
         if part is not None:
-            changed = replace(changed, model=part.fragment.model)
+            changed = replace(changed, model=part.fragment.model, own_vector=part.fragment.own_vector)
         state = now.working.state
         transition = lifecycle.update(state, changed, None if part is None else part.content_vector)
         gathered = {} if part is None else {change.id: part}
@@ -131,9 +134,9 @@ async def _gathered(actor: Actor, seen: Fragment, change: FragmentChange, depend
     record, fragment = actor.working.record, _changed(seen, change)
     own = {} if change.vector is None else {fragment.id: change.vector}
     if change.content is None and seen.own_vector:  # nobody here can embed in the client's space
-        own |= await _stored_vectors(actor, [seen.id], dependencies)
-    known = [fragment.importance]
-    return (await dependencies.gatherer.gather([fragment], own, known, record, account_of(record)))[0]
+        own |= await stored_vectors(actor, [seen.id], dependencies)
+    known, space = [fragment.importance], actor.working.embedding
+    return (await dependencies.gatherer.gather([fragment], own, known, record, account_of(record), space))[0]
 
 
 async def forget(
@@ -153,11 +156,13 @@ async def restore(
 ) -> Changed:
     """Back into recall. Ids that are not forgotten are passed over. Raises ModelDown."""
     vectors: dict[str, tuple[str, Vector]] = {}
+    space = actor.working.embedding
     for part in _parts(ids):
         vectors |= await _content_vectors(actor, await some(actor, part, dependencies), dependencies)
 
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
-        held = [Held(found, _of_content(found, vectors)) for found in await some(now, part, dependencies)]
+        usable = vectors if now.working.embedding is space else {}
+        held = [Held(found, _of_content(found, usable)) for found in await some(now, part, dependencies)]
         return lifecycle.restore(now.working.state, held, now.working.record.policy)
 
     return await _in_batches(actor, ids, EventType.RESTORED, dependencies, once, decide)
@@ -252,10 +257,11 @@ async def _content_vectors(
     by_content = compares_content(record.kind, record.policy)
     stored = [found.id for found in gone if found.own_vector or not by_content]
     embedded = [found for found in gone if by_content and not found.own_vector]
-    vectors = await _stored_vectors(actor, stored, dependencies)
+    vectors = await stored_vectors(actor, stored, dependencies)
     if embedded:
         try:
-            rows = await dependencies.gatherer.content_vectors([found.content for found in embedded])
+            texts = [found.content for found in embedded]
+            rows = await dependencies.gatherer.content_vectors(texts, actor.working.embedding)
         except ModelUnavailable as error:
             raise ModelDown(f"the embedding model does not answer: {error}", retry_after_s=1.0) from error
         except ModelRefused:  # then they had none before either, and are compared with nobody
@@ -270,8 +276,9 @@ def _of_content(fragment: Fragment, vectors: Mapping[str, tuple[str, Vector]]) -
     return vector if content == fragment.content else None
 
 
-async def _stored_vectors(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> dict[str, Vector]:
-    packed = await dependencies.journal.vectors(actor.uid, dependencies.embedding.name, ids) if ids else {}
+async def stored_vectors(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> dict[str, Vector]:
+    """The indexed vectors of these fragments, of those that have one."""
+    packed = await dependencies.journal.vectors(actor.uid, actor.working.embedding.name, ids) if ids else {}
     found = {id_: unpacked(raw) for id_, raw in packed.items()}
     return {id_: vector for id_, vector in found.items() if vector is not None}
 

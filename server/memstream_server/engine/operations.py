@@ -62,6 +62,12 @@ class Progress:
         self.advanced = False
         """Whether anything was done since this was last set to False."""
 
+    async def waits(self, why: Failure | None) -> None:
+        """What the work waits for (None: nothing any more), shown as the `error` of an operation that is at work."""
+        if self.operation.error != why:
+            self.operation = replace(self.operation, error=why)
+            await self._save(self.operation)
+
     async def at(self, done: int, total: int) -> None:
         """So much is done of so much (0: not known). Raises OperationCancelled."""
         self.advanced = self.advanced or done > self.operation.done
@@ -238,8 +244,9 @@ class OperationRunner:
                 failures = 0 if progress.advanced else failures + 1
                 if isinstance(error, ShuttingDown):
                     await asyncio.Event().wait()  # until `stop` cancels; the next start goes on
-                if failures >= TRIES or not _may_pass(error):
-                    raise
+                refusal = _refusal(error) if isinstance(error, JournalError) else error
+                if failures >= TRIES or refusal.retry_after_s is None:
+                    raise refusal from error
                 pause = min(RETRY_S * 2**failures, RETRY_MAX_S)
                 log.warning("operation_waits", operation=progress.operation.id, reason=str(error), retry_in_s=pause)
                 await asyncio.sleep(pause)
@@ -275,17 +282,17 @@ class OperationRunner:
             await asyncio.sleep(TIDY_INTERVAL_S)
 
 
-def _may_pass(error: EngineError | JournalError) -> bool:
-    return isinstance(error, JournalError) or error.retry_after_s is not None
+def _refusal(error: JournalError) -> EngineError:
+    """The store's refusals as the engine's."""
+    if isinstance(error, StorageFull):
+        return StorageIsFull(str(error), retry_after_s=5.0)
+    if isinstance(error, Conflict):
+        return AlreadyAnswered(str(error), retry_after_s=0.1)
+    return JournalUnavailable(f"the journal refused: {error}", retry_after_s=0.5)
 
 
 async def _told(work: Awaitable[T]) -> T:
-    """The store's refusals as the engine's."""
     try:
         return await work
-    except StorageFull as error:
-        raise StorageIsFull(str(error), retry_after_s=5.0) from error
-    except Conflict as error:
-        raise AlreadyAnswered(str(error), retry_after_s=0.1) from error
     except JournalError as error:
-        raise JournalUnavailable(f"the journal refused: {error}", retry_after_s=0.5) from error
+        raise _refusal(error) from error

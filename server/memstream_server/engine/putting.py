@@ -38,7 +38,8 @@ async def put(
             current = fragment_etag(existing[0]) if existing else ""
             raise EtagMismatch(f"fragment {new.external_id!r} has changed since; read it again", etag=current)
         position = now.take_position()
-        placed = replace(part, fragment=part.fragment.but(position=position))
+        seen = part.under(now.working.embedding.name)
+        placed = replace(seen, fragment=seen.fragment.but(position=position))
         keyed = {fragment.external_id: fragment for fragment in existing}
         decision, outcomes = await decide_observations(now.working, (), [placed], keyed, dependencies)
         decision = decision.costing(account, Purpose.IMPORTANCE)
@@ -51,7 +52,8 @@ async def _gathered(actor: Actor, new: NewObservation, dependencies: Dependencie
     record = actor.working.record
     fragment = fragment_of(new, dependencies.ids.next(), dependencies.clock.now_us(), 0, record)
     own = {} if new.vector is None else {fragment.id: new.vector}
-    return (await dependencies.gatherer.gather([fragment], own, [new.importance], record, account))[0]
+    space = actor.working.embedding
+    return (await dependencies.gatherer.gather([fragment], own, [new.importance], record, account, space))[0]
 
 
 def _result(decision: Decision, outcome: Outcome, revision: int) -> Put:

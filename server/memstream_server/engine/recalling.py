@@ -31,6 +31,7 @@ from memstream_server.ports.models import EmbeddingModel, ModelError
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
     from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.embeddings import Embedding
     from memstream_server.engine.working_set import WorkingSet
 
 log = structlog.get_logger(__name__)
@@ -70,9 +71,15 @@ async def recall(actor: Actor, query: Query, dependencies: Dependencies) -> Reca
     watch = _Watch(dependencies)
     await _visible(actor, query)
     watch.step("wait")
-    vector, degraded = await _query_vector(query, dependencies)
-    watch.step("embed")
-    found, more = await _search(actor.working, query, vector, dependencies, watch)
+    while True:
+        space = actor.working.embedding
+        vector, degraded = await _query_vector(space, query, dependencies)
+        watch.step("embed")
+        if actor.working.embedding is not space:
+            continue  # the memory is in another space by now, in which this vector means nothing
+        found, more = await _search(actor.working, query, vector, dependencies, watch)
+        if actor.working.embedding is space:
+            break
     degraded = degraded or more
     answer = await _read(actor, query, found, dependencies)
     watch.step("read")
@@ -95,12 +102,12 @@ async def _visible(actor: Actor, query: Query) -> None:
         ) from None
 
 
-async def _query_vector(query: Query, dependencies: Dependencies) -> tuple[Vector | None, str]:
-    if query.vector is not None:
+async def _query_vector(space: Embedding, query: Query, dependencies: Dependencies) -> tuple[Vector | None, str]:
+    if query.vector is not None and len(query.vector) == space.model.dimension:
         return query.vector, ""
     try:
         async with asyncio.timeout(dependencies.limits.embed_deadline_s):
-            return (await dependencies.embedder.embed([query.text]))[0], ""
+            return (await space.embedder.embed([query.text]))[0], ""
     except (ModelError, TimeoutError) as error:
         text = str(error) or "no answer in time"
         return None, f"no query vector, lexical legs only: {text}"
@@ -172,7 +179,7 @@ def _rank(
         return _whole(working, query, question, dependencies, allowed)
     if policy.recall.ranking is RankingRule.DBGPT:
         return _rank_dbgpt(working, query, question, allowed, cosines)
-    weights = weights_of(policy, query, dependencies.embedding)
+    weights = weights_of(policy, query, working.embedding.model)
     if working.dense is not None:
         ranked = ranking.rank(columns, working.lexical, working.dense, question, weights, allowed)
     else:
@@ -203,7 +210,7 @@ def _whole(working: WorkingSet, query: Query, question: Question, dependencies: 
         cosines = working.dense.cosines(question.vector)
     signals = ranking.Signals(slots, cosines[slots], words[slots], around[slots])
     everything = replace(question, limit=max(1, len(slots)))
-    weights = weights_of(working.record.policy, query, dependencies.embedding)
+    weights = weights_of(working.record.policy, query, working.embedding.model)
     ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
     in_order = sorted(ranked.results, key=lambda scored: scored.slot)
     latest = in_order if query.limit is None else in_order[-query.limit :]
@@ -270,7 +277,9 @@ async def _search_index(
     fresh = dict(working.fresh)
     try:
         # More than a leg's share: some of them may be filtered, forgotten or gone by now.
-        ids, _ = await dependencies.index.search(working.record.uid, question.vector, question.per_leg * 4)
+        ids, _ = await dependencies.index.search(
+            working.record.uid, question.vector, question.per_leg * 4, working.embedding.name
+        )
     except IndexUnavailable as error:
         if isinstance(error, IndexLost):
             dependencies.index_lost()
@@ -282,7 +291,7 @@ async def _search_index(
     lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
     wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
     missing = [id_ for id_ in wanted if id_ not in fresh and id_ not in working.fresh]
-    packed = await dependencies.journal.vectors(working.record.uid, dependencies.embedding.name, missing)
+    packed = await dependencies.journal.vectors(working.record.uid, working.embedding.name, missing)
     watch.step("search")
     vectors = {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in packed.items()} | fresh | working.fresh
     cosines = np.full(len(working.columns), np.nan, np.float32)

@@ -40,7 +40,7 @@ async def _differences(uid: str, dependencies: Dependencies) -> list[IndexEntry]
 async def _indexed(uid: str, dependencies: Dependencies) -> set[str]:
     found: set[str] = set()
     after = ""
-    while page := await dependencies.index.ids(uid, after, PAGE):
+    while page := await dependencies.index.ids(uid, after, PAGE, dependencies.embedding.name):
         found.update(page)
         after = page[-1]
         if len(page) < PAGE:

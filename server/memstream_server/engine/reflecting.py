@@ -52,13 +52,14 @@ class Reflecting:
             async with self._registry.use(operation.namespace, operation.memory) as actor:
                 account = account_of(actor.working.record)
                 done = Answer(mark, b"", b"", self._dependencies.clock.now_us())
+                since = actor.revision
                 try:
                     found = await self._jobs.reflections(actor, account)
                 except ModelUnavailable as error:
                     raise ModelDown(f"the LLM does not answer: {error}", retry_after_s=5.0) from error
                 except ModelRefused:  # for good: there is nothing to reflect on that it would take
                     found = []
-                await self._jobs.keep(actor, found, Decision(answer=done), account, Purpose.REFLECTION)
+                await self._jobs.keep(actor, found, Decision(answer=done), account, Purpose.REFLECTION, since)
         await progress.at(1, 1)
 
     def _check_model(self) -> None:

@@ -2,7 +2,7 @@
 
 Rule 1. At most one actor per memory at any time: activation is single-flight, and an actor that failed is forgotten
 before the next one is made.
-Rule 2. This process owns what it activates; the epoch is raised once per memory and process, not per activation.
+Rule 2. This process owns what it activates (ownership.py); what leaves is released to other processes, if there are.
 Rule 3. An actor in use, or just activated for somebody, is not evicted: who asked for it gets to use it.
 """
 
@@ -11,13 +11,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
 
 from memstream_server.engine.actor import Actor
-from memstream_server.engine.errors import EngineError, JournalUnavailable, MemoryNotFound, ModelMismatch, ShuttingDown
+from memstream_server.engine.errors import (
+    EngineError,
+    JournalUnavailable,
+    LeaseLost,
+    MemoryNotFound,
+    ShuttingDown,
+)
+from memstream_server.engine.ownership import Ownership
 from memstream_server.engine.working_set import WorkingSet
 from memstream_server.ports.journal import Conflict, JournalError, MemoryRecord
 
@@ -41,7 +48,7 @@ class Registry:
         self._actors: OrderedDict[str, Actor] = OrderedDict()
         self._uids: dict[tuple[str, str], str] = {}
         self._activating: dict[str, asyncio.Task[Actor]] = {}
-        self._owned: set[str] = set()
+        self.ownership = Ownership(dependencies, self._disowned)
         self._wanted: Counter[str] = Counter()
         """How many calls wait for an activation."""
         self._deleting: set[str] = set()
@@ -50,6 +57,7 @@ class Registry:
         """Memories whose deletion ended while they were being activated, perhaps from an older reading."""
         self._losses: dict[str, tuple[float, float]] = {}
         """When a memory's actor failed last, and the pause that followed."""
+        self._reviving: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -67,7 +75,7 @@ class Registry:
     async def record(self, namespace: str, name: str) -> MemoryRecord:
         """The memory of that name, as RAM has it when active. Raises MemoryNotFound."""
         uid = self._uids.get((namespace, name))
-        if uid is not None and uid in self._actors and uid not in self._deleting:
+        if uid is not None and uid in self._actors and uid not in self._deleting and self.ownership.valid():
             return self._actors[uid].working.record
         record = await self._dependencies.journal.get_memory(namespace, name)
         if record is None:
@@ -129,42 +137,67 @@ class Registry:
     async def _activate(self, uid: str) -> Actor:
         dependencies = self._dependencies
         try:
-            if uid not in self._owned:
-                await dependencies.journal.own(uid)
-                self._owned.add(uid)
-            image = await dependencies.journal.load(
-                uid, dependencies.embedding.name, dependencies.limits.dense_in_memory_max
-            )
+            epoch = await self.ownership.take(uid)
+            embedding = dependencies.embeddings.in_force
+            image = await dependencies.journal.load(uid, embedding.name, dependencies.limits.dense_in_memory_max)
         except Conflict as error:
             raise MemoryNotFound(f"the memory was deleted: {error}") from error
         except JournalError as error:
             raise JournalUnavailable(f"the memory could not be read: {error}", retry_after_s=0.5) from error
-        foreign = {row.fragment.model for row in image.rows} - {"", dependencies.embedding.name}
-        if foreign:
-            raise ModelMismatch(
-                f"the memory's vectors are of {', '.join(sorted(foreign))}, this server's model is "
-                f"{dependencies.embedding.name}; run `memstream reindex`, or start it with that model"
-            )
+        self.ownership.confirm(uid, epoch, image.record.epoch)
         if uid in self._deleting | self._outlived and await self._is_gone(image.record):
             raise MemoryNotFound("the memory was deleted")
-        working = WorkingSet(image, dependencies.embedding.dimension, dependencies.limits.dense_in_memory_max)
+        working = WorkingSet(image, embedding, dependencies.limits.dense_in_memory_max)
         actor = Actor(image, working, dependencies)
         self._actors[uid] = actor
         self._uids[image.record.namespace, image.record.name] = uid
         self._shrink(keep=uid)
         return actor
 
+    async def move(self, lately: Callable[[str], Sequence[str]]) -> None:
+        """Bring every active memory into the space in force, each in its own order; its streams notice nothing.
+
+        `lately` tells what of a memory the index may not show yet. Whose journal fails meanwhile is read anew anyway.
+        """
+        if self._activating:  # from now on memories are read in the space in force
+            await asyncio.wait(set(self._activating.values()))
+        for actor in self.actors():
+            if actor.working.embedding is not self._dependencies.embeddings.in_force:
+                with contextlib.suppress(EngineError):
+                    await actor.run(lambda now: self._moved(now, lately(now.uid)))
+
+    async def _moved(self, actor: Actor, lately: Sequence[str]) -> None:
+        embedding, journal = self._dependencies.embeddings.in_force, self._dependencies.journal
+        image = await journal.load(actor.uid, embedding.name, self._dependencies.limits.dense_in_memory_max)
+        working = WorkingSet(image, embedding, self._dependencies.limits.dense_in_memory_max)
+        if working.dense is None and lately:
+            working.overlay(await journal.vectors(actor.uid, embedding.name, lately))
+        working.follow(actor.working)
+        actor.working = working
+
     def lost(self, actor: Actor) -> None:
         """An actor is finished before its time: forget it, and read the memory again, for observations may wait."""
         if self._actors.get(actor.uid) is actor:
             self._forget(actor)
-            self._owned.discard(actor.uid)
-        if not self._closed and not isinstance(actor.failed, MemoryNotFound):
+            self.ownership.forget(actor.uid)
+        if not self._closed and not isinstance(actor.failed, (MemoryNotFound, LeaseLost)):
             self._spawn(self._revive(actor.uid, self._pause(actor.uid)))
+
+    def _disowned(self) -> None:
+        """The lease is lost: other processes may change every memory from here on."""
+        for actor in self.actors():
+            actor.fail(LeaseLost("this server lost its lease on the memory; reconnect", retry_after_s=0.1, begun="yes"))
 
     def revive(self, uid: str) -> None:
         """Activate a memory in which observations wait, in the background and until it succeeds."""
-        self._spawn(self._revive(uid, 0.0))
+        if uid not in self._reviving:
+            self._spawn(self._revive(uid, 0.0))
+
+    def renamed(self, actor: Actor, namespace: str, name: str) -> None:
+        """The memory went by these until now."""
+        self._uids.pop((namespace, name), None)
+        if self._actors.get(actor.uid) is actor:
+            self._uids[actor.working.record.namespace, actor.working.record.name] = actor.uid
 
     def reread(self, uid: str) -> None:
         """What RAM has of the memory may be out of date: end its actor and read again."""
@@ -182,6 +215,13 @@ class Registry:
         return pause
 
     async def _revive(self, uid: str, pause: float) -> None:
+        self._reviving.add(uid)
+        try:
+            await self._activate_at_last(uid, pause)
+        finally:
+            self._reviving.discard(uid)
+
+    async def _activate_at_last(self, uid: str, pause: float) -> None:
         while True:
             await asyncio.sleep(pause)
             try:
@@ -211,6 +251,7 @@ class Registry:
         actor = self._actors.get(record.uid)
         if actor is not None:
             actor.gone()
+        self.ownership.forget(record.uid)
         self._unname(record)
 
     async def _is_gone(self, record: MemoryRecord) -> bool:
@@ -225,6 +266,11 @@ class Registry:
         await asyncio.gather(*(actor.stop() for actor in self.actors()))
         self._actors.clear()
 
+    def shrink(self) -> None:
+        """Memories grow while they are active: hold the bounds again. The one used last stays."""
+        if self._actors:
+            self._shrink(keep=next(reversed(self._actors)))
+
     def _shrink(self, keep: str) -> None:
         """Evict idle actors, least recently used first, until the bounds hold (or all that is left is in use)."""
         limits = self._dependencies.limits
@@ -235,7 +281,6 @@ class Registry:
             if actor.uid != keep and self._evictable(actor):
                 total -= actor.working.size_bytes
                 self._evict(actor)
-        self._dependencies.metrics.active(len(self._actors), total)
 
     def _settle(self) -> None:
         """After a use: if all were in use when the last one came, there may be one to evict by now."""
@@ -249,7 +294,12 @@ class Registry:
 
     def _evict(self, actor: Actor) -> None:
         self._forget(actor)
-        self._spawn(actor.stop())
+        self._spawn(self._retire(actor))
+
+    async def _retire(self, actor: Actor) -> None:
+        await actor.stop()
+        if actor.uid not in self._actors and actor.uid not in self._activating:
+            await self.ownership.release(actor.uid)
 
     def _forget(self, actor: Actor) -> None:
         del self._actors[actor.uid]

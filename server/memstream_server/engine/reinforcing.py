@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +25,7 @@ from memstream_server.ports.models import ModelError
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
     from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.embeddings import Embedding
 
 log = structlog.get_logger(__name__)
 
@@ -39,9 +40,10 @@ class Reinforcement:
 
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
-        self._accesses: dict[str, dict[str, tuple[int, int]]] = {}
+        self._accesses: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
+        """By memory and the epoch at which this process has it."""
         self._offers: asyncio.Queue[tuple[Actor, tuple[Fragment, ...]]] = asyncio.Queue(OFFERS_MAX)
-        self._content: OrderedDict[tuple[str, int], Vector] = OrderedDict()
+        self._content: OrderedDict[tuple[str, int, str], Vector] = OrderedDict()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -76,7 +78,7 @@ class Reinforcement:
 
     def accessed(self, actor: Actor, fragment_id: str, now_us: int) -> None:
         """Count one access, in RAM now and in the journal soon."""
-        counts = self._accesses.setdefault(actor.uid, {})
+        counts = self._accesses.setdefault((actor.uid, actor.working.record.epoch), {})
         count, _ = counts.get(fragment_id, (0, 0))
         counts[fragment_id] = (count + 1, now_us)
         slot = actor.working.columns.slot(fragment_id)
@@ -106,32 +108,46 @@ class Reinforcement:
         new = [fragment for fragment in fragments if fragment.id not in held]
         if not new:
             return
-        vectors = await self._content_vectors(actor, new)
+        space = actor.working.embedding
+        vectors = await self._content_vectors(actor, new, space)
         found = [Recollected(one.id, one.content, vector) for one, vector in zip(new, vectors, strict=True)]
-        await actor.run(lambda now: self._decide(now, found))
+        versions = {one.id: one.version for one in new}
+
+        def decide(now: Actor) -> Decision | None:
+            if now.working.embedding is not space:
+                return None  # what was compared is of the former model
+            stale = now.working.stale
+            return self._decide(now, [one for one in found if versions[one.id] >= stale.get(one.id, 0)])
+
+        await actor.run(decide)
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Nothing made of what these fragments said is to be kept."""
+        for key in [key for key in self._content if key[0] in ids]:
+            del self._content[key]
 
     def _decide(self, actor: Actor, found: list[Recollected]) -> Decision | None:
         working = actor.working
         policy = effective_policy(working.record.policy, self._dependencies)
         here = [one for one in found if one.id in working.columns and not working.forgotten(one.id)]
-        transition = recollect(working.state, here, policy, self._dependencies.embedding.similarity_min)
+        transition = recollect(working.state, here, policy, working.embedding.model.similarity_min)
         if not transition.events:
             return None
         return Decision(transition=transition, jobs=jobs_of(working, transition, (), self._dependencies))
 
-    async def _content_vectors(self, actor: Actor, fragments: list[Fragment]) -> list[Vector | None]:
+    async def _content_vectors(self, actor: Actor, fragments: list[Fragment], space: Embedding) -> list[Vector | None]:
         """Comparable with the vectors of held fragments: of the content, or the indexed ones by policy."""
         record, dependencies = actor.working.record, self._dependencies
         by_content = compares_content(record.kind, record.policy)
         stored = [one.id for one in fragments if one.own_vector or not by_content]
-        packed = await dependencies.journal.vectors(record.uid, dependencies.embedding.name, stored) if stored else {}
+        packed = await dependencies.journal.vectors(record.uid, space.name, stored) if stored else {}
         embedded = [one for one in fragments if by_content and not one.own_vector]
-        missing = [one for one in embedded if (one.id, one.version) not in self._content]
+        missing = [one for one in embedded if (one.id, one.version, space.name) not in self._content]
         if missing:
-            rows = await dependencies.gatherer.content_vectors([one.content for one in missing])
+            rows = await dependencies.gatherer.content_vectors([one.content for one in missing], space)
             for fragment, row in zip(missing, rows, strict=True):
-                self._content[fragment.id, fragment.version] = row
-        made = {one.id: self._content[one.id, one.version] for one in embedded}
+                self._content[fragment.id, fragment.version, space.name] = row
+        made = {one.id: self._content[one.id, one.version, space.name] for one in embedded}
         found = [made[one.id] if one.id in made else unpacked(packed.get(one.id)) for one in fragments]
         while len(self._content) > CONTENT_VECTORS_MAX:
             self._content.popitem(last=False)
@@ -145,10 +161,10 @@ class Reinforcement:
 
     async def _write_accesses(self) -> None:
         counted, self._accesses = self._accesses, {}
-        for uid, counts in counted.items():
+        for (uid, epoch), counts in counted.items():
             accesses = [Access(id_, count, time_us) for id_, (count, time_us) in counts.items()]
             try:
-                await self._dependencies.journal.touch(uid, accesses)
+                await self._dependencies.journal.touch(uid, accesses, epoch)
             except JournalError as error:  # statistics: lost ones are not an error, but are said
                 log.warning("accesses_not_written", count=len(accesses), error=str(error))
 

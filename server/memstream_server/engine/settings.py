@@ -29,5 +29,7 @@ class Limits:
     """How often fragments that are due to be forgotten or erased, and events past their retention, are looked for."""
     model_retry_s: float = 1.0
     """First pause before a model that was down is asked again, where a policy waits for models; doubles up to 30 s."""
+    space_notice_s: float = 0.0
+    """How long other servers of the same store may take to notice that another embedding space is in force."""
     embed_deadline_s: float = 2.0
     """How long a recall waits for the query's vector before it answers from the lexical legs alone."""

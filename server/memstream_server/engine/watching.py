@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memstream_server.core.events import Event
@@ -14,22 +15,34 @@ if TYPE_CHECKING:
     from memstream_server.ports.journal import Journal, MemoryRecord
 
 PAGE = 256
-"""Transitions read at once."""
-QUIET_S = 5.0
-"""After so long without a commit a progress mark is given."""
+"""Transitions read at once, at the most: the journal gives fewer that are large. All that is held of a slow watcher."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One watch: woken by commits, and how far they have come."""
+
+    revision: int
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Watchers:
     """Who waits for which memory's next commit."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, quiet_s: float = 5.0) -> None:
+        """quiet_s: after so long without a commit a progress mark is given, and the journal is looked at."""
         self._journal = journal
-        self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
+        self._quiet_s = quiet_s
+        self._waiting: dict[str, set[_Waiting]] = defaultdict(set)
 
-    def committed(self, uid: str) -> None:
-        """Told after every commit."""
-        for event in self._waiting.get(uid, ()):
-            event.set()
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def committed(self, uid: str, revision: int = 0) -> None:
+        """Told after every commit, and of a deletion without a revision."""
+        for waiting in self._waiting.get(uid, ()):
+            waiting.revision = max(waiting.revision, revision)
+            waiting.news.set()
 
     async def watch(
         self, record: MemoryRecord, uid: str, revision: int, ordinal: int
@@ -39,13 +52,16 @@ class Watchers:
         Of the first transition the `ordinal` events already seen are left out. Raises CursorVoid, CursorCompacted.
         """
         if uid and uid != record.uid:
-            raise CursorVoid(f"the memory {record.namespace}/{record.name} was made anew since; list it and start over")
-        news = asyncio.Event()
-        self._waiting[record.uid].add(news)
+            raise CursorVoid(
+                f"the memory {record.namespace}/{record.name} was made anew, or restored from a backup, since; list it "
+                "and watch from there"
+            )
+        waiting = _Waiting(record.revision)
+        self._waiting[record.uid].add(waiting)
         try:
             seen, skip = revision, ordinal
             while True:
-                news.clear()
+                waiting.news.clear()
                 page = await self._journal.events(record.uid, seen, PAGE)
                 if not page and record.revision > seen:  # `record` was read before: its last revision is pruned
                     raise _compacted(record.revision)
@@ -56,17 +72,17 @@ class Watchers:
                     seen = recorded.revision
                     if events:
                         yield record.uid, seen, recorded.time_us, events
-                if len(page) == PAGE:
+                if page and seen < waiting.revision:
                     continue
-                if not await _woken(news):
+                if not await _woken(waiting.news, self._quiet_s):
                     current = await self._journal.get_memory(record.namespace, record.name)
                     if current is None or current.uid != record.uid:
                         raise MemoryNotFound(f"memory {record.namespace}/{record.name} was deleted")
-                    record = current
+                    record, waiting.revision = current, max(waiting.revision, current.revision)
                     if record.revision == seen:
                         yield record.uid, seen, 0, ()
         finally:
-            self._waiting[record.uid].discard(news)
+            self._waiting[record.uid].discard(waiting)
             if not self._waiting[record.uid]:
                 del self._waiting[record.uid]
 
@@ -78,9 +94,9 @@ def _compacted(oldest: int) -> CursorCompacted:
     )
 
 
-async def _woken(news: asyncio.Event) -> bool:
+async def _woken(news: asyncio.Event, quiet_s: float) -> bool:
     try:
-        async with asyncio.timeout(QUIET_S):
+        async with asyncio.timeout(quiet_s):
             await news.wait()
     except TimeoutError:
         return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from memstream_server.core.lexical import LexicalIndex
 from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
 from memstream_server.engine.contents import Contents
 from memstream_server.engine.decision import Decision
+from memstream_server.engine.embeddings import Embedding
 from memstream_server.ports.journal import Commit, Image, MemoryRecord, Row, Terms
 
 _NO_TERMS = Terms(b"", b"")
@@ -31,7 +32,9 @@ _DEAD_MIN = 1_024
 class WorkingSet:
     """See the module. `dense` is None for a memory too large to keep vectors in RAM; `fresh` overlays the index."""
 
-    def __init__(self, image: Image, dimension: int, dense_max: int) -> None:
+    def __init__(self, image: Image, embedding: Embedding, dense_max: int) -> None:
+        self.embedding = embedding
+        """The space of all its vectors."""
         self.record: MemoryRecord = image.record
         self.state = State(
             kind=image.record.kind,
@@ -42,6 +45,7 @@ class WorkingSet:
         )
         self.columns = Columns()
         self.lexical = LexicalIndex()
+        dimension = embedding.model.dimension
         self.dense: DenseMatrix | None = DenseMatrix(dimension) if len(image.rows) <= dense_max else None
         self.fresh: dict[str, Vector] = {}
         self.insights: set[str] = set()
@@ -51,9 +55,23 @@ class WorkingSet:
         self._dense_max = dense_max
         self._keys: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
+        self.stale: dict[str, int] = {}
+        """Revisions by id: what was read of that fragment before may hold erased words, and is not to be used."""
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
         self._extend(image.rows)
         self._unsettled = {row.fragment.id for row in image.rows if row.fragment.tier is not Tier.LONG_TERM}
+
+    def follow(self, earlier: WorkingSet) -> None:
+        """Take over what an earlier reading of the same memory knew and the journal does not."""
+        self._recalled = earlier._recalled
+        for id_, slot in earlier.columns.live_ids().items():
+            here = self.columns.slot(id_)
+            if here is not None:
+                self.columns.touch(here, int(earlier.columns.access_us[slot]))
+
+    def overlay(self, vectors: Mapping[str, bytes]) -> None:
+        """Vectors that the index may not show yet."""
+        self.fresh |= {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in vectors.items()}
 
     @property
     def size_bytes(self) -> int:
@@ -111,6 +129,8 @@ class WorkingSet:
             revision=commit.revision + 1,
             policy=commit.policy or self.record.policy,
             labels=self.record.labels if commit.labels is None else commit.labels,
+            namespace=self.record.namespace if commit.name is None else commit.name[0],
+            name=self.record.name if commit.name is None else commit.name[1],
             update_time_us=commit.time_us if commit.policy or commit.labels is not None else self.record.update_time_us,
             reflection_aggregate=self.state.reflection_aggregate,
         )
@@ -125,9 +145,20 @@ class WorkingSet:
         for row in known:
             self._update(row)
         self.contents.put([row.fragment for row in commit.rows])
+        self._forget_words(commit)
         for id_ in commit.removed:
             self._remove(id_)
         self._compact()
+
+    def _forget_words(self, commit: Commit) -> None:
+        if commit.erased:
+            self.stale |= dict.fromkeys(commit.erased, commit.revision + 1)
+            for key in [key for key, (_, id_) in self._recalled.items() if id_ in self.stale]:
+                del self._recalled[key]
+
+    def unsettled(self) -> list[str]:
+        """Long-term fragments whose vectors the index may not have yet."""
+        return [id_ for id_ in self._unsettled if self.tier_of(id_) is Tier.LONG_TERM]
 
     def flushed(self, ids: Iterable[str]) -> None:
         """These vectors are in the index and old enough for its readers to see."""

@@ -12,7 +12,7 @@ Contract
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias, TypeVar
@@ -150,6 +150,18 @@ class PlanQuery:
     limit: int = 100
 
 
+@dataclass(frozen=True, slots=True)
+class ConversationScan:
+    """All of a conversation in one snapshot, for as long as the scan lasts."""
+
+    status: Status
+    create_time_us: int
+    message_count: int
+    plan_count: int
+    messages: Callable[[], Iterator[Message]]
+    plans: Callable[[], Iterator[Plan]]
+
+
 class ConversationStore(Protocol):
     """See the module's contract. Methods may be called concurrently from one event loop; none blocks it."""
 
@@ -206,4 +218,25 @@ class ConversationStore(Protocol):
 
     async def remove_plans(self, conversation: ConversationName, now_us: int, answer: AnswerOf[int] = None) -> int:
         """How many they were."""
+        ...
+
+    # ---- export and import
+    async def names(self, namespace: str, after: str, limit: int) -> list[str]:
+        """Of a namespace's conversations, ascending, after `after`."""
+        ...
+
+    async def scan(self, conversation: ConversationName, visit: Callable[[ConversationScan], T]) -> T:
+        """Read all of it in one snapshot; `visit` runs in a thread, perhaps twice."""
+        ...
+
+    async def stage(self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]) -> None:
+        """Put messages and plans, as they are, aside under the name `staged`; those that are there stay."""
+        ...
+
+    async def publish(self, staged: str, conversation: ConversationName, status: Status) -> None:
+        """What was staged becomes this conversation. Raises AlreadyExists, or Conflict when nothing was staged."""
+        ...
+
+    async def discard(self, staged: str) -> None:
+        """What was staged goes."""
         ...

@@ -49,25 +49,44 @@ class VectorIndex(Protocol):
         """Engine and version for people, for instance "milvus-lite 3.2.2" or "milvus 2.3.5"."""
         ...
 
-    async def open(self, space: Space) -> bool:
-        """Connect and make the collection of `space`; True when it must be refilled: it was made
-        anew, or it holds nothing (a crash may have come between its making and its refilling). Raises
+    @property
+    def keeps_deleted(self) -> bool:
+        """Whether what is deleted stays in files that are ours until `drop`."""
+        ...
+
+    async def open(self, space: Space, beside: Space | None = None) -> bool:
+        """Connect and make the collection of `space`, and of another one beside it; True when they must be refilled:
+        one was made anew, or holds nothing (a crash may have come between its making and its refilling). Raises
         IndexUnavailable and is then called again; once it returned, the adapter recovers by itself."""
         ...
 
-    async def upsert(self, points: Sequence[Point]) -> None: ...
+    async def add(self, space: Space) -> bool:
+        """Make the collection of another space, while the index is open; True when it must be filled."""
+        ...
 
-    async def delete(self, memory: str, fragments: Sequence[str]) -> None: ...
+    async def remove(self, space: Space) -> None:
+        """Drop the collection of a space that is no longer used. Again is no error."""
+        ...
 
-    async def flush(self) -> None: ...
+    async def upsert(self, points: Sequence[Point], model: str = "") -> None:
+        """Into the collection of the space of that name; of the space opened first when empty, here as below."""
+        ...
 
-    async def search(self, memory: str, vector: Vector, limit: int) -> tuple[list[str], npt.NDArray[np.float32]]:
+    async def delete(self, memory: str, fragments: Sequence[str], model: str = "") -> None: ...
+
+    async def flush(self) -> None:
+        """Of all collections."""
+        ...
+
+    async def search(
+        self, memory: str, vector: Vector, limit: int, model: str = ""
+    ) -> tuple[list[str], npt.NDArray[np.float32]]:
         """Fragment ids of `memory` and their cosines, best first."""
         ...
 
-    async def count(self, memory: str) -> int: ...
+    async def count(self, memory: str, model: str = "") -> int: ...
 
-    async def ids(self, memory: str, after: str, limit: int) -> list[str]:
+    async def ids(self, memory: str, after: str, limit: int, model: str = "") -> list[str]:
         """Fragment ids of `memory` greater than `after`, ascending: for reconciliation."""
         ...
 

@@ -13,13 +13,15 @@ Contract
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from memstream_server.core.events import Event
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, Tier
+
+T = TypeVar("T")
 
 
 class JournalError(Exception):
@@ -51,7 +53,7 @@ class MemoryRecord:
     """One memory as the journal knows it."""
 
     uid: str
-    """Identity; a memory made anew under the same name has another one."""
+    """Identity; a memory made anew under the same name has another one, and so has one restored from a backup."""
     namespace: str
     name: str
     kind: MemoryKind
@@ -101,6 +103,8 @@ class Receipt:
     """The client's own importance of each of `fragments`; None asks the scorer or the default."""
     vectors: dict[str, bytes] = field(default_factory=dict)
     rejections: tuple[Rejection, ...] = ()
+    model: str = ""
+    """The space of `vectors`; empty is the one in force."""
     position: int = 0
     """Position of the first fragment (the next one when all were rejected): the batch's place in the order."""
 
@@ -134,6 +138,10 @@ class Row:
     """None leaves the terms already stored for this id as they are."""
     vector: bytes | None = None
     """float32 little-endian in the space named by fragment.model; None leaves what is stored."""
+    beside: tuple[str, bytes] | None = None
+    """(space, vector): its vector in another space than fragment.model's."""
+    replaces: bool = False
+    """It says something else than before: whatever vector it had goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,10 @@ class Anchor:
     id: str
     vector: bytes | None
     enhancements: tuple[Enhancement, ...]
+    model: str = ""
+    """The space of `vector`."""
+    beside: tuple[str, bytes | None] | None = None
+    """(space, vector of the same content in another space); None keeps what is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +221,12 @@ class Commit:
     reflection_aggregate: float | None = None
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
+    name: tuple[str, str] | None = None
+    """(namespace, name) to go by from now on. Raises AlreadyExists when another memory has it."""
     answer: Answer | None = None
+    erased: tuple[str, ...] = ()
+    """Ids of which nothing they said before is to be kept: stored answers that name them are emptied (a repeat finds a
+    digest that is nobody's), and the hashes of what the memory's producers have stored go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +255,7 @@ class Image:
     asked for: all of them up to `vectors_max`, beyond it only those the index cannot have yet (fragments before
     long-term, and fragments in the outbox).
     `sensory` and `short_term` are the held ones in order, with content vectors and enhancements.
+    `producers` are those that last, and those of one call of which something is pending.
     `pending` are receipts not yet stored, in order of position; one whose items were all rejected is never pending.
     A producer's `stored` covers what was rejected behind its last stored item.
     """
@@ -279,12 +297,50 @@ class FragmentQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryScan:
+    """All of a memory at one revision, for as long as the scan lasts."""
+
+    record: MemoryRecord
+    total: int
+    """Fragments, forgotten ones included."""
+    next_position: int
+    first_pending: int | None
+    """Least position received and not stored."""
+    anchors: Mapping[str, Anchor]
+    pages: Callable[[], Iterator[list[tuple[Fragment, bytes | None]]]]
+    """Fragments in order of position, each with its vector where that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Space:
     """The embedding space in force: its model's name and dimension, and the Milvus collection's partitions."""
 
     model: str
     dimension: int
     partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """The embedding spaces a store knows: recalls use the one in force alone."""
+
+    in_force: Space | None = None
+    """None in a new store."""
+    next: Space | None = None
+    """Being filled, to be put in force."""
+    old: Space | None = None
+    """No longer used: its vectors and its collection are being removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Vectors of a stored fragment in another space, made of what it said at `version`."""
+
+    fragment: str
+    version: int
+    vector: bytes | None
+    content_vector: bytes | None = None
+    """Of the content alone, for one that is held and compared."""
 
 
 class Journal(Protocol):
@@ -301,6 +357,42 @@ class Journal(Protocol):
 
     async def set_space(self, space: Space) -> None: ...
 
+    async def spaces(self) -> Spaces: ...
+
+    async def set_spaces(self, spaces: Spaces) -> None:
+        """All three at once. From here on a fragment read names the space in force, if it has a vector of that."""
+        ...
+
+    # ---- another space
+    async def lacking(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
+        """Fragments (forgotten ones included) without a vector in that space, ascending by position after `after`.
+
+        `compared` adds held ones without a vector of their content in it.
+        """
+        ...
+
+    async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
+        """Keep these beside what there is, and enter them for the index; returns for how many fragments.
+
+        Those that have changed since are passed over. No part of any revision.
+        """
+        ...
+
+    async def vectored(self, model: str) -> tuple[int, int]:
+        """(vectors in that space, fragments), of all memories."""
+        ...
+
+    async def drop_vectors(self, model: str, after: int, limit: int) -> int | None:
+        """Remove a slice of that space's vectors, `limit` at most; where to go on, or None when none is left."""
+        ...
+
+    async def scrub(self) -> None:
+        """Rewrite the journal's own files, so that nothing deleted before is left in them. Writes wait meanwhile.
+
+        A database that keeps its own log (PostgreSQL) sees to that by itself, in its own time.
+        """
+        ...
+
     async def backup(self, path: str) -> None:
         """Write a consistent copy of the whole journal to a new file at `path`, while the server runs."""
         ...
@@ -312,8 +404,11 @@ class Journal(Protocol):
         """At revision 1, with `events` as that revision. Raises AlreadyExists when the name is taken."""
         ...
 
-    async def delete_memory(self, uid: str, answer: Answer | None = None) -> None:
-        """Everything of it goes, its Milvus rows by outbox entries that survive it."""
+    async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:
+        """Everything of it goes, its Milvus rows by outbox entries that survive it.
+
+        Raises Conflict when the memory is gone, or is at another epoch than the one given.
+        """
         ...
 
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None: ...
@@ -338,9 +433,25 @@ class Journal(Protocol):
         """Read an active memory's image at one revision. Raises Conflict when the memory is gone."""
         ...
 
+    async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
+        """Read all of a memory in one snapshot: `visit` runs in a thread, perhaps twice. Raises Conflict when the
+        memory is gone. Without `all_vectors` only those that clients gave come along."""
+        ...
+
+    async def fragment_total(self, namespace: str, name: str) -> int:
+        """Fragments of a memory, or (name empty) of a namespace, forgotten ones included."""
+        ...
+
     # ---- the way in
-    async def open_producer(self, uid: str, epoch: int, name: str) -> Producer:
-        """Raise the producer's epoch (creating it) and return where it stands."""
+    async def open_producer(self, uid: str, epoch: int, name: str, *, one_call: bool = False) -> Producer:
+        """Raise the producer's epoch (creating it) and return where it stands.
+
+        One made for `one_call`, to tell its repeats, is kept as long as a stored answer.
+        """
+        ...
+
+    async def prune_producers(self, limit: int) -> int:
+        """Drop the oldest producers of one call that are older than that, `limit` at most; returns how many went."""
         ...
 
     async def receive(self, receipt: Receipt) -> None:
@@ -356,8 +467,11 @@ class Journal(Protocol):
 
     async def commit(self, commit: Commit) -> None: ...
 
-    async def touch(self, uid: str, accesses: Sequence[Access]) -> None:
-        """Add access statistics. Not part of any revision; lost ones are not an error."""
+    async def touch(self, uid: str, accesses: Sequence[Access], epoch: int | None = None) -> None:
+        """Add access statistics. Not part of any revision; lost ones are not an error.
+
+        Raises Conflict when the memory is gone, or is at another epoch than the one given.
+        """
         ...
 
     # ---- reads
@@ -391,7 +505,8 @@ class Journal(Protocol):
     async def counts(self, uid: str) -> Counts: ...
 
     async def events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
-        """Committed transitions with a revision above `after_revision`, ascending."""
+        """Committed transitions with a revision above `after_revision`, ascending; fewer than `limit` when they are
+        large, but one if there is any."""
         ...
 
     async def answer(self, request: str) -> Answer | None: ...
@@ -402,6 +517,10 @@ class Journal(Protocol):
         ...
 
     async def outbox_size(self) -> int: ...
+
+    async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """(first, last) id of the entries of each of these memories that has any."""
+        ...
 
     async def outbox_done(self, ids: Sequence[int]) -> None:
         """These entries are durable in the index. By id, never by a high-water mark."""

@@ -1,4 +1,7 @@
-"""Draining: telling open streams that the server goes away, and waiting until they have ended."""
+"""Draining: telling open streams that the server goes away, and waiting until they have ended.
+
+Streams of memories are told by `Drain.memories`, which is another one after every loss of the server's lease.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,22 @@ class Drain:
         self._callbacks: set[Callable[[], None]] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
+        self._memories: Drain | None = None
+
+    @property
+    def memories(self) -> Drain:
+        """What a stream of a memory that opens now is told by: the server goes away, or its lease does."""
+        if self._memories is None:
+            self._memories = Drain(self.grace_s, self.description)
+            self._memories.begun = self.begun
+        return self._memories
+
+    def leave_memories(self, description: str) -> None:
+        """The memories are not this server's any more: their streams end at once, others may be opened."""
+        left, self._memories = self._memories, None
+        if left is not None:
+            left.grace_s, left.description = 0.0, description
+            left.begin()
 
     def begin(self) -> None:
         """Tell every open stream. Those opened from now on are refused."""
@@ -30,6 +49,8 @@ class Drain:
         self.begun = True
         for callback in tuple(self._callbacks):
             callback()
+        if self._memories is not None:
+            self._memories.begin()
 
     @contextmanager
     def stream(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from memstream_server.ports.journal import OutcomeUnknown
 from memstream_server.ports.operations import Failure
 
 DOMAIN = "memstream.dev"
-_STATUS_KEY = "grpc-status-details-bin"
+STATUS_KEY = "grpc-status-details-bin"
 _MESSAGE_BYTES_MAX = 600
 _VIOLATIONS_MAX = 10
 _DESCRIPTION_BYTES_MAX = 200
@@ -131,7 +131,7 @@ def failure_of(error: Exception) -> Failure:
 async def abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:
     """End the call with `status`; raises grpc.aio.AbortError."""
     code = _BY_NUMBER[status.code]
-    await context.abort(code, status.message, trailing_metadata=((_STATUS_KEY, status.SerializeToString()),))
+    await context.abort(code, status.message, trailing_metadata=((STATUS_KEY, status.SerializeToString()),))
 
 
 def violation_text(violations: Iterable[FieldViolation]) -> str:

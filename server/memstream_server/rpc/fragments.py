@@ -13,6 +13,7 @@ from memstream_server.core.filters import Filter
 from memstream_server.core.values import Fragment
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, Put
+from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
 from memstream_server.rpc.limits import Limits
@@ -20,6 +21,7 @@ from memstream_server.rpc.repeats import answered, once_of, repeatable
 from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.fragments import fragment_message, read_filter
+from memstream_server.rpc.wire.operations import operation_message
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
@@ -125,8 +127,18 @@ class FragmentMethods:
 
         return await answered(call, self._engine, restore)
 
+    async def erase_fragments(self, request: pb.EraseFragmentsRequest, _context: _Context) -> pb.EraseFragmentsResponse:
+        namespace, name, which = self._which(request)
+        call = repeatable(request, namespace, request.request_id, pb.EraseFragmentsResponse)
+
+        async def erase() -> pb.EraseFragmentsResponse:
+            answer = None if call is None else lambda operation: call.answer(_erasing(operation))
+            return _erasing(await self._engine.erasing.start(namespace, name, which, answer))
+
+        return await answered(call, self._engine, erase)
+
     def _which(
-        self, request: pb.ForgetFragmentsRequest | pb.RestoreFragmentsRequest
+        self, request: pb.ForgetFragmentsRequest | pb.RestoreFragmentsRequest | pb.EraseFragmentsRequest
     ) -> tuple[str, str, list[str] | Filter]:
         """(namespace, memory, ids or a filter that restricts something). Raises InvalidField."""
         found = Violations()
@@ -206,6 +218,10 @@ def _forgotten(changed: Changed) -> pb.ForgetFragmentsResponse:
 
 def _restored(changed: Changed) -> pb.RestoreFragmentsResponse:
     return pb.RestoreFragmentsResponse(restored=changed.count, revision=changed.revision)
+
+
+def _erasing(operation: Operation) -> pb.EraseFragmentsResponse:
+    return pb.EraseFragmentsResponse(operation=operation_message(operation))
 
 
 def _fitting(messages: list[fragment_pb2.Fragment], bytes_max: int) -> list[fragment_pb2.Fragment]:

@@ -34,7 +34,7 @@ class ServerService:
     ) -> pb.GetServerInfoResponse:
         info = self._engine.info()
         return pb.GetServerInfoResponse(
-            version=_version(),
+            version=server_version(),
             start_time=timestamp(self._started_us),
             capabilities=[each for each in self.capabilities if each != _REFLECTION or info.insight_model],
             limits=self._limits.message(),
@@ -64,7 +64,8 @@ class ServerService:
         )
 
 
-def _version() -> str:
+def server_version() -> str:
+    """As installed."""
     try:
         return version("memstream")
     except PackageNotFoundError:  # run from a source tree that was not installed

@@ -131,6 +131,9 @@ class ObserveStream:
                 while True:
                     await self._wake.wait()
                     self._wake.clear()
+                    if self._drain.begun and not self._going_away:  # first: what is due may raise
+                        self._going_away = True
+                        yield pb.ObserveResponse(going_away=self._drain.message())
                     due = self._due()
                     for response in due:
                         yield response
@@ -213,7 +216,12 @@ class ObserveStream:
     def _flush(self, flush: pb.ObserveFlush) -> None:
         if flush.flush_id < 1:
             raise invalid("flush.flush_id", f"is {flush.flush_id}: it must be 1 or more")
-        self._flushes.append((flush.flush_id, self._sent))
+        flush_id = flush.flush_id
+        if self._flushes and self._flushes[-1][1] == self._sent:  # they are reached together
+            flush_id = max(flush_id, self._flushes.pop()[0])
+        elif len(self._flushes) >= self._limits.window_observations:
+            raise WindowExceeded(f"{len(self._flushes)} flushes wait, more are not allowed; wait for acknowledgements")
+        self._flushes.append((flush_id, self._sent))
 
     # ---- what is heard of the engine
     async def _follow(self) -> None:
@@ -254,9 +262,6 @@ class ObserveStream:
                 pb.ObserveResponse(throttle=pb.Throttle(retry_delay=duration(self._throttle_s), description=text))
             )
             self._throttle_s = 0.0
-        if self._drain.begun and not self._going_away:
-            self._going_away = True
-            responses.append(pb.ObserveResponse(going_away=self._drain.message()))
         return responses
 
     def _release(self) -> None:

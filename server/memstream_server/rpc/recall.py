@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memstream.v1 import stream_service_pb2 as pb
-from memstream_server.engine.errors import ProtocolViolation, RevisionNotReached, WindowExceeded
+from memstream_server.engine.errors import (
+    LeaseLost,
+    OwnedElsewhere,
+    ProtocolViolation,
+    RevisionNotReached,
+    WindowExceeded,
+)
 from memstream_server.engine.requests import Query
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import status_of_any
@@ -150,6 +156,9 @@ class RecallStream:
                 await self._out.put(pb.RecallResponse(recollections=part))
             done = queries.done(message.query_id, answer, message.token_budget > 0)
             await self._out.put(pb.RecallResponse(done=done))
+        except (OwnedElsewhere, LeaseLost) as error:  # the memory moved: the stream has to move with it
+            await self._out.put(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
+            await self._out.put(_End(error))
         except Exception as error:
             if self._queries.get(message.query_id) is asyncio.current_task():  # else it was cancelled
                 await self._fail(message.query_id, error)
@@ -176,7 +185,9 @@ async def recall_once(
         revision = query.min_revision if answering.done() else (await engine.get_memory(namespace, memory)).revision
         if revision < query.min_revision:
             raise RevisionNotReached(
-                f"{namespace}/{memory} is at revision {revision}, {query.min_revision} was asked for", revision=revision
+                f"{namespace}/{memory} is at revision {revision}, {query.min_revision - revision} behind the "
+                f"{query.min_revision} asked for",
+                revision=revision,
             )
         return await answering
     finally:

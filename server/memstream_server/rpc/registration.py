@@ -7,7 +7,7 @@ implements, named in snake case. So an rpc of the contract that nobody has built
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -35,10 +35,13 @@ _CAPABILITY_OF_RPC = {
 Services = Iterable[tuple[ServiceDescriptor, object]]
 
 
-def register(server: grpc.aio.Server, services: Services) -> None:
-    """Add every rpc of the services to the server."""
+Wrap = Callable[[MethodDescriptor, Callable[..., Any]], Callable[..., Any]]
+
+
+def register(server: grpc.aio.Server, services: Services, wrap: Wrap | None = None) -> None:
+    """Add every rpc of the services to the server; its handler as `wrap` makes it, whose answers may be bytes."""
     for service, servicer in services:
-        handlers = {method.name: _handler(method, servicer) for method in service.methods}
+        handlers = {method.name: _handler(method, servicer, wrap) for method in service.methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
@@ -62,7 +65,7 @@ def _capability(method: MethodDescriptor) -> str:
     return _CAPABILITY_OF_RPC.get(method.name) or _CAPABILITY_OF_SERVICE.get(method.containing_service.name, "")
 
 
-def _handler(method: MethodDescriptor, servicer: object) -> grpc.RpcMethodHandler[Any, Any]:
+def _handler(method: MethodDescriptor, servicer: object, wrap: Wrap | None) -> grpc.RpcMethodHandler[Any, Any]:
     kinds = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -70,12 +73,14 @@ def _handler(method: MethodDescriptor, servicer: object) -> grpc.RpcMethodHandle
         (True, True): grpc.stream_stream_rpc_method_handler,
     }
     behaviour = getattr(servicer, method_name(method), None) or _refusing(method)
+    if wrap is not None:
+        behaviour = wrap(method, behaviour)
     make = kinds[method.client_streaming, method.server_streaming]
     return make(behaviour, GetMessageClass(method.input_type).FromString, _serialised)
 
 
 def _serialised(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
+    data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
     return data
 
 

@@ -39,6 +39,8 @@ class Repeatable(Generic[R]):
         stored = await answers.stored_answer(self.key)
         if stored is None:
             return None
+        if not stored.digest:
+            raise RequestIdConflict("this request came before, and what it was about was erased since")
         if stored.digest != self._digest():
             raise RequestIdConflict("this request_id came before with another request; use a new one for each")
         return self.response_type.FromString(stored.response)

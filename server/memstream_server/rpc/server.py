@@ -19,13 +19,14 @@ from memstream.v1 import (
 )
 from memstream_server.rpc.conversations import ConversationService
 from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.forwarding import Forwarding
 from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.interceptor import Guard
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.memories import MemoryService
 from memstream_server.rpc.operations import OperationService
 from memstream_server.rpc.registration import capabilities, register
 from memstream_server.rpc.streams import StreamService
+from memstream_server.rpc.transfer import TransferringMemoryService
 
 if TYPE_CHECKING:
     from memstream_server.engine.conversations import Conversations
@@ -43,8 +44,14 @@ class RpcServer:
     """Made by `create_server` or `build_server`. `start` once, `stop` once."""
 
     def __init__(
-        self, server: grpc.aio.Server, health_servicer: health.aio.HealthServicer, drain: Drain, services: Sequence[str]
+        self,
+        server: grpc.aio.Server,
+        health_servicer: health.aio.HealthServicer,
+        drain: Drain,
+        services: Sequence[str],
+        forwarding: Forwarding | None = None,
     ) -> None:
+        self._forwarding = forwarding
         self._server = server
         self._health = health_servicer
         self._drain = drain
@@ -72,13 +79,18 @@ class RpcServer:
         await self._health.enter_graceful_shutdown()
         await self._drain.finished(max(0.0, deadline - loop.time()) + _STOP_S)
         await self._server.stop(min(_STOP_S, max(0.1, deadline - loop.time())))
+        if self._forwarding is not None:
+            await self._forwarding.close()
 
 
 def create_server(
     engine: Engine, conversations: Conversations, settings: Settings, metrics: Metrics | None = None
 ) -> RpcServer:
     """A server of `engine` with the limits of `settings`, not yet listening. To be called in the running event loop."""
-    return build_server(engine, Limits.of(settings), Drain(settings.drain_grace_s), metrics, conversations)
+    drain = Drain(settings.drain_grace_s)
+    engine.ownership.on_loss(lambda: drain.leave_memories("this server lost its lease on the memory"))
+    forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3)
+    return build_server(engine, Limits.of(settings), drain, metrics, conversations, forwarding)
 
 
 def build_server(
@@ -87,6 +99,7 @@ def build_server(
     drain: Drain,
     metrics: Metrics | None = None,
     conversations: Conversations | None = None,
+    forwarding: Forwarding | None = None,
 ) -> RpcServer:
     """As `create_server`, from its parts; without conversations their service is refused."""
     server = grpc.aio.server(interceptors=(Guard(drain, limits.streams_max, metrics),), options=_options(limits))
@@ -94,19 +107,19 @@ def build_server(
     talk = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
     services = [
-        (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], MemoryService(engine, limits)),
+        (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], TransferringMemoryService(engine, limits)),
         (stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"], StreamService(engine, limits, drain)),
         (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], talk),
         (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], operations),
         (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),
     ]
     info.capabilities = capabilities(services)
-    register(server, services)
+    register(server, services, None if forwarding is None else forwarding.wrap)
     names = [service.full_name for service, _ in services]
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return RpcServer(server, servicer, drain, names)
+    return RpcServer(server, servicer, drain, names, forwarding)
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:

@@ -40,9 +40,10 @@ class StreamService:
         if first is None:
             raise ProtocolViolation("the stream ended before `open`")
         opening = observe.read_open(first, self._limits)
+        drain = self._drain.memories  # before there is a session: it ends with the lease that is there now
         session = await self._engine.open_observe(opening.namespace, opening.memory, opening.producer)
         try:
-            stream = observe.ObserveStream(session, opening, self._limits, self._drain, self._engine.dimension)
+            stream = observe.ObserveStream(session, opening, self._limits, drain, self._engine.dimension)
             async with aclosing(stream.responses(requests)) as responses:
                 async for response in responses:
                     yield response
@@ -56,14 +57,16 @@ class StreamService:
         first = await anext(requests, None)
         if first is None:
             raise ProtocolViolation("the stream ended before `open`")
-        stream = recall.RecallStream(self._engine, recall.read_open(first, self._limits), self._limits, self._drain)
+        stream = recall.RecallStream(
+            self._engine, recall.read_open(first, self._limits), self._limits, self._drain.memories
+        )
         async with aclosing(stream.responses(requests)) as responses:
             async for response in responses:
                 yield response
 
     async def watch(self, request: pb.WatchRequest, _context: _Context) -> AsyncIterator[pb.WatchResponse]:
         """See rpc/watch.py."""
-        stream = watch.WatchStream(self._engine, watch.read_request(request, self._limits), self._drain)
+        stream = watch.WatchStream(self._engine, watch.read_request(request, self._limits), self._drain.memories)
         async with aclosing(stream.responses()) as responses:
             async for response in responses:
                 yield response

@@ -116,7 +116,8 @@ class WatchStream:
         if not watching.uid:
             return event_pb2.Cursor(memory_uid=record.uid, revision=record.revision)
         if watching.uid == record.uid and watching.revision > record.revision:
-            raise invalid("cursor.revision", f"is {watching.revision}, the memory is at {record.revision}")
+            text = f"is {watching.revision}, the memory is at {record.revision}: that revision was never given"
+            raise invalid("cursor.revision", text)
         return event_pb2.Cursor(memory_uid=watching.uid, revision=watching.revision, ordinal=watching.ordinal)
 
     async def _look(self, tasks: set[asyncio.Task[Any]]) -> bool:
@@ -136,14 +137,13 @@ class WatchStream:
     ) -> AsyncIterator[pb.WatchResponse]:
         """One transition's events that were asked for and not seen, each with the cursor after it."""
         skipped = seen.ordinal if revision == seen.revision + 1 else 0
-        chosen = [
-            fragments.event_message(event, uid, *_cursor_after(number, len(events), revision), time_us)
-            for number, event in enumerate(events)
-            if number >= skipped and self._wanted(event)
-        ]
+        chosen = [number for number, event in enumerate(events) if number >= skipped and self._wanted(event)]
         size = EVENTS_MAX // 16 if self._watching.include_fragments else EVENTS_MAX
         for start in range(0, len(chosen), size):
-            part = chosen[start : start + size]
+            part = [
+                fragments.event_message(events[number], uid, *_cursor_after(number, len(events), revision), time_us)
+                for number in chosen[start : start + size]
+            ]
             yield pb.WatchResponse(events=pb.WatchEvents(events=part, fragments=await self._fragments(part)))
 
     def _wanted(self, event: Event) -> bool:

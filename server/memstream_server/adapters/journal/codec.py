@@ -86,9 +86,15 @@ def encode_fragment(fragment: Fragment) -> bytes:
     return _pack(fragment)
 
 
-def decode_fragment(blob: bytes, access_count: int, access_time_us: int) -> Fragment:
-    """The fragment with the access statistics of its columns."""
+def decode_fragment(blob: bytes, access_count: int, access_time_us: int, model: str | None = None) -> Fragment:
+    """The fragment with the access statistics of its columns, and the model of the vector it has now (empty: none).
+
+    None leaves the model as it was written. A vector that the client gave is of the model it was written with.
+    """
     fragment = _unpack(_fragment, blob)
+    if model is not None and fragment.model != model:
+        object.__setattr__(fragment, "model", model)
+        object.__setattr__(fragment, "own_vector", False)
     # Set on a value nobody else holds yet: replace() would cost five times the decoding, for every row ever touched.
     if fragment.access_count != access_count:
         object.__setattr__(fragment, "access_count", access_count)

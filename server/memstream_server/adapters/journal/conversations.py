@@ -1,7 +1,6 @@
 """The port of conversations in the journal's database: same file, same writer, same snapshots.
 
-A message's and a plan's key is the conversation's number and its own in one integer, as a fragment's is (schema.py).
-Only what a query selects by is a column beside the payload. Lists are bounded by a page, so rows are read one by one.
+Lists are bounded by a page, so rows are read one by one.
 """
 
 from __future__ import annotations
@@ -11,15 +10,10 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
     ColumnElement,
     Connection,
-    LargeBinary,
     Row,
     Table,
-    UniqueConstraint,
     delete,
     insert,
     or_,
@@ -27,13 +21,15 @@ from sqlalchemy import (
     update,
 )
 
-from memstream_server.adapters.journal import codec, writes
-from memstream_server.adapters.journal.schema import BIG_KEY, TEXT, key, metadata, span
+from memstream_server.adapters.journal import codec, scanning, staging, writes
+from memstream_server.adapters.journal.conversation_tables import conversations, messages, plans
+from memstream_server.adapters.journal.schema import key, span
 from memstream_server.ports.conversations import (
     NEVER,
     TO_DO,
     AnswerOf,
     ConversationName,
+    ConversationScan,
     Message,
     MessageQuery,
     NotThere,
@@ -44,39 +40,6 @@ from memstream_server.ports.conversations import (
 )
 
 T = TypeVar("T")
-
-conversations = Table(
-    "conversations",
-    metadata,
-    Column("number", BIG_KEY, primary_key=True, autoincrement=True),
-    Column("namespace", TEXT, nullable=False),
-    Column("name", TEXT, nullable=False),
-    Column("last_number", BigInteger, nullable=False),
-    Column("completed", Boolean, nullable=False),
-    Column("completions", BigInteger, nullable=False),
-    Column("completed_number", BigInteger, nullable=False),
-    Column("create_time_us", BigInteger, nullable=False),
-    UniqueConstraint("namespace", "name", name="conversations_name"),
-    sqlite_autoincrement=True,
-)
-
-messages = Table(
-    "messages",
-    metadata,
-    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
-    Column("sender", TEXT, nullable=False),
-    Column("receiver", TEXT, nullable=False),
-    Column("current_goal", TEXT, nullable=False),
-    Column("payload", LargeBinary, nullable=False),
-)
-
-plans = Table(
-    "plans",
-    metadata,
-    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
-    Column("state", TEXT, nullable=False),
-    Column("payload", LargeBinary, nullable=False),
-)
 
 
 class Write(Protocol):
@@ -145,6 +108,22 @@ class SqlConversations:
 
     async def remove_plans(self, conversation: ConversationName, now_us: int, answer: AnswerOf[int] = None) -> int:
         return await self._commit(lambda c: _delete(c, plans, conversation), 1_000, False, now_us, answer)
+
+    async def names(self, namespace: str, after: str, limit: int) -> list[str]:
+        return await self._read(lambda c: scanning.conversation_names(c, namespace, after, limit))
+
+    async def scan(self, conversation: ConversationName, visit: Callable[[ConversationScan], T]) -> T:
+        return await self._read(lambda c: scanning.conversation(c, conversation, visit))
+
+    async def stage(self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]) -> None:
+        rows = 2 + len(messages) + len(plans)
+        await self._write(lambda c: staging.put(c, staged, create_time_us, messages, plans), rows, True)
+
+    async def publish(self, staged: str, conversation: ConversationName, status: Status) -> None:
+        await self._write(lambda c: staging.publish(c, staged, conversation, status), 2, False)
+
+    async def discard(self, staged: str) -> None:
+        await self._write(lambda c: staging.discard(c, staged), 1_000, False)
 
     async def _commit(
         self, work: Callable[[Connection], T], rows: int, adds: bool, now_us: int, answer: AnswerOf[T]

@@ -48,6 +48,10 @@ class Database(Protocol):
         """Why data cannot be added, or None."""
         ...
 
+    def scrub(self) -> None:
+        """Rewrite the database's own files without what was deleted. Called while nobody writes."""
+        ...
+
     def backup(self, target: Path) -> None:
         """Copy the whole journal to a new file. Raises JournalError."""
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import socket
 import sqlite3
@@ -20,8 +21,9 @@ from pathlib import Path
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal import migrate, sqlite, transition, writes
+from memstream_server.adapters.journal import migrate, sqlite, transition, wal, writes
 from memstream_server.adapters.journal.reads import meta_value
+from memstream_server.engine.clock import Clock, Ids
 from memstream_server.ports.journal import AlreadyExists, JournalError, Unreadable
 
 FORMAT = 1
@@ -49,12 +51,36 @@ def acquire(data_dir: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
+        who = holder(lock)
         os.close(lock)
-        raise Unreadable(f"{data_dir} is in use by {holder}: stop it, or give this server another directory") from error
+        raise Unreadable(
+            f"{data_dir} is in use by {who}: stop it, or give this server another directory (see memstream doctor)"
+        ) from error
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return lock
+
+
+def holder(lock: int) -> str:
+    """Who holds the lock that this descriptor could not get, for people."""
+    named = os.pread(lock, 200, 0).decode(errors="replace").strip()
+    if not named or alive(named) is False:  # who only looks does not write its name
+        return "another process (memstream verify or doctor?)"
+    return named
+
+
+def alive(holder: str) -> bool | None:
+    """Whether the process a lock names runs; None where that cannot be known from here."""
+    named = re.fullmatch(r"pid (\d+) on (.+)", holder)
+    if named is None or named[2] != socket.gethostname():
+        return None
+    try:
+        os.kill(int(named[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def release(lock: int) -> None:
@@ -73,20 +99,48 @@ def held(data_dir: Path) -> Iterator[None]:
 
 def check_format(data_dir: Path) -> None:
     """Write the format file of a new directory, or see that this server can read an old one. Raises Unreadable."""
+    if not read_format(data_dir):
+        _write(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
+
+
+def read_format(data_dir: Path) -> bool:
+    """Whether there is a format file, of a format this server reads; without one there is no journal either.
+
+    Raises Unreadable.
+    """
     file, journal = data_dir / "format", journal_path(data_dir)
     if _unfinished(data_dir).exists():
         raise Unreadable(f"a restore into {data_dir} did not finish: run memstream restore again, with --force")
     if not file.exists():
         if journal.exists():
-            raise Unreadable(f"{journal} lies in no memstream data directory: put it in one with memstream restore")
-        _write(file, _FORMAT_TEXT.format(FORMAT))
-        return
+            raise Unreadable(
+                f"{journal} lies in no memstream data directory ({file} is missing; memstream doctor says more): "
+                "put it in one with memstream restore"
+            )
+        return False
     words = file.read_text(errors="replace").split()
     version = words[-1] if words else ""
     if not version.isdigit():
-        raise Unreadable(f"{file} is damaged: it should read {_FORMAT_TEXT.format(FORMAT)!r}")
+        raise Unreadable(
+            f"{file} is damaged: it should read {_FORMAT_TEXT.format(FORMAT)!r}; see memstream doctor before writing it"
+        )
     if int(version) > FORMAT:
         raise Unreadable(f"{data_dir} has format {version}, this server reads up to {FORMAT}: start a newer memstream")
+    if not journal.exists() and (data_dir / "milvus").exists():
+        raise Unreadable(
+            f"{journal} is missing and there is an index of it: what it held is gone (memstream doctor says more). "
+            "Restore a backup with memstream restore, or remove the directory to begin anew"
+        )
+    return True
+
+
+def check_log(data_dir: Path) -> None:
+    """See that no commit in the journal's write-ahead log would be passed over silently. Raises Unreadable."""
+    file = sqlite.wal_of(journal_path(data_dir))
+    if damage := wal.read_wal(file).damage:
+        raise Unreadable(
+            f"{file} is damaged: {damage}. See what memstream doctor says, and restore a backup (memstream restore)"
+        )
 
 
 class DirectoryDatabase:
@@ -114,6 +168,10 @@ class DirectoryDatabase:
         """Asked of the file system before every group, so that the disk is never quite full."""
         return self._full()
 
+    def scrub(self) -> None:
+        """See database.py."""
+        sqlite.scrub(journal_path(self._data_dir))
+
     def backup(self, target: Path) -> None:
         """See `backup`."""
         backup(self._data_dir, target)
@@ -136,6 +194,7 @@ def open_database(
     engine = sqlite.writer_engine(journal_path(data_dir))
     try:
         check_format(data_dir)
+        check_log(data_dir)
         with sqlite.translating(), engine.begin() as connection:
             migrate.upgrade(connection)
             sqlite.probe(connection)
@@ -188,10 +247,12 @@ def backup(data_dir: Path, target: Path) -> None:
 def restore(source: Path, data_dir: Path, *, force: bool = False) -> None:
     """Put a backup into a data directory that no server holds.
 
-    The whole index is entered in the outbox again and GENERATION raised, since what an index holds is of another
-    history. With `force` the journal that was there is lost. Raises AlreadyExists when the directory holds
-    anything and `force` is not given, and Unreadable when the backup is damaged, of a newer format, or the
-    directory is in use.
+    What happened after the backup never did, and the numbers of its revisions will be given again: so every memory
+    gets a new uid, by which a cursor or a copy from before is known to be void, and GENERATION is raised. The whole
+    index is entered in the outbox again. With `force` the journal that was there is lost.
+
+    Raises AlreadyExists when the directory holds anything and `force` is not given, and Unreadable when the backup is
+    damaged, of a newer format, or the directory is in use.
     """
     if not source.is_file():
         raise Unreadable(f"there is no backup {source}")
@@ -215,6 +276,7 @@ def _replace(source: Path, data_dir: Path) -> None:
         raise
     sqlite.settled(fresh)
     _remove(journal)
+    shutil.rmtree(data_dir / "milvus", ignore_errors=True)  # of the other history, and filled again in any case
     (data_dir / "format").unlink(missing_ok=True)
     _write(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
     fresh.rename(journal)
@@ -234,6 +296,8 @@ def _begin_history(database: Path) -> None:
                 raise Unreadable(f"{database} is no memstream journal")
             migrate.upgrade(connection)
             writes.set_meta(connection, GENERATION, str(int(meta_value(connection, GENERATION) or 0) + 1))
+            transition.outbox_empty(connection)
+            writes.rename_memories(connection, Ids(Clock()).next)
             transition.outbox_refill(connection)
     finally:
         engine.dispose()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
-from sqlalchemy import BindParameter, Connection, bindparam, func, select
+from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 
 from memstream_server.adapters.journal import codec
 from memstream_server.adapters.journal.reads import FRAGMENT, memory_of, pages, record
@@ -56,7 +56,17 @@ _FRESH_PAGE = (
     .order_by(vectors.c.key)
     .limit(_limit)
 )
-_ANCHORS = select(anchors.c.id, anchors.c.vector, anchors.c.enhancements).where(anchors.c.memory == _number)
+_VECTORED_PAGE = (
+    select(vectors.c.key)
+    .where(vectors.c.key.between(_low, _high), vectors.c.model == _model)
+    .order_by(vectors.c.key)
+    .limit(_limit)
+)
+_ANCHORS = select(
+    anchors.c.id,
+    case((anchors.c.model == _model, anchors.c.vector), (anchors.c.next_model == _model, anchors.c.next_vector)),
+    anchors.c.enhancements,
+).where(anchors.c.memory == _number)
 _PENDING_PAGE = (
     select(observations.c.key, observations.c.payload)
     .where(observations.c.key.between(_low, _high))
@@ -69,7 +79,7 @@ _PRODUCERS = select(producers).where(producers.c.memory == _number).order_by(pro
 def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Image:
     memory = memory_of(connection, uid)
     rows = _rows(connection, uid, memory.number, model, vectors_max)
-    held = _held(connection, memory.number, rows)
+    held = _held(connection, memory.number, model, rows)
     pending = tuple(_pending(connection, memory.number))
     return Image(
         record=record(memory),
@@ -83,23 +93,33 @@ def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Imag
 
 
 def _rows(connection: Connection, uid: str, number: int, model: str, vectors_max: int) -> tuple[Row, ...]:
-    found = _vectors(connection, uid, number, model, vectors_max)
+    found, having = _vectors(connection, uid, number, model, vectors_max)
     decode, terms = codec.decode_fragment, codec.decode_terms
     rows = pages(connection, _PAGE, *span(number))
-    return tuple([Row(decode(blob, count, at), terms(packed), found.get(row)) for row, blob, count, at, packed in rows])
+    return tuple(
+        [
+            Row(decode(blob, count, at, model if row in having else ""), terms(packed), found.get(row))
+            for row, blob, count, at, packed in rows
+        ]
+    )
 
 
-def _vectors(connection: Connection, uid: str, number: int, model: str, vectors_max: int) -> dict[int, bytes]:
-    """By key; of more than `vectors_max` only those that the index cannot have yet."""
+def _vectors(
+    connection: Connection, uid: str, number: int, model: str, vectors_max: int
+) -> tuple[dict[int, bytes], Container[int]]:
+    """(vectors by key, keys that have one); of more than `vectors_max` only vectors that the index cannot have yet."""
     low, high = span(number)
     count = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
     if count <= vectors_max:
-        return dict(pages(connection, _VECTOR_PAGE, low, high, model=model)) if count else {}
-    return dict(pages(connection, _FRESH_PAGE, low, high, model=model, uid=uid))
+        found = dict(pages(connection, _VECTOR_PAGE, low, high, model=model)) if count else {}
+        return found, found
+    having = {row[0] for row in pages(connection, _VECTORED_PAGE, low, high, model=model)}
+    return dict(pages(connection, _FRESH_PAGE, low, high, model=model, uid=uid)), having
 
 
-def _held(connection: Connection, number: int, rows: Sequence[Row]) -> list[Held]:
-    sides = {name: (vector, packed) for name, vector, packed in connection.execute(_ANCHORS, {"number": number})}
+def _held(connection: Connection, number: int, model: str, rows: Sequence[Row]) -> list[Held]:
+    found = connection.execute(_ANCHORS, {"number": number, "model": model})
+    sides = {name: (vector, packed) for name, vector, packed in found}
     return [
         _hold(row.fragment, *sides.get(row.fragment.id, (None, None)))
         for row in rows
@@ -123,5 +143,6 @@ def _producers(connection: Connection, number: int, pending: Sequence[Receipt]) 
         [
             Producer(row.name, row.epoch, row.received, stored_up_to(row.received, row.stored, first.get(row.name)))
             for row in connection.execute(_PRODUCERS, {"number": number})
+            if row.create_time_us is None or row.name in first
         ]
     )

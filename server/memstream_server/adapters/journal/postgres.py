@@ -1,8 +1,8 @@
 """All that is PostgreSQL's own: connections, how durable they are, who holds the database, errors.
 
-Rule 1. A server's writer holds a session lock from its first statement to its end (SINGLE). A writer that lost its
-connection therefore begins again only when its old session, and with it a COMMIT that was under way, has ended: what
-is read after that is final.
+Rule 1. A server's writer holds session locks from its first statement to its end: SINGLE, for itself or shared with
+other servers, and, once it has a process number, that number's own. A writer that lost its connection therefore begins
+again only when its old session, and with it a COMMIT that was under way, has ended: what is read after that is final.
 Rule 2. Nothing here keeps a URL's password but the engines, and no text that leaves has it.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import select
 import socket
 import time
 from collections.abc import Mapping
@@ -35,9 +36,10 @@ logger = logging.getLogger(__name__)
 LOCK_WAIT_S = 5.0
 """How long a session waits for one of its own server that is still ending, before it calls the database in use."""
 LOCK_PAUSE_S = 0.1
-SINGLE, MIGRATING = 0x6D656D73, 0x6D656D6D
-"""First keys of the advisory locks (of a server that writes, of a migration); the second is the schema's hash."""
-_SCHEMA = "hashtext(coalesce(current_schema(), ''))"
+SINGLE, MIGRATING, LEADING = 0x6D656D73, 0x6D656D6D, 0x6D656D6C
+"""First keys of the advisory locks (of servers that write, of a migration, of the one server among several that does
+what only one may do); the second is the schema's hash."""
+SCHEMA = "hashtext(coalesce(current_schema(), ''))"
 PREPARED_MAX = 500
 """Statements prepared on a connection: bulk.py has some 40 texts a table."""
 SERVER_VERSION_MIN = 12
@@ -60,13 +62,26 @@ _HOLDER = (
     "SELECT coalesce(a.application_name, '') || coalesce(' at ' || host(a.client_addr), '')"
     " FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
     f" WHERE l.locktype = 'advisory' AND l.granted AND l.classid = {SINGLE}"
-    f" AND l.objid::bigint = {_SCHEMA}::bigint & 4294967295"
+    f" AND l.objid::bigint = {SCHEMA}::bigint & 4294967295"
     " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+_END_HOLDER = (
+    "SELECT pg_terminate_backend(pid) FROM pg_locks"
+    " WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND mode = 'ExclusiveLock'"
+    " AND (classid::bigint << 32 | objid::bigint) = {lock}"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 _TABLE_EXISTS = "42P07"
 _DISK_FULL = "53100"
+_LOCKED_OUT = ("40P01", "55P03")
+"""A deadlock with another server, or a row that one of them keeps: undone to the savepoint, nothing else is lost."""
 _FOR_GOOD = ("28", "3D", "3F", "42", "XX")
 """Classes of errors that no retry cures: credentials, names, privileges, damage."""
+
+
+def lock_of(number: str) -> str:
+    """The key of a process's own advisory lock, where `number` is an SQL expression for the process's number."""
+    return f"hashtextextended('memstream process ' || coalesce(current_schema(), '') || ' ' || ({number})::text, 0)"
 
 
 def url_of(text: str) -> URL:
@@ -82,16 +97,35 @@ def url_of(text: str) -> URL:
     return url.set(drivername="postgresql+psycopg")
 
 
+class Session:
+    """The writer's connection to the database, while it lasts."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._poll = select.poll()
+        self._poll.register(raw.fileno(), getattr(select, "POLLRDHUP", 0))  # hang-ups are always told
+
+    def alive(self) -> bool:
+        """False once the other side has closed it, used or not. Takes a microsecond; from any thread."""
+        return not self._raw.closed and not self._poll.poll(0)
+
+
 class PostgresDatabase:
     """`database.Database` on a PostgreSQL server. Made by `open_database`."""
 
-    def __init__(self, url: URL, readers: int) -> None:
+    def __init__(self, url: URL, readers: int, shared: bool, lease_s: float) -> None:
         self.description = "postgresql"
+        self.name = _name()
+        self.number: int | None = None
+        """Of this process among the servers of the database, once it has joined (processes.py)."""
+        self.session: Session | None = None
+        self._shared = shared
+        self._lease_ms = max(1, round(lease_s * 1_000))
         # One connection that stays: a NullPool would let go of the lock between opening and the first write.
         self.writer = _engine(url, "READ COMMITTED", pool_size=1)
         self.reader = _engine(url, "REPEATABLE READ", pool_size=readers)
-        event.listen(self.writer, "connect", lambda raw, _: _hold(raw))
-        event.listen(self.reader, "connect", lambda raw, _: _run(raw, "SET default_transaction_read_only = on"))
+        event.listen(self.writer, "connect", lambda raw, _: self._hold(raw))
+        event.listen(self.reader, "connect", lambda raw, _: _read_only(raw))
 
     def commit(self, connection: Connection) -> None:
         """COMMIT of a transaction that failed unnoticed would roll back, and psycopg say nothing."""
@@ -104,7 +138,7 @@ class PostgresDatabase:
 
     def refused(self, error: DBAPIError) -> bool:
         """Constraints, and values that PostgreSQL cannot hold."""
-        return _is_data_error(error) or _state(error).startswith("23")
+        return _is_data_error(error) or _state(error).startswith("23") or _state(error) in _LOCKED_OUT
 
     def translated(self, error: DBAPIError) -> JournalError:
         """See database.py."""
@@ -123,36 +157,88 @@ class PostgresDatabase:
         """The database's disk is out of sight: it says itself when it is full."""
         return None
 
+    def scrub(self) -> None:
+        """See database.py: its log, its dead rows and its replicas are PostgreSQL's own."""
+
     def backup(self, target: Path) -> None:
         """Not ours to make."""
         raise JournalError("the journal is on PostgreSQL: back it up with pg_dump")
 
     def close(self) -> None:
-        """The lock goes with its session."""
+        """The locks go with their session."""
         self.reader.dispose()
         self.writer.dispose()
 
+    def _hold(self, raw: Any) -> None:
+        """Make a new connection a writer's. Raises Unreadable when another session has the locks; closes it then."""
+        try:
+            _run(raw, *_SESSION, *self._bounds())
+            until = time.monotonic() + LOCK_WAIT_S
+            locks = self._locks()
+            while locks:
+                if _locked(raw, locks[0]):
+                    locks.pop(0)
+                    continue
+                if time.monotonic() >= until:
+                    raise Unreadable(_in_use(_holder(raw)))
+                self._end_former(raw)
+                time.sleep(LOCK_PAUSE_S)
+            self.session = Session(raw)
+        except BaseException:
+            raw.close()
+            raise
 
-def open_database(url: str, *, readers: int) -> PostgresDatabase:
-    """Connect, take the lock, make or migrate the tables. Blocking.
+    def _locks(self) -> list[str]:
+        single = f"pg_try_advisory_lock{'_shared' if self._shared else ''}({SINGLE}, {SCHEMA})"
+        own = [] if self.number is None else [f"pg_try_advisory_lock({lock_of(str(self.number))})"]
+        return [*own, single]
 
-    Raises Unreadable when the database cannot be reached, used or understood, or another server holds it.
+    def _bounds(self) -> tuple[str, ...]:
+        """A server that stops inside a transaction, or waits for one that did, must not hold up the others."""
+        return (
+            f"SET idle_in_transaction_session_timeout = {self._lease_ms}",
+            f"SET lock_timeout = {max(1, self._lease_ms // 2)}",
+        )
+
+    def _end_former(self, raw: Any) -> None:
+        """The session this process had before: its end may have been lost on the way to the database."""
+        if self.number is not None:
+            _run(raw, _END_HOLDER.format(lock=lock_of(str(self.number))))
+
+
+def open_database(url: str, *, readers: int, shared: bool = False, lease_s: float = 10.0) -> PostgresDatabase:
+    """Connect, take the locks, make or migrate the tables. Blocking.
+
+    shared: with other servers that are opened so; otherwise alone. lease_s: how long nobody waits for a server that
+    stopped. Raises Unreadable when the database cannot be reached, used or understood, or another server holds it.
     """
-    database = PostgresDatabase(url_of(url), readers)
+    database = PostgresDatabase(url_of(url), readers, shared, lease_s)
     try:
         with database.writer.begin() as connection:
             database.description = _checked(connection)
+            connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
             # Of servers that start at once all migrate, one after the other; the later ones find nothing to do.
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING}, {_SCHEMA})")
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING}, {SCHEMA})")
             migrate.upgrade(connection)
     except DBAPIError as error:
         database.close()
-        raise Unreadable(_why_not(error)) from error
+        raise Unreadable(why_not(error)) from error
     except BaseException:
         database.close()
         raise
-    logger.warning("one server for each database is supported: others that are started on this one will refuse")
     return database
+
+
+def looking_engine(url: URL) -> Engine:
+    """One connection that only reads, beside whoever holds the database; each transaction is one snapshot."""
+    engine = _engine(url, "REPEATABLE READ", pool_size=1)
+    event.listen(engine, "connect", lambda raw, _: _read_only(raw))
+    return engine
+
+
+def holder(connection: Connection) -> str:
+    """The server that holds the database; empty when none does."""
+    return connection.exec_driver_sql(_HOLDER).scalar() or ""
 
 
 def fetch(
@@ -196,29 +282,24 @@ def _run(raw: Any, *statements: str) -> None:
             raw.commit()
 
 
-def _hold(raw: Any) -> None:
-    """Make a new connection a writer's. Raises Unreadable when another session has the lock; closes it then."""
-    try:
-        _run(raw, *_SESSION)
-        until = time.monotonic() + LOCK_WAIT_S
-        while not _locked(raw):
-            if time.monotonic() >= until:
-                raise Unreadable(
-                    f"the database is in use by {_holder(raw)}: stop it, or give this server another database"
-                )
-            time.sleep(LOCK_PAUSE_S)
-    except BaseException:
-        raw.close()
-        raise
+def _read_only(raw: Any) -> None:
+    _run(raw, "SET default_transaction_read_only = on")
 
 
-def _locked(raw: Any) -> bool:
-    """Ask for the lock; the transaction ends, the lock stays."""
+def _locked(raw: Any, lock: str) -> bool:
+    """Ask for a lock; the transaction ends, the lock stays."""
     with raw.cursor() as cursor:
-        cursor.execute(f"SELECT pg_try_advisory_lock({SINGLE}, {_SCHEMA})")
+        cursor.execute(f"SELECT {lock}")
         (taken,) = cursor.fetchone()
     raw.commit()
     return bool(taken)
+
+
+def _in_use(holder: str) -> str:
+    return (
+        f"the database is in use by {holder}: stop it, or give this server another database. Several servers on one "
+        "database need a Milvus that all of them reach: set milvus_uri for each"
+    )
 
 
 def _holder(raw: Any) -> str:
@@ -251,7 +332,8 @@ def _checked(connection: Connection) -> str:
     return f"postgresql {version.partition(' ')[0]}"
 
 
-def _why_not(error: DBAPIError) -> str:
+def why_not(error: DBAPIError) -> str:
+    """Why a database cannot be used, for people."""
     if _state(error) == _TABLE_EXISTS:
         return (
             f"the database holds tables of something else ({_text(error)}): give memstream one, or a schema, of its own"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, Connection, Select, bindparam, cast, func, select
+from sqlalchemy import BigInteger, BindParameter, Connection, Select, bindparam, cast, exists, func, select
 from sqlalchemy import Row as SqlRow
 
 from memstream_server.adapters.journal import codec
@@ -26,7 +26,7 @@ from memstream_server.adapters.journal.schema import (
     vectors,
 )
 from memstream_server.adapters.journal.transition import IDS_MAX
-from memstream_server.adapters.journal.writes import ANSWER_KEPT_US
+from memstream_server.adapters.journal.writes import ANSWER_KEPT_US, SPACES
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind, Tier
 from memstream_server.ports.journal import (
     Answer,
@@ -40,7 +40,11 @@ from memstream_server.ports.journal import (
     Rejection,
     Row,
     Space,
+    Spaces,
 )
+
+EVENTS_BYTES_MAX = 256 << 10
+"""Of the event log read at once: what a watcher holds. A transition larger than that comes alone."""
 
 _number: BindParameter[int] = bindparam("number")
 _low: BindParameter[int] = bindparam("low")
@@ -70,8 +74,11 @@ _ALL = select(memories).where(memories.c.uid > bindparam("after")).order_by(memo
 _PENDING_MEMORIES = select(memories.c.uid).where(memories.c.number.in_(select(observations.c.memory)))
 
 FRAGMENT = (fragments.c.payload, fragments.c.access_count, fragments.c.access_time_us)
+_of_space = (vectors.c.key == fragments.c.key) & (vectors.c.model == func.coalesce(_model, fragments.c.model))
+VECTORED = exists().where(_of_space)
+"""Whether a fragment has a vector in the space of name `model` (null: in that it was written with)."""
 _LIST = (
-    select(fragments.c.key, *FRAGMENT)
+    select(fragments.c.key, *FRAGMENT, VECTORED)
     .where(fragments.c.key.between(_low, _high))
     .order_by(fragments.c.key)
     .limit(_limit)
@@ -86,7 +93,7 @@ _RECEIPTS = (
     .order_by(receipts.c.last_sequence)
     .limit(PAGE_ROWS)
 )
-_SOME = select(fragments.c.id, *FRAGMENT).where(fragments.c.memory == _number, fragments.c.id.in_(_ids))
+_SOME = select(fragments.c.id, *FRAGMENT, VECTORED).where(fragments.c.memory == _number, fragments.c.id.in_(_ids))
 _SOME_VECTORS = (
     select(fragments.c.id, vectors.c.vector)
     .join(vectors, vectors.c.key == fragments.c.key)
@@ -129,6 +136,11 @@ _EVENTS = (
     .limit(_limit)
 )
 _ANSWER = select(requests).where(requests.c.request == bindparam("r"), requests.c.time_us >= bindparam("since"))
+_OUTBOX_ROWS = (
+    select(outbox.c.memory, func.min(outbox.c.id), func.max(outbox.c.id))
+    .where(outbox.c.memory.in_(bindparam("uids", expanding=True)))
+    .group_by(outbox.c.memory)
+)
 _OUTBOX_SIZE = select(func.count()).select_from(outbox)
 _live = (
     (fragments.c.memory == memories.c.number)
@@ -141,14 +153,14 @@ _OUTBOX = (
     select(outbox.c.id, outbox.c.memory, outbox.c.fragment, outbox.c.deleted, *FRAGMENT, vectors.c.vector)
     .outerjoin(memories, memories.c.uid == outbox.c.memory)
     .outerjoin(fragments, _live)
-    .outerjoin(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == fragments.c.model))
+    .outerjoin(vectors, _of_space)
     .where(outbox.c.id > bindparam("after"))
     .order_by(outbox.c.id)
     .limit(_limit)
 )
 _INDEXABLE = (
     select(fragments.c.key, fragments.c.id)
-    .join(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == fragments.c.model))
+    .join(vectors, _of_space)
     .where(
         fragments.c.key.between(_low, _high),
         fragments.c.tier == Tier.LONG_TERM.value,
@@ -169,9 +181,18 @@ def meta_value(connection: Connection, name: str) -> str | None:
     return connection.execute(_META, {"name": name}).scalar_one_or_none()
 
 
-def space(connection: Connection) -> Space | None:
-    value = meta_value(connection, "space")
-    return None if value is None else codec.decode_space(value)
+def spaces(connection: Connection) -> Spaces:
+    return Spaces(*(_space(connection, name) for name in SPACES))
+
+
+def _space(connection: Connection, name: str) -> Space | None:
+    value = meta_value(connection, name)
+    return codec.decode_space(value) if value else None
+
+
+def fragment_of(model: str | None, blob: bytes, count: int, at: int, vectored: object) -> Fragment:
+    """From the columns FRAGMENT and VECTORED. `model` is the space in force; None while none is."""
+    return codec.decode_fragment(blob, count, at, None if model is None else model if vectored else "")
 
 
 # ---- memories
@@ -279,14 +300,14 @@ def _chunks(ids: Sequence[str]) -> Iterator[list[str]]:
     return (list(ids[start : start + IDS_MAX]) for start in range(0, len(ids), IDS_MAX))
 
 
-def some_fragments(connection: Connection, uid: str, ids: Sequence[str]) -> list[Fragment]:
+def some_fragments(connection: Connection, uid: str, ids: Sequence[str], model: str | None) -> list[Fragment]:
     number = _number_of(connection, uid)
     if number is None:
         return []
     found: dict[str, Fragment] = {}
     for chunk in _chunks(ids):
-        for name, blob, count, at in fetch(connection, _SOME, {"number": number, "ids": chunk}):
-            found[name] = codec.decode_fragment(blob, count, at)
+        for name, *columns in fetch(connection, _SOME, {"number": number, "ids": chunk, "model": model}):
+            found[name] = fragment_of(model, *columns)
     return [found[name] for name in ids if name in found]
 
 
@@ -300,7 +321,7 @@ def some_vectors(connection: Connection, uid: str, model: str, ids: Sequence[str
     return found
 
 
-def list_fragments(connection: Connection, uid: str, query: FragmentQuery) -> list[Fragment]:
+def list_fragments(connection: Connection, uid: str, query: FragmentQuery, model: str | None) -> list[Fragment]:
     number = _number_of(connection, uid)
     if number is None:
         return []
@@ -313,8 +334,8 @@ def list_fragments(connection: Connection, uid: str, query: FragmentQuery) -> li
     }
     values = {name: list(wanted) for name, wanted in chosen.items() if wanted}
     statement = _selection(query.forgotten, tuple(values))
-    rows = pages(connection, statement, low + max(query.after + 1, 0), high, query.limit, **values)
-    return [codec.decode_fragment(blob, count, at) for _, blob, count, at in rows]
+    rows = pages(connection, statement, low + max(query.after + 1, 0), high, query.limit, model=model, **values)
+    return [fragment_of(model, *columns) for _, *columns in rows]
 
 
 @lru_cache  # to build a statement takes longer than to run it
@@ -370,8 +391,14 @@ def recorded(connection: Connection, uid: str, after_revision: int, limit: int) 
     if number is None:
         return []
     low, high = span(number)
-    rows = pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit)
-    return [Recorded(position(row), time_us, codec.decode_events(blob)) for row, time_us, blob in rows]
+    found: list[Recorded] = []
+    size = 0
+    for row, time_us, blob in pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit):
+        size += len(blob)
+        if found and size > EVENTS_BYTES_MAX:
+            break
+        found.append(Recorded(position(row), time_us, codec.decode_events(blob)))
+    return found
 
 
 # ---- answers, outbox, jobs
@@ -382,7 +409,7 @@ def answer(connection: Connection, request: str, now_us: int) -> Answer | None:
     return None if row is None else Answer(row.request, row.digest, row.response, row.time_us)
 
 
-def outbox_entries(connection: Connection, limit: int) -> list[tuple[IndexEntry, Row | None]]:
+def outbox_entries(connection: Connection, limit: int, model: str | None) -> list[tuple[IndexEntry, Row | None]]:
     """What an entry's fragment is now, not what it was when the entry was made.
 
     Of several entries for a fragment, all get the row of the last: however they are grouped into upserts and
@@ -390,18 +417,18 @@ def outbox_entries(connection: Connection, limit: int) -> list[tuple[IndexEntry,
     """
     entries: list[IndexEntry] = []
     last: dict[tuple[str, str], Row | None] = {}
-    for number, uid, name, deleted, blob, count, at, vector in _outbox_rows(connection, limit):
+    for number, uid, name, deleted, blob, count, at, vector in _outbox_rows(connection, limit, model):
         entries.append(IndexEntry(uid, name, bool(deleted), number))
-        row = None if vector is None else Row(codec.decode_fragment(blob, count, at), None, vector)
+        row = None if blob is None else Row(fragment_of(model, blob, count, at, vector is not None), None, vector)
         last[uid, name] = row
     return [(entry, last[entry.memory, entry.fragment]) for entry in entries]
 
 
-def _outbox_rows(connection: Connection, limit: int) -> Iterator[list[Any]]:
+def _outbox_rows(connection: Connection, limit: int, model: str | None) -> Iterator[list[Any]]:
     after = 0
     while limit > 0:
         page = min(limit, PAGE_ROWS)
-        rows = fetch(connection, _OUTBOX, {"after": after, "limit": page})
+        rows = fetch(connection, _OUTBOX, {"after": after, "limit": page, "model": model})
         yield from rows
         if len(rows) < page:
             return
@@ -412,12 +439,20 @@ def outbox_size(connection: Connection) -> int:
     return connection.execute(_OUTBOX_SIZE).scalar_one()
 
 
-def indexable(connection: Connection, uid: str) -> list[str]:
+def outbox_rows(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for start in range(0, len(uids), IDS_MAX):
+        rows = connection.execute(_OUTBOX_ROWS, {"uids": uids[start : start + IDS_MAX]})
+        found |= {uid: (first, last) for uid, first, last in rows}
+    return found
+
+
+def indexable(connection: Connection, uid: str, model: str | None) -> list[str]:
     try:
         memory = memory_of(connection, uid)
     except Conflict:
         return []
-    return [name for _, name in pages(connection, _INDEXABLE, *span(memory.number))]
+    return [name for _, name in pages(connection, _INDEXABLE, *span(memory.number), model=model)]
 
 
 def waiting_jobs(connection: Connection, limit: int) -> list[Job]:

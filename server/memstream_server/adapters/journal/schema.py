@@ -43,6 +43,7 @@ memories = Table(
     Column("name", TEXT, nullable=False),
     Column("kind", TEXT, nullable=False),
     Column("epoch", BigInteger, nullable=False),
+    Column("owner", BigInteger),  # number of a process, where several serve the database; null: nobody
     Column("revision", BigInteger, nullable=False),
     Column("next_position", BigInteger, nullable=False),
     Column("reflection_aggregate", Double, nullable=False),
@@ -52,6 +53,22 @@ memories = Table(
     Column("labels", TEXT, nullable=False),
     Column("policy", TEXT, nullable=False),
     UniqueConstraint("namespace", "name", name="memories_name"),
+    sqlite_autoincrement=True,
+)
+Index(
+    "memories_owner",
+    memories.c.owner,
+    sqlite_where=text("owner IS NOT NULL"),
+    postgresql_where=text("owner IS NOT NULL"),
+)
+
+processes = Table(  # the servers of a PostgreSQL database; on SQLite the directory's lock is the lease
+    "processes",
+    metadata,
+    Column("number", BIG_KEY, primary_key=True, autoincrement=True),
+    Column("id", TEXT, nullable=False),  # pid and host, for people
+    Column("address", TEXT, nullable=False),
+    Column("lease_until_us", BigInteger, nullable=False),  # by the database's clock
     sqlite_autoincrement=True,
 )
 
@@ -70,6 +87,13 @@ producers = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("received", BigInteger, nullable=False),
     Column("stored", BigInteger, nullable=False),
+    Column("create_time_us", BigInteger),  # of those that stand for one call alone, which do not last
+)
+Index(
+    "producers_of_one_call",
+    producers.c.create_time_us,
+    sqlite_where=text("create_time_us IS NOT NULL"),
+    postgresql_where=text("create_time_us IS NOT NULL"),
 )
 
 receipts = Table(  # what was received, for telling repeats from conflicts; kept after it was stored
@@ -109,7 +133,7 @@ fragments = Table(
     Column("session", TEXT, nullable=False),
     Column("speaker", TEXT, nullable=False),
     Column("external_id", TEXT),
-    Column("model", TEXT, nullable=False),
+    Column("model", TEXT, nullable=False),  # as it was when the row was written; what holds is in `vectors`
     Column("payload", LargeBinary, nullable=False),
     Column("terms", LargeBinary),
 )
@@ -151,6 +175,9 @@ anchors = Table(  # the short-term side of held fragments
     Column("id", TEXT, primary_key=True),
     Column("vector", LargeBinary),
     Column("enhancements", LargeBinary, nullable=False),
+    Column("model", TEXT, nullable=False, server_default=""),  # the space of `vector`
+    Column("next_model", TEXT),  # of the same content in another space
+    Column("next_vector", LargeBinary),
 )
 
 events = Table(  # one row a revision

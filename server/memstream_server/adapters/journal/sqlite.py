@@ -10,6 +10,7 @@ from binascii import unhexlify
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import msgspec
@@ -45,6 +46,8 @@ from memstream_server.ports.journal import (
 
 BUSY_TIMEOUT_S = 5.0
 """How long to wait for another program (a shell on the file) that holds SQLite's lock."""
+TRUNCATE_TRIES = 12
+"""How often, each after BUSY_TIMEOUT_S, the log of a scrubbed database is emptied while readers hold it."""
 WAL_CHECKPOINT_PAGES = 4_000
 """16 MB: a page rewritten by many commits goes into the database file once."""
 WAL_KEPT_BYTES = 64 << 20
@@ -60,11 +63,18 @@ _WRITER = (
 _READER = ("PRAGMA query_only = ON", "PRAGMA cache_size = -8000")
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN})
 _REFUSED = frozenset({sqlite3.SQLITE_CONSTRAINT})
+_WAY_OUT = "stop the server, see what memstream doctor says, and restore a backup (memstream restore)"
 
 
-def _engine(path: Path, begin: str, pragmas: tuple[str, ...], **options: Any) -> Engine:
+def _engine(
+    path: Path | str,
+    begin: str,
+    pragmas: tuple[str, ...],
+    query: Mapping[str, str] = MappingProxyType({}),
+    **options: Any,
+) -> Engine:
     engine = create_engine(
-        URL.create("sqlite", database=str(path)),
+        URL.create("sqlite", database=str(path), query=query),
         connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False, "cached_statements": 512},
         **options,
     )
@@ -90,6 +100,11 @@ def writer_engine(path: Path) -> Engine:
 def reader_engine(path: Path, connections: int) -> Engine:
     """For readers: each transaction is one snapshot, and none waits for the writer."""
     return _engine(path, "BEGIN", _READER, pool_size=connections, max_overflow=0)
+
+
+def looking_engine(uri: str, pragmas: tuple[str, ...], query: Mapping[str, str]) -> Engine:
+    """One connection to a file that is not to be changed; see looking.py."""
+    return _engine(uri, "BEGIN", (*pragmas, *_READER), query, pool_size=1, max_overflow=0)
 
 
 def commit(connection: Connection) -> None:
@@ -155,7 +170,7 @@ def translated(error: DBAPIError) -> JournalError:
     """The port's error for one of the driver's before COMMIT, that is, when nothing was written."""
     code, text = _code(error), str(error.orig)
     if code in _CORRUPT:
-        return Unreadable(f"the journal is damaged ({text}): stop the server and restore a backup (memstream restore)")
+        return Unreadable(f"the journal is damaged ({text}): {_WAY_OUT}")
     if code == sqlite3.SQLITE_FULL:
         return StorageFull(f"the disk is full ({text}): free space and retry")
     if code in _REFUSED:
@@ -208,6 +223,26 @@ def copy(source: Path, target: Path) -> None:
         raise
 
 
+def scrub(path: Path) -> None:
+    """Write the whole database anew and empty its log. Readers go on; the writer's connection must be closed.
+
+    `secure_delete` zeroes what is deleted, but not the copies that a row leaves behind when its page is split: of 2,000
+    rows deleted from 20,000, 51 could still be read. Takes up to twice the database's size in free space meanwhile.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection:
+            for pragma in _WRITER:
+                connection.execute(pragma)
+            connection.execute("VACUUM")
+            for _ in range(TRUNCATE_TRIES):
+                (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if not busy:
+                    return
+    except sqlite3.Error as error:
+        raise translated(DBAPIError(None, None, error)) from error
+    raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it is tried again")
+
+
 def checked(path: Path) -> None:
     """Read every page of a database that nobody has open. Raises Unreadable."""
     try:
@@ -227,9 +262,14 @@ def settled(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def wal_of(path: Path) -> Path:
+    """The write-ahead log of a database file."""
+    return path.with_name(path.name + "-wal")
+
+
 def wal_bytes(path: Path) -> int:
     """What a checkpoint may add to the database file."""
     try:
-        return path.with_name(path.name + "-wal").stat().st_size
+        return wal_of(path).stat().st_size
     except FileNotFoundError:
         return 0

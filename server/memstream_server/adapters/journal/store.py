@@ -11,10 +11,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from memstream_server.adapters.journal import directory, image, postgres, reads, transition, writes
+from memstream_server.adapters.journal import beside, directory, image, postgres, reads, scanning, transition, writes
 from memstream_server.adapters.journal.conversations import SqlConversations
 from memstream_server.adapters.journal.database import Database, snapshot
 from memstream_server.adapters.journal.operations import SqlOperations
+from memstream_server.adapters.journal.postgres import PostgresDatabase
+from memstream_server.adapters.journal.processes import SqlProcesses
 from memstream_server.adapters.journal.writer import Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
@@ -28,13 +30,16 @@ from memstream_server.ports.journal import (
     IndexEntry,
     Job,
     JournalError,
+    Made,
     MemoryRecord,
+    MemoryScan,
     Producer,
     Receipt,
     Recorded,
     Rejection,
     Row,
     Space,
+    Spaces,
 )
 
 RESERVE_BYTES = 64 << 20
@@ -53,7 +58,13 @@ class SqlJournal:
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="journal-reader")
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
+        self._model: str | None = None
+        """The space in force, as this process was last told."""
         self.conversations = SqlConversations(self._writer.submit, self._look)
+        self.processes: SqlProcesses | None = None
+        """Of a database that several servers may share; None where this one has the journal for itself."""
+        if isinstance(database, PostgresDatabase):
+            self.processes = SqlProcesses(database, self._writer.submit, self._look)
         self.operations = SqlOperations(self._writer.submit, self._look)
 
     async def _write(
@@ -99,10 +110,37 @@ class SqlJournal:
         return self._database.description
 
     async def space(self) -> Space | None:
-        return await self._read(reads.space)
+        return (await self.spaces()).in_force
 
     async def set_space(self, space: Space) -> None:
         await self._write(writes.set_space, 1, True, space)
+        self._model = space.model
+
+    async def spaces(self) -> Spaces:
+        spaces = await self._read(reads.spaces)
+        self._model = None if spaces.in_force is None else spaces.in_force.model
+        return spaces
+
+    async def set_spaces(self, spaces: Spaces) -> None:
+        await self._write(writes.set_spaces, 3, False, spaces)
+        self._model = None if spaces.in_force is None else spaces.in_force.model
+
+    async def lacking(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
+        return await self._read(beside.lacking, uid, model, compared, after, limit)
+
+    async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
+        return await self._write(beside.add_vectors, 3 * len(made), True, uid, model, made)
+
+    async def vectored(self, model: str) -> tuple[int, int]:
+        return await self._read(beside.vectored, model)
+
+    async def drop_vectors(self, model: str, after: int, limit: int) -> int | None:
+        keys = await self._read(beside.keys, model, after, limit)
+        await self._write(beside.drop_vectors, len(keys), False, model, keys)
+        return keys[-1] if keys else None
+
+    async def scrub(self) -> None:
+        await self._writer.alone(self._database.scrub)
 
     async def backup(self, path: str) -> None:
         await asyncio.to_thread(self._database.backup, Path(path))
@@ -118,8 +156,8 @@ class SqlJournal:
     ) -> None:
         await self._write(writes.create_memory, 2, True, record, events, answer, self._clock_us())
 
-    async def delete_memory(self, uid: str, answer: Answer | None = None) -> None:
-        await self._write(writes.delete_memory, 3, False, uid, answer, self._clock_us())
+    async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:
+        await self._write(writes.delete_memory, 3, False, uid, answer, epoch, self._clock_us())
         await self.purge()
 
     async def purge(self) -> None:
@@ -145,10 +183,20 @@ class SqlJournal:
     async def load(self, uid: str, model: str, vectors_max: int) -> Image:
         return await self._read(image.load, uid, model, vectors_max)
 
+    async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
+        return await self._read(scanning.memory, uid, all_vectors, visit)
+
+    async def fragment_total(self, namespace: str, name: str) -> int:
+        return await self._read(scanning.total, namespace, name)
+
     # ---- the way in
 
-    async def open_producer(self, uid: str, epoch: int, name: str) -> Producer:
-        return await self._write(writes.open_producer, 1, False, uid, epoch, name)
+    async def open_producer(self, uid: str, epoch: int, name: str, *, one_call: bool = False) -> Producer:
+        return await self._write(writes.open_producer, 1, False, uid, epoch, name, one_call, self._clock_us())
+
+    async def prune_producers(self, limit: int) -> int:
+        before_us = self._clock_us() - writes.ANSWER_KEPT_US
+        return await self._write(writes.prune_producers, limit, False, before_us, limit)
 
     async def receive(self, receipt: Receipt) -> None:
         # A batch is one row, but its bytes count: about as many as a tenth of its fragments' own rows.
@@ -164,19 +212,19 @@ class SqlJournal:
         adds = bool(commit.rows or commit.anchors or commit.jobs)
         await self._write(transition.commit, rows, adds, commit, self._clock_us())
 
-    async def touch(self, uid: str, accesses: Sequence[Access]) -> None:
-        await self._write(transition.touch, len(accesses), True, uid, accesses)
+    async def touch(self, uid: str, accesses: Sequence[Access], epoch: int | None = None) -> None:
+        await self._write(transition.touch, len(accesses), True, uid, accesses, epoch)
 
     # ---- reads
 
     async def fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
-        return await self._read(reads.some_fragments, uid, ids)
+        return await self._read(reads.some_fragments, uid, ids, self._model)
 
     async def vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
         return await self._read(reads.some_vectors, uid, model, ids)
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
-        return await self._read(reads.list_fragments, uid, query)
+        return await self._read(reads.list_fragments, uid, query, self._model)
 
     async def expiring(self, now_us: int, limit: int) -> list[tuple[str, str]]:
         return await self._read(reads.expiring, now_us, limit)
@@ -202,10 +250,13 @@ class SqlJournal:
     # ---- the index's outbox and jobs
 
     async def outbox(self, limit: int) -> list[tuple[IndexEntry, Row | None]]:
-        return await self._read(reads.outbox_entries, limit)
+        return await self._read(reads.outbox_entries, limit, self._model)
 
     async def outbox_size(self) -> int:
         return await self._read(reads.outbox_size)
+
+    async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
+        return await self._read(reads.outbox_rows, memories)
 
     async def outbox_done(self, ids: Sequence[int]) -> None:
         await self._write(transition.outbox_done, len(ids), False, ids)
@@ -214,7 +265,7 @@ class SqlJournal:
         await self._write(transition.outbox_enter, len(entries), True, entries)
 
     async def indexable(self, uid: str) -> list[str]:
-        return await self._read(reads.indexable, uid)
+        return await self._read(reads.indexable, uid, self._model)
 
     async def outbox_refill(self) -> int:
         return await self._write(transition.outbox_refill, 1_000, True)
@@ -235,6 +286,8 @@ async def open_journal(
     data_dir: Path,
     *,
     url: str = "",
+    shared: bool = False,
+    lease_s: float = 10.0,
     clock_us: Callable[[], int],
     free_bytes: Callable[[], int] | None = None,
     reserve_bytes: int = RESERVE_BYTES,
@@ -244,13 +297,16 @@ async def open_journal(
     until `close`.
 
     url: of the database (postgresql://...); empty keeps the journal in data_dir, which is not touched otherwise.
+    shared: whether other servers that say so too may have the database at the same time; lease_s: of such a server.
     clock_us: now, in microseconds since the epoch; ages the stored answers. free_bytes: the space left for the
     directory (the file system's, by default); below reserve_bytes what adds data raises StorageFull. PostgreSQL says
     itself when it is full.
     Raises Unreadable when the journal is damaged, of a newer format, cannot be reached, or is held by another server.
     """
     if url:
-        database: Database = await asyncio.to_thread(postgres.open_database, url, readers=readers)
+        database: Database = await asyncio.to_thread(
+            postgres.open_database, url, readers=readers, shared=shared, lease_s=lease_s
+        )
     else:
         database = await asyncio.to_thread(
             directory.open_database, data_dir, readers=readers, free_bytes=free_bytes, reserve_bytes=reserve_bytes
@@ -258,6 +314,7 @@ async def open_journal(
     journal = SqlJournal(database, clock_us, readers)
     try:
         await journal.purge()
+        await journal.spaces()
     except BaseException:
         await journal.close()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    exists,
     func,
     insert,
     literal,
@@ -29,9 +31,11 @@ from memstream_server.adapters.journal.schema import (
     memories,
     outbox,
     producers,
+    receipts,
+    requests,
     vectors,
 )
-from memstream_server.adapters.journal.writes import A_PRODUCER, find, log, put_answer
+from memstream_server.adapters.journal.writes import A_PRODUCER, find, log, owned, put_answer
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal import (
     Access,
@@ -57,7 +61,15 @@ _FRAGMENTS = bulk.insertion(
     "model = excluded.model, payload = excluded.payload, terms = coalesce(excluded.terms, fragments.terms)",
 )
 _VECTORS = bulk.insertion(vectors, ("key", "model"))
-_ANCHORS = bulk.insertion(anchors, ("memory", "id"))
+_RENEWED = "excluded.next_model IS NOT NULL OR excluded.model <> anchors.model"
+_ANCHORS = bulk.insertion(
+    anchors,
+    ("memory", "id"),
+    "vector = excluded.vector, enhancements = excluded.enhancements, model = excluded.model, "
+    # What is not told of the other space stays, as long as this one's does: the content is the same.
+    f"next_model = CASE WHEN {_RENEWED} THEN excluded.next_model ELSE anchors.next_model END, "
+    f"next_vector = CASE WHEN {_RENEWED} THEN excluded.next_vector ELSE anchors.next_vector END",
+)
 _OUTBOX = bulk.insertion(outbox)
 _JOBS = bulk.insertion(jobs)
 _TOUCH = bulk.Bulk(
@@ -85,23 +97,48 @@ _ADVANCE = (
     )
     .returning(memories.c.number)
 )
+_RENAME = update(memories).where(memories.c.number == _number).values(namespace=bindparam("ns"), name=bindparam("n"))
 _REFILL = (
     insert(outbox)
     .from_select(
         ["memory", "fragment", "deleted"],
         select(memories.c.uid, fragments.c.id, literal(False))
         .join(memories, memories.c.number == fragments.c.memory)
-        .join(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == fragments.c.model))
-        .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.forget_time_us.is_(None))
+        .where(
+            fragments.c.tier == Tier.LONG_TERM.value,
+            fragments.c.forget_time_us.is_(None),
+            exists().where(vectors.c.key == fragments.c.key),
+        )
         .order_by(fragments.c.key),
     )
     .execution_options(preserve_rowcount=True)
+)
+_EMPTY = insert(outbox).from_select(
+    ["memory", "fragment", "deleted"],
+    select(memories.c.uid, fragments.c.id, literal(True))
+    .join(memories, memories.c.number == fragments.c.memory)
+    .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.model != ""),
 )
 _CLEAR_UPSERTS = delete(outbox).where(outbox.c.deleted.is_(False))
 _STORED = (
     update(producers)
     .where(A_PRODUCER)
     .values(stored=case((producers.c.stored < bindparam("s"), bindparam("s")), else_=producers.c.stored))
+)
+
+_AN_ID = re.compile(rb"(?=([0-9A-HJKMNP-TV-Z]{26}))")
+"""Looked for at every byte, since what comes before an id may look like a part of it."""
+_NAMESPACE = select(memories.c.namespace).where(memories.c.number == _number)
+_ANSWERS = select(requests.c.request, requests.c.response).where(
+    requests.c.request >= bindparam("low"), requests.c.request < bindparam("high")
+)
+_VOID = update(requests).where(requests.c.request == bindparam("r")).values(digest=b"", response=b"")
+_COMPACT_ALL = delete(receipts).where(
+    receipts.c.memory == _number,
+    receipts.c.last_sequence
+    <= select(producers.c.stored)
+    .where(producers.c.memory == receipts.c.memory, producers.c.name == receipts.c.producer)
+    .scalar_subquery(),
 )
 
 _SOME_FRAGMENTS = (fragments.c.memory == _number) & fragments.c.id.in_(_ids)
@@ -141,8 +178,22 @@ def commit(connection: Connection, commit: Commit, now_us: int) -> None:
     _put_index(connection, commit.index)
     _delete(connection, (_FINISH,), commit.finish_jobs, number)
     _put_jobs(connection, number, commit.jobs)
+    _forget_traces(connection, number, commit.erased)
     put_answer(connection, commit.answer, now_us)
     log(connection, number, commit.revision + 1, commit.time_us, commit.events)
+
+
+def _forget_traces(connection: Connection, number: int, erased: Sequence[str]) -> None:
+    """What was said of the erased elsewhere: in answers, and in the hashes that tell repeats from conflicts."""
+    if not erased:
+        return
+    gone = {id_.encode() for id_ in erased}
+    namespace = connection.execute(_NAMESPACE, {"m": number}).scalar_one()
+    answers = connection.execute(_ANSWERS, {"low": f"{namespace}\n", "high": f"{namespace}\v"}).all()
+    for request, response in answers:
+        if not gone.isdisjoint(_AN_ID.findall(response)):
+            connection.execute(_VOID, {"r": request})
+    connection.execute(_COMPACT_ALL, {"m": number})
 
 
 def _advance(connection: Connection, commit: Commit) -> int:
@@ -161,23 +212,23 @@ def _advance(connection: Connection, commit: Commit) -> int:
     number: int | None = run(connection, _ADVANCE, values).scalar_one_or_none()
     if number is None:
         raise Conflict(f"memory {commit.memory} is not at epoch {commit.epoch}, revision {commit.revision}")
+    if commit.name is not None:
+        connection.execute(_RENAME, {"m": number, "ns": commit.name[0], "n": commit.name[1]})
     return number
 
 
 def _put_rows(connection: Connection, number: int, rows: Sequence[Row]) -> None:
     bulk.execute(connection, _FRAGMENTS, [_fragment_row(number, row) for row in rows])
-    bulk.execute(
-        connection,
-        _VECTORS,
-        [
-            (key(number, row.fragment.position), row.fragment.model, row.vector)
-            for row in rows
-            if row.vector is not None
-        ],
-    )
     # A fragment that says it has no vector has none: what an older content had must not be found again.
-    bare = [key(number, row.fragment.position) for row in rows if row.vector is None and not row.fragment.model]
-    _delete(connection, (_UNVECTOR,), bare)
+    stale = [
+        key(number, row.fragment.position)
+        for row in rows
+        if row.replaces or (row.vector is None and not row.fragment.model)
+    ]
+    _delete(connection, (_UNVECTOR,), stale)
+    given = [(key(number, row.fragment.position), row.fragment.model, row.vector) for row in rows if row.vector]
+    beside = [(key(number, row.fragment.position), *row.beside) for row in rows if row.beside is not None]
+    bulk.execute(connection, _VECTORS, given + beside)
 
 
 def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
@@ -207,7 +258,13 @@ def _due(fragment: Fragment) -> int | None:
 
 
 def _put_anchors(connection: Connection, number: int, held: Sequence[Anchor]) -> None:
-    rows = [(number, anchor.id, anchor.vector, codec.encode_enhancements(anchor.enhancements)) for anchor in held]
+    rows = [
+        (
+            *(number, anchor.id, anchor.vector, codec.encode_enhancements(anchor.enhancements), anchor.model),
+            *(anchor.beside or (None, None)),
+        )
+        for anchor in held
+    ]
     bulk.execute(connection, _ANCHORS, rows)
 
 
@@ -220,8 +277,8 @@ def _put_jobs(connection: Connection, number: int, work: Sequence[Job]) -> None:
     bulk.execute(connection, _JOBS, rows)
 
 
-def touch(connection: Connection, uid: str, accesses: Sequence[Access]) -> None:
-    number, _ = find(connection, uid)
+def touch(connection: Connection, uid: str, accesses: Sequence[Access], epoch: int | None) -> None:
+    number, _ = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
     merged: dict[str, tuple[int, int]] = {}  # UPDATE ... FROM applies only one of several rows for a fragment
     for access in accesses:
         count, time_us = merged.get(access.fragment, (0, 0))
@@ -238,6 +295,11 @@ def outbox_done(connection: Connection, ids: Sequence[int]) -> None:
 
 def outbox_enter(connection: Connection, entries: Sequence[IndexEntry]) -> None:
     _put_index(connection, entries)
+
+
+def outbox_empty(connection: Connection) -> None:
+    """Enter the removal of everything that an index may have under the memories' present uids."""
+    connection.execute(_EMPTY)
 
 
 def outbox_refill(connection: Connection) -> int:

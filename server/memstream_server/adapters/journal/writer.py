@@ -36,8 +36,14 @@ class _Write:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Alone:
+    work: Callable[[], Any]
+    future: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Outcome:
-    write: _Write
+    write: _Write | _Alone
     value: Any = None
     error: BaseException | None = None
 
@@ -56,7 +62,7 @@ class Writer:
     def __init__(self, database: Database, loop: asyncio.AbstractEventLoop) -> None:
         self._database = database
         self._loop = loop
-        self._queue: SimpleQueue[_Write | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Write | _Alone | None] = SimpleQueue()
         self._closed = False
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
@@ -68,6 +74,14 @@ class Writer:
             raise JournalError("the journal is closed")
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put(_Write(work, rows, adds, future))
+        return await future
+
+    async def alone(self, work: Callable[[], T]) -> T:
+        """Run `work` after what was submitted, on the writer's thread, with no connection of it open."""
+        if self._closed:
+            raise JournalError("the journal is closed")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put(_Alone(work, future))
         return await future
 
     async def close(self) -> None:
@@ -82,25 +96,36 @@ class Writer:
     def _run(self) -> None:
         going = True
         while going:
-            group, going = self._gather()
+            group, alone, going = self._gather()
             if group:
                 self._loop.call_soon_threadsafe(_deliver, self._guarded(group))
+            if alone is not None:
+                self._loop.call_soon_threadsafe(_deliver, [self._by_itself(alone)])
         self._disconnect()
 
-    def _gather(self) -> tuple[list[_Write], bool]:
-        """What waits, up to GROUP_ROWS; False when it was the last."""
+    def _gather(self) -> tuple[list[_Write], _Alone | None, bool]:
+        """What waits, up to GROUP_ROWS, and what is to run by itself after it; False when it was the last."""
         group: list[_Write] = []
         rows, item = 0, self._queue.get()
         while item is not None:
+            if isinstance(item, _Alone):
+                return group, item, True
             group.append(item)
             rows += item.rows
             if rows >= GROUP_ROWS:
-                return group, True
+                return group, None, True
             try:
                 item = self._queue.get_nowait()
             except Empty:
-                return group, True
-        return group, False
+                return group, None, True
+        return group, None, False
+
+    def _by_itself(self, alone: _Alone) -> _Outcome:
+        self._disconnect()
+        try:
+            return _Outcome(alone, alone.work())
+        except Exception as error:  # the caller's to hear
+            return _Outcome(alone, error=error)
 
     def _guarded(self, group: Sequence[_Write]) -> list[_Outcome]:
         """Whatever goes wrong, every future is resolved and the thread lives on."""

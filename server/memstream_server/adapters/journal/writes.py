@@ -5,7 +5,7 @@ They raise the port's errors; what they did before raising is rolled back. State
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -52,12 +52,17 @@ from memstream_server.ports.journal import (
     Producer,
     Receipt,
     Space,
+    Spaces,
 )
 
 ANSWER_KEPT_US = 24 * 3600 * 1_000_000
 """How long the answer to a request_id is served again."""
 SEQUENCES_KEPT = 100_000
 """Sequence numbers of a producer whose hashes are kept; far more than a client can have unacknowledged."""
+SPACES = ("space", "next_space", "old_space")
+"""Names in `meta` of a store's spaces, in the order of the port's `Spaces`; an empty value is none."""
+COMPACT_EVERY = 10_000
+"""Sequence numbers after which a producer whose stream stays open lets older hashes go."""
 SLICE_ROWS = 1_000
 """Rows of a deleted memory removed in one write."""
 
@@ -73,6 +78,8 @@ _OWNED = (
 )
 _EXISTS = select(memories.c.uid).where(memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n"))
 _OWN = update(memories).where(memories.c.uid == bindparam("u")).values(epoch=memories.c.epoch + 1)
+_NUMBERS = select(memories.c.number).order_by(memories.c.number)
+_RENAME = update(memories).where(memories.c.number == _number).values(uid=bindparam("u"))
 _RESERVE = update(memories).where(memories.c.number == _number).values(next_position=bindparam("next"))
 _DELETE_MEMORY = delete(memories).where(memories.c.number == _number)
 _CUTS_AND_DELETIONS = tuple(
@@ -83,12 +90,17 @@ _CUTS_AND_DELETIONS = tuple(
     for t in (vectors, observations, events, fragments)
 )
 _BY_NUMBER = tuple(delete(t).where(t.c.memory == _number) for t in (producers, receipts, anchors, jobs))
-_DELETED = select(deletions.c.number, deletions.c.uid).order_by(deletions.c.number).limit(1)
+_DELETED = (
+    select(deletions.c.number, deletions.c.uid)
+    .order_by(deletions.c.number)
+    .limit(1)
+    .with_for_update(skip_locked=True)  # on PostgreSQL: another server is at it
+)
 _PURGED = delete(deletions).where(deletions.c.number == _number)
 _UNINDEX = insert(outbox).from_select(
     ["memory", "fragment", "deleted"],
     select(bindparam("u"), fragments.c.id, true()).where(
-        fragments.c.key.between(_low, _high), fragments.c.tier == Tier.LONG_TERM.value, fragments.c.model != ""
+        fragments.c.key.between(_low, _high), fragments.c.tier == Tier.LONG_TERM.value
     ),
 )
 
@@ -100,6 +112,18 @@ _COMPACT = delete(receipts).where(
     receipts.c.producer == bindparam("producer"),
     receipts.c.last_sequence <= bindparam("before"),
 )
+_OLD_CALLS = (
+    select(producers.c.memory, producers.c.name)
+    .where(
+        producers.c.create_time_us.is_not(None),
+        producers.c.create_time_us < bindparam("before"),
+        producers.c.stored == producers.c.received,
+    )
+    .order_by(producers.c.create_time_us)
+    .limit(bindparam("limit"))
+)
+_FORGET_RECEIPTS = delete(receipts).where(receipts.c.memory == _number, receipts.c.producer == bindparam("producer"))
+_FORGET_PRODUCER = delete(producers).where(A_PRODUCER)
 _RECEIVED = (
     update(producers)
     .where(A_PRODUCER, producers.c.epoch == bindparam("e"), producers.c.received == bindparam("first") - 1)
@@ -132,7 +156,7 @@ def find(connection: Connection, uid: str) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _owned(connection: Connection, uid: str, epoch: int) -> tuple[int, int]:
+def owned(connection: Connection, uid: str, epoch: int) -> tuple[int, int]:
     found: Sequence[Any] | None = run(connection, _OWNED, {"u": uid, "e": epoch}).one_or_none()
     if found is None:
         raise Conflict(f"memory {uid} is gone or no longer at epoch {epoch}")
@@ -148,7 +172,12 @@ def set_meta(connection: Connection, name: str, value: str) -> None:
 
 
 def set_space(connection: Connection, space: Space) -> None:
-    set_meta(connection, "space", codec.encode_space(space))
+    set_meta(connection, SPACES[0], codec.encode_space(space))
+
+
+def set_spaces(connection: Connection, spaces: Spaces) -> None:
+    for name, space in zip(SPACES, (spaces.in_force, spaces.next, spaces.old), strict=True):
+        set_meta(connection, name, "" if space is None else codec.encode_space(space))
 
 
 def create_memory(
@@ -178,9 +207,9 @@ def create_memory(
     put_answer(connection, answer, now_us)
 
 
-def delete_memory(connection: Connection, uid: str, answer: Answer | None, now_us: int) -> None:
+def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch: int | None, now_us: int) -> None:
     """From here on the memory is gone; its rows go by `purge`."""
-    number, _ = find(connection, uid)
+    number, _ = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
     connection.execute(_DELETE_MEMORY, {"m": number})
     connection.execute(insert(deletions), {"number": number, "uid": uid})
     put_answer(connection, answer, now_us)
@@ -207,6 +236,12 @@ def purge(connection: Connection) -> bool:
     return True
 
 
+def rename_memories(connection: Connection, new_uid: Callable[[], str]) -> None:
+    """Give every memory another identity."""
+    for number in connection.execute(_NUMBERS).scalars().all():
+        connection.execute(_RENAME, {"m": number, "u": new_uid()})
+
+
 def own(connection: Connection, uid: str) -> None:
     if connection.execute(_OWN, {"u": uid}).rowcount != 1:
         raise Conflict(f"memory {uid} is gone")
@@ -215,16 +250,27 @@ def own(connection: Connection, uid: str) -> None:
 # ---- the way in
 
 
-def open_producer(connection: Connection, uid: str, epoch: int, name: str) -> Producer:
-    number, _ = _owned(connection, uid, epoch)
+def open_producer(connection: Connection, uid: str, epoch: int, name: str, one_call: bool, now_us: int) -> Producer:
+    number, _ = owned(connection, uid, epoch)
     who = {"m": number, "producer": name}
     if connection.execute(_REOPEN, who).rowcount == 0:
-        connection.execute(insert(producers), {"memory": number, "name": name, "epoch": 1, "received": 0, "stored": 0})
+        new = {"memory": number, "name": name, "epoch": 1, "received": 0, "stored": 0}
+        connection.execute(insert(producers), new | {"create_time_us": now_us if one_call else None})
     raised, received, stored = connection.execute(_PRODUCER, who).one()
     connection.execute(_COMPACT, who | {"before": received - SEQUENCES_KEPT})
     low, high = span(number)
     pending = connection.execute(_FIRST_PENDING, {"low": low, "high": high, "producer": name}).scalar_one()
     return Producer(name, raised, received, stored_up_to(received, stored, pending))
+
+
+def prune_producers(connection: Connection, before_us: int, limit: int) -> int:
+    """Those of one call, made before that time; what they received stays."""
+    old = connection.execute(_OLD_CALLS, {"before": before_us, "limit": limit}).all()
+    for number, name in old:
+        who = {"m": number, "producer": name}
+        run(connection, _FORGET_RECEIPTS, who)
+        run(connection, _FORGET_PRODUCER, who)
+    return len(old)
 
 
 def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
@@ -238,7 +284,7 @@ def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
 
 def receive(connection: Connection, receipt: Receipt) -> None:
     _check_texts(receipt.fragments)
-    number, next_position = _owned(connection, receipt.memory, receipt.epoch)
+    number, next_position = owned(connection, receipt.memory, receipt.epoch)
     if receipt.producer:
         _advance_producer(connection, number, receipt)
     after = 1 + max([receipt.position, *(fragment.position for fragment in receipt.fragments)])
@@ -287,6 +333,8 @@ def _advance_producer(connection: Connection, number: int, receipt: Receipt) -> 
         codec.encode_rejections(receipt.rejections),
     )
     bulk.execute(connection, _RECEIPTS, [row])
+    if last // COMPACT_EVERY > (receipt.first_sequence - 1) // COMPACT_EVERY:
+        run(connection, _COMPACT, {"m": number, "producer": receipt.producer, "before": last - SEQUENCES_KEPT})
 
 
 def put_answer(connection: Connection, answer: Answer | None, now_us: int) -> None:

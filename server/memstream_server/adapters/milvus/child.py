@@ -269,7 +269,9 @@ def main() -> int:
     """Serve until stdin ends. Exit status 1 when the directory cannot be served."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--collection", required=True, help="loaded before ready, dropped when damaged")
+    parser.add_argument(
+        "--collection", required=True, action="append", help="loaded before ready, dropped when damaged; several"
+    )
     parser.add_argument("--socket", default="", help="unix socket to make; a free loopback port when empty")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--lock-timeout-s", type=float, required=True)
@@ -287,7 +289,8 @@ def main() -> int:
         # Under the lock, so these are sockets of the dead: a living server would have the lock.
         for stale in options.directory.parent.glob(SOCKET_PATTERN):
             stale.unlink(missing_ok=True)
-        open_collection(database, options.directory, options.collection)
+        for collection in options.collection:
+            open_collection(database, options.directory, collection)
         server = build_server(database, options.directory)
         address = bind(server, options.socket)
     except Exception as error:  # told to the parent, which decides; a traceback would only reach the log

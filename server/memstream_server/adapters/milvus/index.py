@@ -62,8 +62,8 @@ class Running(Protocol):
     async def stop(self) -> None: ...
 
 
-Start = Callable[[str], Awaitable[Running]]
-"""Bring up a Milvus that is about to serve the collection of this name. Raises IndexUnavailable."""
+Start = Callable[[Sequence[str]], Awaitable[Running]]
+"""Bring up a Milvus that is about to serve the collections of these names. Raises IndexUnavailable."""
 
 
 class Remote:
@@ -92,10 +92,17 @@ class Session:
     """One connection to one start of Milvus."""
 
     running: Running
-    collection: MilvusCollection
+    collections: dict[str, MilvusCollection]
+    """By the name of their space, in the order in which they were opened."""
     generation: int
     begun_s: float
     """On the event loop's clock."""
+
+    def of(self, model: str) -> MilvusCollection:
+        """The collection of that space; the first when the name is empty. Raises IndexUnavailable."""
+        if model and model not in self.collections:
+            raise IndexUnavailable(f"the index of {model} is not open")
+        return self.collections[model] if model else next(iter(self.collections.values()))
 
 
 class MilvusIndex:
@@ -118,7 +125,7 @@ class MilvusIndex:
         self._timeouts = timeouts
         self._consistency = consistency
         self._description = name
-        self._space: Space | None = None
+        self._spaces: dict[str, Space] = {}
         self._session: Session | None = None
         self._why_not = "the index is not open"
         self._generation = 0
@@ -134,14 +141,46 @@ class MilvusIndex:
         """Engine and version once it was reached, until then where it is to be."""
         return self._description
 
-    async def open(self, space: Space) -> bool:
+    @property
+    def keeps_deleted(self) -> bool:
+        """Lite marks rows as deleted; a server compacts by itself."""
+        return self._remove_files is not None
+
+    async def open(self, space: Space, beside: Space | None = None) -> bool:
         """See the port. Also after a failed open, or for another space: what was open is closed first."""
         await self._leave()
-        self._space = space
-        session, empty = await self._begin(space)
+        self._spaces = {each.model: each for each in (space, beside) if each is not None}
+        session, empty = await self._begin()
         self._lost = False
-        self._supervisor = asyncio.create_task(self._supervise(space, session), name="milvus supervisor")
+        self._supervisor = asyncio.create_task(self._supervise(session), name="milvus supervisor")
         return empty
+
+    async def add(self, space: Space) -> bool:
+        session = self._current()
+        if space.model in session.collections:
+            return False
+        collection, empty = await self._connected(session.running, space)
+        if self._session is not session:  # another start, which does not have it
+            await asyncio.get_running_loop().run_in_executor(self._readers, collection.close)
+            raise IndexUnavailable(self._why_not)
+        session.collections[space.model] = collection
+        self._spaces[space.model] = space
+        return empty
+
+    async def remove(self, space: Space) -> None:
+        session = self._current()
+        collection = session.collections.get(space.model)
+        if collection is not None and len(session.collections) == 1:
+            raise IndexUnavailable(f"the index of {space.model} is the only one")
+        if collection is None:
+            collection, _ = await self._connected(session.running, space)
+        session.collections.pop(space.model, None)  # from here on nobody finds it missing and makes it anew
+        self._spaces.pop(space.model, None)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._writer, collection.drop)
+        finally:
+            await loop.run_in_executor(self._readers, collection.close)
 
     async def close(self) -> None:
         """Stop what was started. The index cannot be opened again."""
@@ -152,7 +191,8 @@ class MilvusIndex:
     async def drop(self) -> None:
         """See the port. Of Lite the whole directory goes, once its process has ended."""
         if self._remove_files is None:
-            await self._write(lambda collection: collection.drop())
+            for model in list(self._spaces):
+                await self._write(lambda collection: collection.drop(), model)
             await self._leave()
         else:
             await self._leave(in_order=False)  # nothing it holds is to be kept
@@ -169,35 +209,40 @@ class MilvusIndex:
             return False
         return True
 
-    async def upsert(self, points: Sequence[Point]) -> None:
+    async def upsert(self, points: Sequence[Point], model: str = "") -> None:
         """See the port. Raises ValueError for a vector of another dimension or an unusable id."""
-        await self._write(lambda collection: collection.upsert(points))
+        await self._write(lambda collection: collection.upsert(points), model)
 
-    async def delete(self, memory: str, fragments: Sequence[str]) -> None:
-        await self._write(lambda collection: collection.delete(memory, fragments))
+    async def delete(self, memory: str, fragments: Sequence[str], model: str = "") -> None:
+        await self._write(lambda collection: collection.delete(memory, fragments), model)
 
     async def flush(self) -> None:
-        await self._write(lambda collection: collection.flush())
+        for model in list(self._spaces) or [""]:
+            await self._write(lambda collection: collection.flush(), model)
         self._unflushed = None
 
-    async def search(self, memory: str, vector: Vector, limit: int) -> tuple[list[str], npt.NDArray[np.float32]]:
+    async def search(
+        self, memory: str, vector: Vector, limit: int, model: str = ""
+    ) -> tuple[list[str], npt.NDArray[np.float32]]:
         """See the port. At most 16,384 are returned."""
         if limit <= 0:
             return [], np.empty(0, np.float32)
-        return await self._read(lambda collection: collection.search(memory, vector, limit), self._timeouts.search_s)
+        timeout_s = self._timeouts.search_s
+        return await self._read(lambda collection: collection.search(memory, vector, limit), timeout_s, model)
 
-    async def count(self, memory: str) -> int:
-        return await self._read(lambda collection: collection.count(memory), self._timeouts.search_s)
+    async def count(self, memory: str, model: str = "") -> int:
+        return await self._read(lambda collection: collection.count(memory), self._timeouts.search_s, model)
 
-    async def ids(self, memory: str, after: str, limit: int) -> list[str]:
+    async def ids(self, memory: str, after: str, limit: int, model: str = "") -> list[str]:
         """See the port. Ids are ordered as they are stored, percent-encoded; for ULIDs that is their own order."""
         if limit <= 0:
             return []
-        return await self._read(lambda collection: collection.ids(memory, after, limit), self._timeouts.search_s)
+        return await self._read(lambda collection: collection.ids(memory, after, limit), self._timeouts.search_s, model)
 
-    async def _read(self, work: Callable[[MilvusCollection], T], timeout_s: float) -> T:
+    async def _read(self, work: Callable[[MilvusCollection], T], timeout_s: float, model: str = "") -> T:
         session = self._current()
-        call = asyncio.get_running_loop().run_in_executor(self._readers, work, session.collection)
+        collection = session.of(model)
+        call = asyncio.get_running_loop().run_in_executor(self._readers, work, collection)
         try:
             # The call's own timeout begins when a thread takes it: this one counts the wait for a thread too.
             async with asyncio.timeout(timeout_s):
@@ -205,19 +250,20 @@ class MilvusIndex:
         except TimeoutError:
             raise IndexUnavailable(f"Milvus gave no answer within {timeout_s:g} s") from None
         except CollectionMissing as error:
-            raise await self._make_anew(session) from error
+            raise await self._make_anew(session, collection) from error
 
-    async def _write(self, work: Callable[[MilvusCollection], None]) -> None:
+    async def _write(self, work: Callable[[MilvusCollection], None], model: str = "") -> None:
         session = self._current()
+        collection = session.of(model)
         if self._unflushed not in (None, session.generation):
             self._unflushed = None
             raise IndexUnavailable("Milvus Lite was started again: what was written since the last flush may be lost")
         self._unflushed = session.generation
         try:
-            await asyncio.get_running_loop().run_in_executor(self._writer, work, session.collection)
+            await asyncio.get_running_loop().run_in_executor(self._writer, work, collection)
         except CollectionMissing as error:
             self._unflushed = None
-            raise await self._make_anew(session) from error
+            raise await self._make_anew(session, collection) from error
         except IndexUnavailable as error:
             self._unflushed = None
             if session.running.supervised:
@@ -240,28 +286,40 @@ class MilvusIndex:
             self._session = None
             self._why_not = why
 
-    async def _make_anew(self, session: Session) -> IndexUnavailable:
+    async def _make_anew(self, session: Session, collection: MilvusCollection) -> IndexUnavailable:
         """Make the missing collection; what to raise: of several callers that found it missing one gets IndexLost."""
-        made = await asyncio.get_running_loop().run_in_executor(self._writer, session.collection.make)
+        if collection not in session.collections.values():
+            return IndexUnavailable("the collection was dropped: its space is no longer used")
+        made = await asyncio.get_running_loop().run_in_executor(self._writer, collection.make)
         kind = IndexLost if made and not self._lost else IndexUnavailable
         return kind("the collection was gone from Milvus and was made anew")
 
-    async def _begin(self, space: Space) -> tuple[Session, bool]:
-        """Start and connect; the session, and whether its collection is empty and must be filled."""
-        name = collection_name(space, self._prefix)
-        running = await self._start(name)
-        connecting = partial(connect, running, name, space, self._timeouts, self._consistency)
+    async def _begin(self) -> tuple[Session, bool]:
+        """Start and connect; the session, and whether a collection is empty and must be filled."""
+        running = await self._start([collection_name(space, self._prefix) for space in self._spaces.values()])
+        collections: dict[str, MilvusCollection] = {}
+        to_fill = False
         try:
-            collection, empty = await asyncio.get_running_loop().run_in_executor(self._writer, connecting)
+            for space in list(self._spaces.values()):
+                collections[space.model], empty = await self._connected(running, space)
+                to_fill = to_fill or empty
         except BaseException:
             await running.kill()
+            for collection in collections.values():
+                await asyncio.get_running_loop().run_in_executor(self._readers, collection.close)
             raise
         self._generation += 1
-        self._description = collection.description
-        self._session = Session(running, collection, self._generation, asyncio.get_running_loop().time())
-        return self._session, empty
+        self._description = next(iter(collections.values())).description
+        self._session = Session(running, collections, self._generation, asyncio.get_running_loop().time())
+        return self._session, to_fill
 
-    async def _supervise(self, space: Space, session: Session) -> None:
+    async def _connected(self, running: Running, space: Space) -> tuple[MilvusCollection, bool]:
+        """The collection of a space, and whether it must be filled."""
+        name = collection_name(space, self._prefix)
+        connecting = partial(connect, running, name, space, self._timeouts, self._consistency)
+        return await asyncio.get_running_loop().run_in_executor(self._writer, connecting)
+
+    async def _supervise(self, session: Session) -> None:
         """Start Milvus again whenever it ends."""
         pause_s = PAUSE_MIN_S
         while True:
@@ -275,7 +333,7 @@ class MilvusIndex:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
                 try:
-                    session, empty = await self._begin(space)
+                    session, empty = await self._begin()
                 except IndexUnavailable as error:
                     self._why_not = str(error)
                     logger.warning("the vector index is not available: %s", error)
@@ -294,7 +352,8 @@ class MilvusIndex:
             await (session.running.stop() if in_order else session.running.kill())
 
     async def _close_connection(self, session: Session) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._readers, session.collection.close)
+        for collection in session.collections.values():
+            await asyncio.get_running_loop().run_in_executor(self._readers, collection.close)
 
 
 def connect(
@@ -325,10 +384,10 @@ async def open_lite(
     """
     await asyncio.to_thread(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
 
-    async def start(collection: str) -> Running:
+    async def start(collections: Sequence[str]) -> Running:
         return await LiteProcess.start(
             data_dir,
-            collection,
+            collections,
             start_timeout_s=start_timeout_s,
             lock_timeout_s=lock_timeout_s,
             stop_timeout_s=stop_timeout_s,
@@ -363,7 +422,7 @@ def connect_milvus(
     if parts.scheme not in ("http", "https", "tcp", "unix") or uri.endswith(".db"):
         raise ValueError(f"not the URI of a Milvus server: {uri!r}")
 
-    async def start(_collection: str) -> Running:
+    async def start(_collections: Sequence[str]) -> Running:
         return Remote(uri, token)
 
     name = f"milvus at {parts.hostname or parts.path}"  # never the user and password a URI may carry

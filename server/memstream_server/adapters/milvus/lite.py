@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,13 +63,20 @@ class LiteProcess:
 
     @classmethod
     async def start(
-        cls, data_dir: Path, collection: str, *, start_timeout_s: float, lock_timeout_s: float, stop_timeout_s: float
+        cls,
+        data_dir: Path,
+        collections: Sequence[str],
+        *,
+        start_timeout_s: float,
+        lock_timeout_s: float,
+        stop_timeout_s: float,
     ) -> LiteProcess:
         """Start a child on `data_dir`/milvus and wait until it serves. Raises IndexUnavailable with the reason."""
         endpoint = private_endpoint(data_dir)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", str(CHILD)),
-            *("--directory", str(data_dir / "milvus"), "--collection", collection),
+            *("--directory", str(data_dir / "milvus")),
+            *(part for name in collections for part in ("--collection", name)),
             *(
                 "--socket",
                 str(endpoint.path or ""),

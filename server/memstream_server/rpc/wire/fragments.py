@@ -8,7 +8,7 @@ from dataclasses import asdict
 from google.protobuf.message import Message
 
 from memstream.v1 import event_pb2, fragment_pb2
-from memstream_server.core.events import Event, EventType, Reason
+from memstream_server.core.events import Event, EventType, Imported, Reason
 from memstream_server.core.filters import Filter
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
 from memstream_server.engine.requests import fragment_etag
@@ -115,6 +115,17 @@ def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: 
             prompt_tokens=event.use.prompt_tokens,
             completion_tokens=event.use.completion_tokens,
         ),
+        imported=None if event.imported is None else _imported_message(event.imported),
+    )
+
+
+def _imported_message(had: Imported) -> event_pb2.ImportedFragment:
+    return event_pb2.ImportedFragment(
+        kind=KINDS.number(had.kind),
+        enhancers=had.enhancements,
+        enhancement_count=had.enhancement_count,
+        duplicate_count=had.duplicate_count,
+        forgotten=had.forgotten,
     )
 
 

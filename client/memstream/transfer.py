@@ -1,0 +1,99 @@
+"""Export and import of memories: lines of JSON out of a server and into one (docs/export.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+
+from memstream.channel import Link, memory_path, new_request_id
+from memstream.resource_codec import operation_from_wire
+from memstream.resources import Operation
+from memstream.status import translate
+from memstream.v1 import memory_service_pb2 as pb
+
+PART_BYTES = 256 << 10
+"""Lines of one message, about."""
+
+Source: TypeAlias = Path | str | AsyncIterable[bytes]
+"""A file, or the bytes of an export however they are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPart:
+    """Whole lines, each with its end; `done` fragments of `total` were sent with this part."""
+
+    lines: bytes
+    done: int
+    total: int
+
+
+async def exported(link: Link, namespace: str, memory: str, include_vectors: bool) -> AsyncGenerator[ExportPart, None]:
+    """See Client.export."""
+    where = memory_path(f"{namespace}/{memory}") if memory else None
+    request = pb.ExportMemoriesRequest(namespace=namespace, memory=memory, include_vectors=include_vectors)
+    call = link.memories.ExportMemories(request, metadata=link.metadata(where))
+    try:
+        async for part in call:
+            yield ExportPart(part.lines, part.done, part.total)
+    except (grpc.RpcError, grpc.aio.UsageError) as error:
+        raise translate(error) from error
+    finally:
+        call.cancel()
+
+
+async def imported(
+    link: Link, namespace: str, source: Source, memory: str, request_id: str, validate_only: bool
+) -> Operation:
+    """See Client.import_."""
+    opening = pb.ImportOpen(
+        namespace=namespace, memory=memory, request_id=request_id or new_request_id(), validate_only=validate_only
+    )
+    where = memory_path(f"{namespace}/{memory}") if memory else None
+    call = link.memories.ImportMemories(metadata=link.metadata(where))
+    try:
+        # It has ended early: the answer says why, what a write says in that case is grpc's own INTERNAL.
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
+            await call.write(pb.ImportMemoriesRequest(open=opening))
+            async with contextlib.aclosing(whole_lines(source)) as parts:
+                async for part in parts:
+                    await call.write(pb.ImportMemoriesRequest(lines=part))
+            await call.done_writing()
+        return operation_from_wire((await call).operation)
+    except (grpc.RpcError, grpc.aio.UsageError) as error:
+        raise translate(error) from error
+    finally:
+        call.cancel()
+
+
+async def whole_lines(source: Source) -> AsyncGenerator[bytes, None]:
+    """The bytes of a source, cut at the ends of lines; a last line without its end gets one."""
+    rest = bytearray()
+    async for chunk in _chunks(source):
+        rest += chunk
+        end = rest.rfind(b"\n", len(rest) - len(chunk)) + 1
+        if end and len(rest) >= PART_BYTES:
+            yield bytes(rest[:end])
+            del rest[:end]
+    if rest:
+        yield bytes(rest) if rest.endswith(b"\n") else bytes(rest) + b"\n"
+
+
+async def _chunks(source: Source) -> AsyncIterator[bytes]:
+    if not isinstance(source, Path | str):
+        async for chunk in source:
+            for start in range(0, len(chunk), PART_BYTES):
+                yield chunk[start : start + PART_BYTES]
+        return
+    file = await asyncio.to_thread(Path(source).open, "rb")
+    try:
+        while chunk := await asyncio.to_thread(file.read, PART_BYTES):
+            yield chunk
+    finally:
+        file.close()

@@ -1,0 +1,272 @@
+"""What a memory holds, checked against its event log: part of `memstream verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Boolean, Connection, Integer, Row, Select, bindparam, func, select
+
+from memstream_server.adapters.journal import codec
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch
+from memstream_server.adapters.journal.reads import FRAGMENT, pages
+from memstream_server.adapters.journal.schema import anchors, events, fragments, outbox, position, span, vectors
+from memstream_server.core.events import Event
+from memstream_server.core.fold import GONE, Place, differences, fold, fold_known, place_of
+from memstream_server.core.values import Enhancement, Fragment, Tier
+from memstream_server.ports.journal import JournalError, Space
+
+if TYPE_CHECKING:
+    from memstream_server.adapters.journal.verifying import Report
+
+_FLOAT_BYTES = 4
+_low, _high, _limit = (
+    bindparam("low", type_=Integer),
+    bindparam("high", type_=Integer),
+    bindparam("limit", type_=Integer),
+)
+_columns = ("id", "tier", "kind", "session", "speaker", "external_id", "model", "forget_time_us", "due_time_us")
+_FRAGMENTS: Select[*tuple[Any, ...]] = (
+    select(fragments.c.key, *FRAGMENT, *(fragments.c[name] for name in _columns))
+    .where(fragments.c.key.between(_low, _high))
+    .order_by(fragments.c.key)
+    .limit(_limit)
+)
+_EVENTS = (
+    select(events.c.key, events.c.payload).where(events.c.key.between(_low, _high)).order_by(events.c.key).limit(_limit)
+)
+_ANCHORS = select(anchors.c.id, func.length(anchors.c.vector, type_=Integer), anchors.c.enhancements).where(
+    anchors.c.memory == bindparam("number")
+)
+_VECTORS = (
+    select(vectors.c.key, vectors.c.model, func.length(vectors.c.vector, type_=Integer))
+    .where(vectors.c.key.between(_low, _high))
+    .order_by(vectors.c.key, vectors.c.model)
+    .limit(_limit)
+)
+_OUTBOX = (
+    select(outbox.c.id, outbox.c.fragment, outbox.c.deleted.cast(Boolean))
+    .where(outbox.c.memory == bindparam("uid"), outbox.c.id > bindparam("after"))
+    .order_by(outbox.c.id)
+    .limit(_limit)
+)
+
+
+@dataclass(slots=True)
+class _Listing:
+    """A memory's fragments as its listing has them."""
+
+    places: dict[str, Place] = field(default_factory=dict)
+    models: dict[int, str] = field(default_factory=dict)
+    """The space of each fragment's vector by key; empty for none."""
+    ids: dict[int, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    """A fragment that each source, not yet seen, is named by."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Checking:
+    """One memory being checked."""
+
+    connection: Connection
+    memory: Row[Any]
+    name: str
+    report: Report
+
+    def found(self, check: str, text: str, fragment: str = "") -> None:
+        self.report.found(check, text, self.name, fragment)
+
+    def pages(self, statement: Select[*tuple[Any, ...]]) -> Iterable[list[Any]]:
+        return pages(self.connection, statement, *span(self.memory.number))
+
+
+def check_fragments(connection: Connection, memory: Row[Any], name: str, space: Space | None, report: Report) -> None:
+    """Everything about a memory but its producers. Raises DBAPIError and JournalError for what cannot be read."""
+    checking = _Checking(connection, memory, name, report)
+    enhancements = _anchors(checking)
+    listing = _listed(checking, enhancements)
+    for id_ in enhancements:
+        place = listing.places.get(id_)
+        if place is None or place.tier is Tier.LONG_TERM or place.forgotten:
+            checking.found("anchors", "has a short-term side and is not held", id_)
+    _check_vectors(checking, listing, space)
+    entered = _outbox(checking, listing)
+    _check_log(checking, listing, entered)
+
+
+def _anchors(checking: _Checking) -> dict[str, tuple[Enhancement, ...]]:
+    sides: dict[str, tuple[Enhancement, ...]] = {}
+    for id_, length, packed in checking.connection.execute(_ANCHORS, {"number": checking.memory.number}):
+        checking.report.saw("anchors")
+        if length is not None and (length == 0 or length % _FLOAT_BYTES):
+            checking.found("anchors", f"its content's vector has {length} bytes", id_)
+        try:
+            sides[id_] = codec.decode_enhancements(packed)
+        except JournalError as error:
+            checking.found("anchors", f"its enhancements cannot be read: {error}", id_)
+            sides[id_] = ()
+    return sides
+
+
+def _listed(checking: _Checking, enhancements: dict[str, tuple[Enhancement, ...]]) -> _Listing:
+    listing = _Listing()
+    for key, blob, count, at, *columns in checking.pages(_FRAGMENTS):
+        checking.report.saw("columns")
+        id_ = columns[0]
+        listing.ids[key] = id_
+        try:
+            fragment = codec.decode_fragment(blob, count, at)
+        except JournalError as error:
+            checking.found("columns", f"its record cannot be read: {error}", id_)
+            continue
+        if fragment.id in listing.places:
+            checking.found("fragments", "is there twice", fragment.id)
+        _check_columns(checking, fragment, key, columns)
+        listing.models[key] = fragment.model
+        listing.places[fragment.id] = place_of(fragment, enhancements.get(fragment.id, ()))
+        for source in fragment.sources:
+            checking.report.saw("lineage")
+            listing.sources.setdefault(source, fragment.id)
+    for id_ in listing.places:
+        listing.sources.pop(id_, None)
+    return listing
+
+
+def _check_columns(checking: _Checking, fragment: Fragment, key: int, columns: list[Any]) -> None:
+    due = None if fragment.pinned or fragment.forget_time_us is not None else fragment.expire_time_us
+    said = {
+        "id": fragment.id,
+        "tier": fragment.tier.value,
+        "kind": fragment.kind.value,
+        "session": fragment.session,
+        "speaker": fragment.speaker,
+        "external_id": fragment.external_id or None,
+        "model": fragment.model,
+        "forget_time_us": fragment.forget_time_us,
+        "due_time_us": due,
+    }
+    for name, column in zip(_columns, columns, strict=True):
+        if column != said[name]:
+            checking.found("columns", f"column {name} has {column!r}, its record {said[name]!r}", fragment.id)
+    if fragment.position != position(key):
+        checking.found("columns", f"is at place {position(key)}, its record says {fragment.position}", fragment.id)
+    if fragment.position >= checking.memory.next_position:
+        checking.found("columns", f"is at place {fragment.position}, which was not given yet", fragment.id)
+    if fragment.version > checking.memory.revision:
+        checking.found("columns", f"was changed by revision {fragment.version}, which is to come", fragment.id)
+
+
+def _check_vectors(checking: _Checking, listing: _Listing, space: Space | None) -> None:
+    # A record from before a reindex names the former space, whose vectors are gone.
+    missing = {key: model for key, model in listing.models.items() if model and (space is None or model == space.model)}
+    for key, model, length in _vector_rows(checking):
+        checking.report.saw("vectors")
+        id_ = listing.ids.get(key)
+        if id_ is None:
+            checking.found("vectors", f"a vector is at place {position(key)}, where no fragment is")
+            continue
+        if missing.get(key) == model:
+            del missing[key]
+        wanted = space.dimension * _FLOAT_BYTES if space is not None and model == space.model else None
+        if length % _FLOAT_BYTES or length == 0 or (wanted is not None and length != wanted):
+            of = "" if wanted is None else f", the space in force has {wanted}"
+            checking.found("vectors", f"its vector of {model} has {length} bytes{of}", id_)
+    for key, model in missing.items():
+        checking.found("vectors", f"its vector of {model} is missing", listing.ids[key])
+
+
+def _vector_rows(checking: _Checking) -> Iterator[list[Any]]:
+    """Not `pages`: a fragment may have vectors of two spaces, which a page must not part."""
+    low, high = span(checking.memory.number)
+    while True:
+        rows = fetch(checking.connection, _VECTORS, {"low": low, "high": high, "limit": PAGE_ROWS})
+        if len(rows) < PAGE_ROWS:
+            yield from rows
+            return
+        cut = rows[-1][0]
+        yield from (row for row in rows if row[0] < cut)
+        low = cut
+
+
+def _outbox(checking: _Checking, listing: _Listing) -> dict[str, None]:
+    """Fragments that wait to be put into the index and are not listed."""
+    entered: dict[str, None] = {}
+    after = 0
+    while True:
+        values = {"uid": checking.memory.uid, "after": after, "limit": PAGE_ROWS}
+        rows = fetch(checking.connection, _OUTBOX, values)
+        for id_, fragment, deleted in rows:
+            checking.report.saw("outbox")
+            after = id_
+            if not deleted and fragment not in listing.places:
+                entered[fragment] = None
+        if len(rows) < PAGE_ROWS:
+            return entered
+
+
+# ---- the log
+
+
+def _check_log(checking: _Checking, listing: _Listing, entered: dict[str, None]) -> None:
+    places: dict[str, Place] = {}
+    first = last = 0
+    for key, payload in checking.pages(_EVENTS):
+        revision = position(key)
+        checking.report.saw("revisions")
+        first = first or revision
+        if last and revision != last + 1:
+            checking.found("revisions", f"revision {revision} follows {last}")
+        last = revision
+        try:
+            happened = codec.decode_events(payload)
+        except JournalError as error:
+            checking.found("revisions", f"revision {revision} cannot be read: {error}")
+            continue
+        for event in happened:
+            _follow(checking, places, event, revision, whole=first == 1)
+            for id_ in (event.fragment, event.other):
+                listing.sources.pop(id_, None)
+                entered.pop(id_, None)
+            if event.type in GONE and event.fragment in listing.places:
+                checking.found("fragments", f"left by revision {revision} ({event.type}) and is listed", event.fragment)
+    if last != checking.memory.revision:
+        checking.found("revisions", f"the log ends at {last}, the memory is at {checking.memory.revision}")
+    _compare(checking, listing, places, whole=first == 1)
+    if first != 1:
+        checking.report.compacted[checking.name] = first
+        return
+    for source, id_ in listing.sources.items():
+        checking.found("lineage", f"its source {source} was never in this memory", id_)
+    for id_ in entered:
+        checking.found("outbox", "waits to be indexed and was never in this memory", id_)
+
+
+def _follow(checking: _Checking, places: dict[str, Place], event: Event, revision: int, *, whole: bool) -> None:
+    """Fold one event in. A log that should be whole and is not goes on like one that was compacted."""
+    try:
+        if whole:
+            fold(places, event)
+        else:
+            fold_known(places, event)
+    except KeyError:
+        text = f"revision {revision} tells of it ({event.type}) before it was there"
+        checking.found("revisions", text, event.fragment)
+        fold_known(places, event)
+    except ValueError as error:
+        checking.found("revisions", f"revision {revision}: {error}", event.fragment)
+
+
+def _compare(checking: _Checking, listing: _Listing, places: dict[str, Place], *, whole: bool) -> None:
+    for id_, told in places.items():
+        listed = listing.places.get(id_)
+        checking.report.saw("fragments")
+        if listed is None:
+            checking.found("fragments", f"is not listed, its events say it is in {told.tier}", id_)
+            continue
+        for text in differences(told, listed):
+            checking.found("fragments", text, id_)
+    for id_, listed in listing.places.items():
+        if id_ not in places and whole:
+            checking.report.saw("fragments")
+            checking.found("fragments", f"is listed in {listed.tier}, by its events it is not there", id_)

@@ -1,0 +1,120 @@
+"""Opening a journal to look at it: nothing in the directory, the file or the database is changed by it.
+
+SQLite writes even for a reader: it makes a -shm file, and whoever closes a journal last folds the -wal file into it.
+So a journal that no server has open is read through a VFS without locks, with its log's index in RAM; one that is in
+use is read beside its server, as by any other reader, and a lone file as one that cannot change.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from memstream_server.adapters.journal import directory, migrate, postgres, sqlite, wal
+from memstream_server.ports.journal import JournalError, Unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A journal opened for reading alone."""
+
+    engine: Engine
+    in_use: str
+    """Who has it open, for people; empty when nobody has."""
+
+    def translated(self, error: DBAPIError) -> JournalError:
+        """The port's error for one of the driver's."""
+        if self.engine.dialect.name == "sqlite":
+            return sqlite.translated(error)
+        return Unreadable(postgres.why_not(error))
+
+
+@contextmanager
+def in_use(data_dir: Path) -> Iterator[str]:
+    """Who holds a data directory; empty when nobody does, and then no server can take it during the block.
+
+    Nothing is written, a lock file that is not there is not made. Raises OSError.
+    """
+    try:
+        lock = os.open(data_dir / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield ""
+        return
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield directory.holder(lock)
+        else:
+            yield ""
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def data_directory(data_dir: Path) -> Iterator[Looked]:
+    """The journal of a data directory, whether a server has it open or not. Raises Unreadable, OSError."""
+    journal = directory.journal_path(data_dir)
+    if not journal.is_file():
+        raise Unreadable(f"there is no journal in {data_dir}")
+    with ExitStack() as stack:
+        holder = stack.enter_context(in_use(data_dir))
+        if holder:
+            engine = _engine(journal, mode="ro")
+        elif wal.read_wal(sqlite.wal_of(journal)).committed:
+            engine = _engine(journal, "PRAGMA locking_mode = EXCLUSIVE", mode="ro", vfs="unix-none")
+        else:
+            engine = _engine(journal, mode="ro", immutable="1")
+        stack.callback(engine.dispose)
+        yield Looked(engine, holder)
+
+
+@contextmanager
+def backup_file(file: Path) -> Iterator[Looked]:
+    """A backup. Raises Unreadable."""
+    if not file.is_file():
+        raise Unreadable(f"there is no file {file}")
+    engine = _engine(file, mode="ro", immutable="1")
+    try:
+        yield Looked(engine, "")
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def database(url: str) -> Iterator[Looked]:
+    """The journal of a PostgreSQL database, without taking its lock. Raises Unreadable."""
+    engine = postgres.looking_engine(postgres.url_of(url))
+    try:
+        with engine.begin() as connection:
+            holder = postgres.holder(connection)
+        yield Looked(engine, holder)
+    except DBAPIError as error:
+        raise Unreadable(postgres.why_not(error)) from error
+    finally:
+        engine.dispose()
+
+
+def check_version(connection: Connection) -> None:
+    """Raises Unreadable when what is there is no journal of this version."""
+    if not migrate.is_journal(connection):
+        raise Unreadable("this is no memstream journal")
+    revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
+    if revision != migrate.HEAD:
+        raise Unreadable(
+            f"the journal's tables are of revision {revision}, this memstream reads {migrate.HEAD}: use the memstream "
+            "that wrote them, or bring older ones to this version by starting its server once"
+        )
+
+
+def _engine(file: Path, *pragmas: str, **query: str) -> Engine:
+    name = f"file:{quote(str(file.absolute()))}"
+    return sqlite.looking_engine(name, pragmas, {"uri": "true", **query})

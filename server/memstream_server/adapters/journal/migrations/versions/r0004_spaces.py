@@ -1,0 +1,24 @@
+"""Several embedding spaces: the vector of a held fragment's content names its own, and has room for another's."""
+
+import json
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+
+
+def upgrade() -> None:
+    op.add_column("anchors", sa.Column("model", TEXT, nullable=False, server_default=""))
+    op.add_column("anchors", sa.Column("next_model", TEXT))
+    op.add_column("anchors", sa.Column("next_vector", sa.LargeBinary()))
+    connection = op.get_bind()
+    space = connection.execute(sa.text("SELECT value FROM meta WHERE name = 'space'")).scalar_one_or_none()
+    if space is not None:  # until now there was only one
+        model = json.loads(space)["model"]
+        connection.execute(sa.text("UPDATE anchors SET model = :model"), {"model": model})

@@ -1,0 +1,118 @@
+"""A memory's producers, their receipts and what waits to be stored, checked: part of `memstream verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Integer, Row, bindparam, func, select
+
+from memstream_server.adapters.journal import codec
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch
+from memstream_server.adapters.journal.reads import pages
+from memstream_server.adapters.journal.schema import observations, position, producers, receipts, span
+from memstream_server.adapters.journal.writes import SEQUENCES_KEPT
+from memstream_server.ports.journal import JournalError
+
+if TYPE_CHECKING:
+    from memstream_server.adapters.journal.verifying import Report
+
+_PRODUCERS = select(producers.c.name, producers.c.received, producers.c.stored).where(
+    producers.c.memory == bindparam("number")
+)
+_RECEIPTS = (
+    select(receipts.c.first_sequence, receipts.c.last_sequence, func.length(receipts.c.hashes, type_=Integer))
+    .where(
+        receipts.c.memory == bindparam("number"),
+        receipts.c.producer == bindparam("producer"),
+        receipts.c.last_sequence > bindparam("after"),
+    )
+    .order_by(receipts.c.last_sequence)
+    .limit(PAGE_ROWS)
+)
+_STRANGERS = (
+    select(receipts.c.producer)
+    .where(
+        receipts.c.memory == bindparam("number"),
+        receipts.c.producer.not_in(select(producers.c.name).where(producers.c.memory == bindparam("number"))),
+    )
+    .distinct()
+)
+_PENDING = (
+    select(
+        observations.c.key,
+        observations.c.producer,
+        observations.c.first_sequence,
+        observations.c.count,
+        observations.c.payload,
+    )
+    .where(observations.c.key.between(bindparam("low"), bindparam("high")))
+    .order_by(observations.c.key)
+    .limit(bindparam("limit", type_=Integer))
+)
+
+
+def check_producers(connection: Connection, memory: Row[Any], name: str, report: Report) -> None:
+    """Raises DBAPIError and JournalError for what cannot be read."""
+    known: dict[str, tuple[int, int]] = {}
+    for producer, received, stored in connection.execute(_PRODUCERS, {"number": memory.number}):
+        known[producer] = received, stored
+        report.saw("producers")
+        if not 0 <= stored <= received:
+            report.found("producers", f"producer {producer} has {received} received and {stored} stored", name)
+        _check_receipts(connection, memory.number, producer, received, name, report)
+    for stranger in connection.execute(_STRANGERS, {"number": memory.number}).scalars():
+        report.found("receipts", f"there are receipts of {stranger}, which is no producer here", name)
+    _check_pending(connection, memory, known, name, report)
+
+
+def _check_receipts(
+    connection: Connection, number: int, producer: str, received: int, name: str, report: Report
+) -> None:
+    """What repeats are known by: all of the latest SEQUENCES_KEPT numbers."""
+    last = begun = 0
+    more = True
+    while more:
+        rows = fetch(connection, _RECEIPTS, {"number": number, "producer": producer, "after": last})
+        for first, final, hashed in rows:
+            report.saw("receipts")
+            begun = begun or first
+            if last and first != last + 1:
+                report.found("receipts", f"producer {producer}: {first} follows {last}", name)
+            if hashed != (final - first + 1) * codec.HASH_WIDTH:
+                text = f"producer {producer}: {first} to {final} has {hashed} bytes of hashes"
+                report.found("receipts", text, name)
+            last = final
+        more = len(rows) == PAGE_ROWS
+    if last != received:
+        report.found("receipts", f"producer {producer}: receipts end at {last}, {received} were received", name)
+    if begun > max(1, received - SEQUENCES_KEPT + 1):
+        report.found("receipts", f"producer {producer}: receipts begin only at {begun}", name)
+
+
+def _check_pending(
+    connection: Connection, memory: Row[Any], known: dict[str, tuple[int, int]], name: str, report: Report
+) -> None:
+    for key, producer, first, count, payload in pages(connection, _PENDING, *span(memory.number)):
+        report.saw("pending")
+        where = f"the receipt at place {position(key)}"
+        try:
+            receipt = codec.decode_receipt(payload)
+        except JournalError as error:
+            report.found("pending", f"{where} cannot be read: {error}", name)
+            continue
+        if (receipt.producer, receipt.first_sequence) != (producer, first) or len(receipt.fragments) != count:
+            report.found("pending", f"{where} says otherwise than its columns", name)
+        if receipt.position != position(key):
+            report.found("pending", f"{where} says it is at {receipt.position}", name)
+        if any(one.position >= memory.next_position for one in receipt.fragments):
+            report.found("pending", f"{where} reaches beyond the places given", name)
+        if not producer:
+            continue
+        if producer not in known:
+            report.found("pending", f"{where} is of {producer}, which is no producer here", name)
+            continue
+        received, stored = known[producer]
+        last = first + len(receipt.hashes) - 1
+        if last > received or last <= stored:
+            text = f"{where} has {first} to {last} of {producer}, which has {received} received and {stored} stored"
+            report.found("pending", text, name)

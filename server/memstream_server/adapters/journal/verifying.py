@@ -1,0 +1,158 @@
+"""`memstream verify`: whether a journal is what its event logs say, a memory at a time, each in one snapshot.
+
+RAM: what the largest memory's fragments take as ids and places; neither contents nor vectors are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
+
+from memstream_server.adapters.journal import codec, reads
+from memstream_server.adapters.journal.holding import check_fragments
+from memstream_server.adapters.journal.looking import Looked, check_version
+from memstream_server.adapters.journal.numbering import check_producers
+from memstream_server.adapters.journal.schema import (
+    POSITION_BITS,
+    anchors,
+    deletions,
+    events,
+    fragments,
+    jobs,
+    memories,
+    observations,
+    producers,
+    receipts,
+    vectors,
+)
+from memstream_server.ports.journal import JournalError, Space
+
+CHECKS = {
+    "memories": "memories whose record can be read",
+    "revisions": "transitions, without a gap, up to the memory's revision",
+    "fragments": "fragments as their events say: tier, importance, enhancements, sources, forgotten or not",
+    "columns": "fragments whose columns say what their record says",
+    "anchors": "short-term sides, of held fragments alone",
+    "vectors": "vectors of fragments, in the length of their space",
+    "lineage": "sources that are there or left by an event",
+    "producers": "producers, stored no further than received",
+    "receipts": "receipts of known producers, without a gap",
+    "pending": "receipts waiting to be stored, of known producers",
+    "outbox": "entries for the index, of fragments known",
+    "store": "facts of the store and rows of memories that exist",
+}
+"""What is checked, in words, by name."""
+SHOWN_MAX = 1_000
+"""Violations kept with their text; the rest are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that is not as it must be. `memory` and `fragment` are empty where it concerns none."""
+
+    check: str
+    memory: str
+    fragment: str
+    text: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What was checked and what was found."""
+
+    checked: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKS, 0))
+    violated: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKS, 0))
+    violations: list[Violation] = field(default_factory=list)
+    compacted: dict[str, int] = field(default_factory=dict)
+    """Memories whose log begins later than at its first revision, with the oldest revision kept."""
+
+    def saw(self, check: str, count: int = 1) -> None:
+        self.checked[check] += count
+
+    def found(self, check: str, text: str, memory: str = "", fragment: str = "") -> None:
+        self.violated[check] += 1
+        if len(self.violations) < SHOWN_MAX:
+            self.violations.append(Violation(check, memory, fragment, text))
+
+
+def verify(looked: Looked, told: Callable[[int, int], None]) -> Report:
+    """Check everything; `told(done, total)` after every memory. Raises Unreadable for what is no journal of this
+    version; what cannot be read further in is among the violations."""
+    report = Report()
+    try:
+        with looked.engine.begin() as connection:
+            check_version(connection)
+            numbers = list(connection.execute(select(memories.c.number).order_by(memories.c.number)).scalars())
+            space = _check_store(connection, report)
+    except DBAPIError as error:
+        raise looked.translated(error) from error
+    for done, number in enumerate(numbers):
+        told(done, len(numbers))
+        _check_memory(looked, number, space, report)
+    told(len(numbers), len(numbers))
+    try:
+        with looked.engine.begin() as connection:
+            _check_strays(connection, report)
+    except DBAPIError as error:
+        report.found("store", f"cannot be read: {looked.translated(error)}")
+    return report
+
+
+def _check_memory(looked: Looked, number: int, space: Space | None, report: Report) -> None:
+    name = f"number {number}"
+    try:
+        with looked.engine.begin() as connection:
+            row = connection.execute(select(memories).where(memories.c.number == number)).one_or_none()
+            if row is None:
+                return  # deleted since, by the server that runs
+            name = f"{row.namespace}/{row.name}"
+            report.saw("memories")
+            reads.record(row)
+            check_fragments(connection, row, name, space, report)
+            check_producers(connection, row, name, report)
+    except DBAPIError as error:
+        report.found("memories", f"cannot be read: {looked.translated(error)}", name)
+    except (JournalError, ValueError) as error:
+        report.found("memories", f"cannot be read: {error}", name)
+
+
+def _check_store(connection: Connection, report: Report) -> Space | None:
+    report.saw("store", 2)
+    generation = reads.meta_value(connection, "index_generation")
+    if generation is not None and not generation.isdigit():
+        report.found("store", f"the index's generation is {generation!r}, not a number")
+    recorded = reads.meta_value(connection, "space")
+    try:
+        return None if recorded is None else codec.decode_space(recorded)
+    except JournalError as error:
+        report.found("store", f"the embedding space in force cannot be read: {error}")
+        return None
+
+
+_KEYED = (fragments, vectors, observations, events)
+_NUMBERED = (producers, receipts, anchors, jobs)
+
+
+def _check_strays(connection: Connection, report: Report) -> None:
+    """Rows of memories that neither exist nor are being removed: those of deleted ones go before their number does."""
+    known = {*connection.execute(select(memories.c.number)).scalars()}
+    known |= {*connection.execute(select(deletions.c.number)).scalars()}
+    for table in (*_KEYED, *_NUMBERED):
+        report.saw("store")
+        for number in _numbers(connection, table):
+            if number not in known:
+                report.found("store", f"{table.name} has rows of memory number {number}, which does not exist")
+
+
+def _numbers(connection: Connection, table: Any) -> Iterator[int]:
+    """The memories a table has rows of: a look into its key for each, however many rows lie between."""
+    column, shift = (table.c.key, POSITION_BITS) if table in _KEYED else (table.c.memory, 0)
+    least = connection.execute(select(func.min(column))).scalar()
+    while least is not None:
+        number = int(least) >> shift
+        yield number
+        least = connection.execute(select(func.min(column)).where(column >= number + 1 << shift)).scalar()

@@ -1,0 +1,52 @@
+"""`memstream doctor`: what is wrong with a server's data, and what to do, without changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from memstream_server.cli.data import place_options
+from memstream_server.cli.failures import Exit
+from memstream_server.cli.options import json_option
+from memstream_server.cli.output import console, print_json, shown, table, write
+from memstream_server.settings import Settings
+
+if TYPE_CHECKING:
+    from memstream_server.diagnosis.findings import Finding
+
+
+@click.command("doctor", short_help="Say what is wrong with a data directory, and what to do.")
+@click.option("--online", is_flag=True, help="See too whether the model and Milvus endpoints take connections.")
+@place_options
+@json_option
+def doctor_command(online: bool, settings: Settings, as_json: bool) -> None:
+    """Look at the data directory (or the database) that a server with the same settings would use. Nothing is changed.
+
+    Every finding is ok, a note or a problem; problems say what to do, and make the exit code 1. A server may run
+    meanwhile. Whether the journal holds what its event logs say is another question: `memstream verify`.
+
+    \b
+      memstream doctor --data ./data
+      memstream doctor --online --json
+    """
+    from memstream_server.diagnosis.examine import examine
+
+    findings = list(examine(settings, online))
+    problems = sum(one.level == "problem" for one in findings)
+    if as_json:
+        print_json({"ok": not problems, "findings": findings})
+    else:
+        _show(findings, problems)
+    if problems:
+        raise SystemExit(Exit.FAILED)
+
+
+def _show(findings: Sequence[Finding], problems: int) -> None:
+    grid = table("", "about", "found", wide="found")
+    for one in findings:
+        advice = f"\n→ {one.advice}" if one.advice else ""
+        grid.add_row(str(one.level), one.subject, shown(f"{one.text}{advice}"))
+    write(console(), grid)
+    click.echo(f"{problems} problems" if problems else "no problems")

@@ -1,0 +1,207 @@
+"""`memstream operations`, `reindex`, `purge` and `erase`: long work is started, followed, waited for and cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from memstream.client import Client
+from memstream.resources import Operation
+from memstream.values import Filter, OperationState
+from memstream_server.cli.failures import Failure
+from memstream_server.cli.options import filter_options, json_option
+from memstream_server.cli.output import console, facts, print_json, table, when, write
+from memstream_server.cli.server import Server, server_options
+
+F = TypeVar("F", bound=Callable[..., Any])
+ROWS = 50
+
+
+def wait_option(command: F) -> F:
+    """Give a command --wait, as `wait`."""
+    return click.option("--wait", is_flag=True, help="Wait for its end, with a progress bar.")(command)
+
+
+@click.group("operations", short_help="List long work, look at it, wait for it, cancel it.")
+def operations_command() -> None:
+    """List long work, look at it, wait for it, cancel it.
+
+    What was started goes on without the command that started it, and after a restart of the server. It can be read
+    for 7 days after its end.
+
+    \b
+      memstream operations list demo
+      memstream operations wait 01KAB3...
+    """
+
+
+@operations_command.command("list")
+@click.argument("name", metavar="[NAMESPACE | MEMORY]", default="")
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=ROWS, show_default=True, help="At most so many, 0 for all."
+)
+@server_options
+@json_option
+def list_operations(name: str, limit: int, server: Server, as_json: bool) -> None:
+    """List operations, the newest first; with --json each is a line of its own."""
+    namespace, _, memory = name.partition("/")
+    grid = table("id", "type", "on", "state", "done", "started", "ended")
+
+    async def listed(client: Client) -> None:
+        count = 0
+        async for each in client.operations(namespace, memory):
+            if limit and count == limit:
+                click.echo(f"the first {limit:,}; there are more: --limit 0 shows all", err=True)
+                return
+            count += 1
+            if as_json:
+                print_json(each)
+            else:
+                started, ended = when(each.create_time), when(each.end_time)
+                grid.add_row(each.id, each.type, _on(each), each.state.value, _done(each), started, ended)
+
+    server.ask(listed)
+    if grid.row_count:
+        write(console(), grid)
+    elif not as_json:
+        click.echo("no operation", err=True)
+
+
+@operations_command.command("get")
+@click.argument("id")
+@server_options
+@json_option
+def get_operation(id: str, server: Server, as_json: bool) -> None:
+    """Show how far the operation ID is."""
+    _show(server.ask(lambda client: client.operation(id)), as_json)
+
+
+@operations_command.command("cancel")
+@click.argument("id")
+@server_options
+@json_option
+def cancel_operation(id: str, server: Server, as_json: bool) -> None:
+    """Ask the operation ID to end. What it has done stays done."""
+    _show(server.ask(lambda client: client.cancel_operation(id)), as_json)
+
+
+@operations_command.command("wait")
+@click.argument("id")
+@server_options
+@json_option
+def wait_operation(id: str, server: Server, as_json: bool) -> None:
+    """Wait for the end of the operation ID; exit code 1 when it failed or was cancelled."""
+    _follow(server, lambda client: client.operation(id), True, as_json)
+
+
+@click.command("reindex", short_help="Rebuild the vector index, or embed everything anew.")
+@click.option("--embed", is_flag=True, help="Compute every vector anew with the server's embedding model.")
+@wait_option
+@server_options
+@json_option
+def reindex_command(embed: bool, wait: bool, server: Server, as_json: bool) -> None:
+    """Rebuild the vector index from the journal's vectors, through the running server; recalls go on.
+
+    \b
+      memstream reindex --wait
+    """
+    _follow(server, lambda client: client.start_reindex(embed=embed), wait, as_json)
+
+
+@click.command("purge", short_help="Erase now what is forgotten and past its grace.")
+@click.argument("name", metavar="[NAMESPACE | MEMORY]", default="")
+@wait_option
+@server_options
+@json_option
+def purge_command(name: str, wait: bool, server: Server, as_json: bool) -> None:
+    """Erase now, instead of in time, the forgotten fragments whose grace has passed: of a memory, a namespace, or all.
+
+    \b
+      memstream purge demo --wait
+    """
+    namespace, _, memory = name.partition("/")
+    _follow(server, lambda client: client.start_purge(namespace, memory), wait, as_json)
+
+
+@click.command("erase", short_help="Erase fragments for good, with all that derives from them.")
+@click.argument("memory", metavar="MEMORY")
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@filter_options
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@wait_option
+@server_options
+@json_option
+def erase_command(
+    memory: str, ids: tuple[str, ...], chosen: Filter | None, yes: bool, wait: bool, server: Server, as_json: bool
+) -> None:
+    """Erase fragments of a MEMORY by id, or by the flags that choose, forgotten and pinned ones included.
+
+    Their words and vectors, and what was derived from them, leave every file of the server's data directory. It cannot
+    be undone; backups made before keep them.
+
+    \b
+      memstream erase demo/joy 01KAB3XJ8Q6C0V7T2N4M5P9RSW --wait
+      memstream erase demo/joy --speaker Bob --yes
+    """
+    if not ids and chosen is None:
+        raise click.UsageError("Say which fragments: ids, or a flag that chooses.")
+    if not yes:
+        click.confirm(f"Erase {f'{len(ids):,} fragments' if ids else 'what the flags choose'} for good?", abort=True)
+    _follow(server, lambda client: client.memory(memory).erase_fragments(ids, filter=chosen), wait, as_json)
+
+
+def _follow(server: Server, begin: Callable[[Client], Awaitable[Operation]], wait: bool, as_json: bool) -> None:
+    """Show the operation as it begins, or once it has ended."""
+
+    async def followed(client: Client) -> Operation:
+        begun = await begin(client)
+        if not wait:
+            return begun
+        async with _bar(begun, as_json) as told:
+            return await client.finished(begun, told)
+
+    operation = server.ask(followed)
+    _show(operation, as_json)
+    if operation.state is OperationState.CANCELLED:
+        raise Failure("it was cancelled; what it had done stays done")
+    if not wait and not as_json:
+        click.echo(f"it goes on by itself: memstream operations wait {operation.id}", err=True)
+
+
+@asynccontextmanager
+async def _bar(operation: Operation, quiet: bool) -> AsyncIterator[Callable[[Operation], None]]:
+    """A bar on standard error, if that is a terminal."""
+    columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    out = console(stderr=True)
+    with Progress(*columns, console=out, disable=quiet or not out.is_terminal) as bars:
+        task = bars.add_task(operation.type, total=operation.total or None)
+        yield lambda now: bars.update(task, completed=now.done, total=now.total or None)
+
+
+def _show(operation: Operation, as_json: bool) -> None:
+    if as_json:
+        print_json(operation)
+        return
+    pairs: list[tuple[str, object]] = [
+        ("id", operation.id),
+        ("type", operation.type),
+        ("on", _on(operation)),
+        ("state", operation.state.value),
+        ("done", _done(operation)),
+        ("started", operation.create_time),
+        ("ended", operation.end_time),
+        ("error", None if operation.error is None else operation.error.message),
+    ]
+    write(console(), facts(pairs))
+
+
+def _on(operation: Operation) -> str:
+    return f"{operation.namespace}/{operation.memory}" if operation.memory else operation.namespace or "everything"
+
+
+def _done(operation: Operation) -> str:
+    return f"{operation.done:,} of {operation.total:,} {operation.unit}" if operation.total else f"{operation.done:,}"

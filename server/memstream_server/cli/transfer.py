@@ -1,0 +1,139 @@
+"""`memstream export` and `memstream import`: memories out of a server into a file, and back into one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import click
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from memstream.client import Client
+from memstream.resources import Operation
+from memstream_server.cli.failures import Failure, Missing, Misuse
+from memstream_server.cli.options import json_option
+from memstream_server.cli.output import console, print_json
+from memstream_server.cli.server import Server, server_options
+
+
+class _Type(msgspec.Struct):
+    type: str = ""
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
+    """A bar on a terminal's standard error, nothing elsewhere."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("fragments"))
+    with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        yield progress, progress.add_task(what, total=None)
+
+
+@click.command("export", short_help="Write a memory, or all of a namespace, to a file.")
+@click.argument("what", metavar="NAMESPACE[/MEMORY]")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="The file; standard output without it."
+)
+@click.option("--vectors", is_flag=True, help="Vectors too: larger, and nothing has to be embedded anew.")
+@server_options
+def export_command(what: str, output: Path | None, vectors: bool, server: Server) -> None:
+    """Write a memory, or all memories and conversations of a namespace, as lines of JSON.
+
+    Each memory is of one revision, with fragments of all tiers. The file gets its name once it is whole.
+
+    \b
+      memstream export demo/joy -o joy.jsonl
+      memstream export demo --vectors -o demo.jsonl
+      memstream export demo/joy | gzip > joy.jsonl.gz
+    """
+    namespace, _, memory = what.partition("/")
+    if output is None:
+        server.ask(lambda client: _export(client, namespace, memory, vectors, sys.stdout.buffer))
+        return
+    part = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with part.open("xb") as file:
+            count = server.ask(lambda client: _export(client, namespace, memory, vectors, file))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(output)
+    except OSError as error:
+        raise Failure(f"{output} could not be written: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    click.echo(f"exported {count:,} fragments of {what} to {output} ({output.stat().st_size:,} bytes)", err=True)
+
+
+async def _export(client: Client, namespace: str, memory: str, vectors: bool, file: IO[bytes]) -> int:
+    done, last = 0, b""
+    with _bar("exporting") as (progress, task):
+        async for part in client.export(namespace, memory, include_vectors=vectors):
+            file.write(part.lines)
+            done, last = part.done, part.lines
+            progress.update(task, completed=part.done, total=part.total)
+    file.flush()
+    if msgspec.json.decode(last.splitlines()[-1] if last else b"{}", type=_Type).type != "end":
+        raise Failure("the export was cut: its last line is missing")
+    return done
+
+
+@click.command("import", short_help="Bring an export into a server.")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("namespace")
+@click.option("--memory", default="", metavar="NAME", help="Another name for the one memory of the file.")
+@click.option("--validate-only", is_flag=True, help="Read and check everything, write nothing.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when all is there.")
+@click.option("--request-id", default="", metavar="TEXT", help="Makes a repeat go on where the first stopped.")
+@server_options
+@json_option
+def import_command(
+    file: Path,
+    namespace: str,
+    memory: str,
+    validate_only: bool,
+    wait: bool,
+    request_id: str,
+    server: Server,
+    as_json: bool,
+) -> None:
+    """Bring the memories and conversations of FILE into NAMESPACE.
+
+    All of it is checked before anything is written; what is there already is left as it is. A memory is seen once it
+    is whole.
+
+    \b
+      memstream import joy.jsonl demo
+      memstream import joy.jsonl demo --memory joy-2
+      memstream import joy.jsonl demo --validate-only
+    """
+    if not file.is_file():
+        raise Missing(f"there is no file {file}")
+    if not os.access(file, os.R_OK):
+        raise Misuse(f"{file} cannot be read")
+
+    async def work(client: Client) -> Operation:
+        started = await client.import_(
+            namespace, file, memory=memory, request_id=request_id, validate_only=validate_only
+        )
+        if validate_only or not wait:
+            return started
+        with _bar("importing") as (progress, task):
+            return await client.finished(
+                started, lambda now: progress.update(task, completed=now.done, total=now.total or None)
+            )
+
+    operation = server.ask(work)
+    if as_json:
+        print_json(operation)
+    elif validate_only:
+        click.echo(f"{file} is whole and can be imported: {operation.total:,} fragments")
+    elif operation.end_time is None:
+        click.echo(f"the import began as operation {operation.id}")
+    elif operation.state.value == "succeeded":
+        click.echo(f"imported {operation.done:,} fragments of {file} into {namespace}")
+    else:
+        raise Failure(f"the import was {operation.state.value} after {operation.done:,} fragments")

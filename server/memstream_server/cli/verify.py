@@ -1,0 +1,101 @@
+"""`memstream verify`: whether a journal holds what its event logs say, without changing it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from memstream_server.cli.data import place_options
+from memstream_server.cli.failures import Exit, Failure
+from memstream_server.cli.options import json_option
+from memstream_server.cli.output import console, print_json, shown, table, write
+from memstream_server.settings import Settings
+
+if TYPE_CHECKING:
+    from memstream_server.adapters.journal.looking import Looked
+    from memstream_server.adapters.journal.verifying import Report
+
+
+@click.command("verify", short_help="Check that a journal holds what its event logs say.")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@place_options
+@json_option
+def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None:
+    """Check the journal of a data directory, of a database, or the backup FILE. Nothing is changed.
+
+    Every memory's events are folded from the first on and compared with its fragments; numbers, receipts, vectors and
+    lineage are checked too. A server may run meanwhile: each memory is read at one moment. Exit code 1 when something
+    is not as it must be.
+
+    \b
+      memstream verify --data ./data
+      memstream verify monday.memstream --json
+    """
+    from memstream_server.adapters.journal.verifying import verify
+    from memstream_server.ports.journal import JournalError
+
+    where = str(file or ("the database" if settings.journal_url.get_secret_value() else settings.data_dir))
+    try:
+        with _opened(file, settings) as looked, _bar() as bar:
+            task = bar.add_task("memories", total=None)
+            report = verify(looked, lambda done, total: bar.update(task, completed=done, total=total))
+    except (JournalError, OSError) as error:
+        raise Failure(f"{where} cannot be verified: {error}") from error
+    if as_json:
+        print_json(_plain(where, report))
+    else:
+        _show(where, report)
+    if report.violations:
+        raise SystemExit(Exit.FAILED)
+
+
+def _opened(file: Path | None, settings: Settings) -> AbstractContextManager[Looked]:
+    from memstream_server.adapters.journal import looking
+
+    if file is not None:
+        return looking.backup_file(file)
+    if url := settings.journal_url.get_secret_value():
+        return looking.database(url)
+    return looking.data_directory(settings.data_dir)
+
+
+def _bar() -> Progress:
+    """On standard error, and only for people."""
+    out = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
+
+
+def _plain(where: str, report: Report) -> dict[str, object]:
+    return {
+        "verified": where,
+        "ok": not report.violations,
+        "checked": report.checked,
+        "violated": report.violated,
+        "violations": report.violations,
+        "compacted": report.compacted,
+    }
+
+
+def _show(where: str, report: Report) -> None:
+    from memstream_server.adapters.journal.verifying import CHECKS
+
+    grid = table("check", "checked", "violated", "what", numbers=("checked", "violated"), wide="what")
+    for name, what in CHECKS.items():
+        grid.add_row(name, f"{report.checked[name]:,}", f"{report.violated[name]:,}", what)
+    out = console()
+    write(out, grid)
+    for name, first in report.compacted.items():
+        click.echo(f"{name}: its events are kept from revision {first} on, so older fragments were compared only since")
+    if report.violations:
+        found = table("check", "memory", "fragment", "what is wrong", wide="what is wrong")
+        for each in report.violations:
+            found.add_row(each.check, shown(each.memory), each.fragment, shown(each.text))
+        write(out, found)
+    count = sum(report.violated.values())
+    more = f", {len(report.violations):,} of them shown" if count > len(report.violations) else ""
+    click.echo(f"{where}: {f'{count:,} violations{more}' if count else 'everything is as its events say'}")

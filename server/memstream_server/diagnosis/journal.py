@@ -1,0 +1,125 @@
+"""What is in a journal: whether its pages are whole, its version, its embedding space, and what waits in it."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
+
+from memstream_server.adapters.journal import directory, migrate, reads, sqlite
+from memstream_server.adapters.journal.looking import Looked
+from memstream_server.adapters.journal.schema import jobs, memories, observations, outbox
+from memstream_server.diagnosis.directory import RESTORE
+from memstream_server.diagnosis.findings import Finding, fine, note, problem
+from memstream_server.ports.journal import JournalError, Space
+
+_SAID_MAX = 100
+"""Defects SQLite is asked to name."""
+_SALVAGE = (
+    ". Without one, save what can be read: sqlite3 {} .recover | sqlite3 recovered.db, look at it with "
+    "memstream verify recovered.db, and put it in with memstream restore"
+)
+
+
+def sqlite_findings(looked: Looked, data_dir: Path) -> Iterator[Finding]:
+    """Every page is read."""
+    file = directory.journal_path(data_dir)
+    advice = RESTORE.format(data_dir) + _SALVAGE.format(file)
+    short = _missing_bytes(file) if not looked.in_use else ""
+    if short:
+        yield problem("pages", short, advice)
+        return
+    try:
+        with looked.engine.connect() as connection:  # to be rolled back: after damage SQLite does not even end a read
+            if not (said := _said(connection)):
+                yield fine("pages", f"{file.name} is whole ({file.stat().st_size:,} bytes)")
+                return
+            tables = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars().all()
+            torn = [name for name in tables if _said(connection, name)]
+    except DBAPIError as error:
+        yield problem("pages", f"{file.name} cannot be read: {error.orig}", advice)
+        return
+    pages = sorted({int(number) for line in said for number in re.findall(r"\b[Pp]age (\d+)", line)})
+    which = f" in pages {', '.join(map(str, pages[:20]))}" if pages else ""
+    text = f"{', '.join(torn) or 'the file'} (or an index of it) is damaged{which}: {said[0].splitlines()[-1]}"
+    yield problem("pages", text, advice)
+
+
+def _said(connection: Connection, table: str = "") -> list[str]:
+    """What SQLite finds wrong with a table and its indexes, or with the whole file. Empty when it is sound."""
+    lines: list[str] = []
+    wanted = f"'{table}'" if table else _SAID_MAX
+    try:
+        for line in connection.exec_driver_sql(f"PRAGMA integrity_check({wanted})").scalars():
+            lines.append(str(line))  # one by one: after some kinds of damage it gives up in the middle
+    except DBAPIError as error:
+        lines.append(str(error.orig))
+    except sqlite3.DatabaseError as error:
+        lines.append(str(error))
+    return [] if lines == ["ok"] else lines
+
+
+def _missing_bytes(file: Path) -> str:
+    """Says so when the file is shorter than its header has it; a log that has not been folded in may be the reason."""
+    with file.open("rb") as opened:
+        header = opened.read(100)
+    if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
+        return f"{file.name} is not a SQLite database: its header is damaged"
+    page = int.from_bytes(header[16:18]) or 0
+    wanted, size = int.from_bytes(header[28:32]) * (65_536 if page == 1 else page), file.stat().st_size
+    if size < wanted and not sqlite.wal_bytes(file):
+        return f"{file.name} was cut off: it has {size:,} bytes of {wanted:,}"
+    return ""
+
+
+def content_findings(looked: Looked) -> Iterator[Finding]:
+    """What the tables say. Damage ends it: that is for others to name."""
+    try:
+        with looked.engine.begin() as connection:
+            yield _version(connection)
+            yield from _counts(connection)
+    except (DBAPIError, JournalError) as error:
+        yield problem("contents", f"cannot be read: {error}", "see what is said of the journal's pages")
+
+
+def space_of(looked: Looked) -> Space | None:
+    """The embedding space in force. None in a new store, and where it cannot be read."""
+    try:
+        with looked.engine.begin() as connection:
+            return reads.spaces(connection).in_force
+    except (DBAPIError, JournalError):
+        return None  # content_findings says why
+
+
+def _version(connection: Connection) -> Finding:
+    if not migrate.is_journal(connection):
+        return problem("version", "the journal has no tables of memstream", "it belongs to something else")
+    revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
+    if revision == migrate.HEAD:
+        return fine("version", f"tables of revision {revision}")
+    if str(revision) < migrate.HEAD:
+        advice = "the next start brings them up to date; make a backup before"
+        return note("version", f"tables of revision {revision}, older than {migrate.HEAD}", advice)
+    return problem("version", f"tables of revision {revision}, newer than {migrate.HEAD}", "start a newer memstream")
+
+
+def _counts(connection: Connection) -> Iterator[Finding]:
+    def count(*what: object) -> int:
+        return int(connection.execute(select(func.count()).select_from(*what)).scalar_one())  # type: ignore[arg-type]  # tables
+
+    yield fine("memories", f"{count(memories):,}")
+    for subject, table, what in (
+        ("pending", observations, "receipts wait to be stored"),
+        ("outbox", outbox, "entries wait for the vector index"),
+        ("jobs", jobs, "jobs are under way"),
+    ):
+        number = count(table)
+        yield (
+            note(subject, f"{number:,} {what}", "nothing to do: a server that runs gets on with them")
+            if number
+            else fine(subject, f"no {what}")
+        )

@@ -1,0 +1,1 @@
+"""Export and import: memories and conversations as JSON lines (docs/export.md)."""

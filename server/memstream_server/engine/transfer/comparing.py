@@ -1,0 +1,63 @@
+"""Whether what is there already is what a file holds. Blocking: runs in the journal's reader thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from memstream_server.engine.transfer.exporting import fragment_line
+from memstream_server.engine.transfer.lines import FragmentLine, MessageLine, PlanLine
+from memstream_server.engine.transfer.reading import lines_from, message_of
+from memstream_server.ports.conversations import ConversationScan, Message
+from memstream_server.ports.journal import MemoryScan
+
+
+def same_memory(scan: MemoryScan, path: Path, offset: int) -> str:
+    """How a memory differs from the lines of a file; empty when it does not. How often, and when last, a fragment was
+    read does not count."""
+    lines = lines_from(path, offset)
+    for page in scan.pages():
+        for fragment, _ in page:
+            line = next(lines, None)
+            here = fragment_line(fragment, None, scan.anchors.get(fragment.id), False)
+            if not isinstance(line, FragmentLine) or line.id != fragment.id:
+                return f"it has a fragment {fragment.id} that the import has not there"
+            if _still(line) != _still(here):
+                return f"its fragment {fragment.id} says something else"
+    line = next(lines, None)
+    return f"it lacks the fragment {line.id}" if isinstance(line, FragmentLine) else ""
+
+
+def _still(line: FragmentLine) -> FragmentLine:
+    """A line without what reading changes, and what import makes anew."""
+    return msgspec.structs.replace(
+        line,
+        version=0,
+        access_time_us=0,
+        access_count=0,
+        own_vector=False,
+        model="",
+        vector=None,
+        content_vector=None,
+    )
+
+
+def same_conversation(scan: ConversationScan, path: Path, offset: int) -> str:
+    """How a conversation differs from the lines of a file; empty also where it went on since."""
+    messages = scan.messages()
+    plans = {plan.number for plan in scan.plans()}
+    for line in lines_from(path, offset):
+        if isinstance(line, MessageLine):
+            wanted = message_of(line)
+            if _next(messages, wanted.number) != wanted:
+                return f"it lacks message {line.number}, or has another"
+        elif isinstance(line, PlanLine) and line.number not in plans:
+            return f"it lacks plan {line.number}"
+    return ""
+
+
+def _next(messages: Iterator[Message], number: int) -> Message | None:
+    """The first of that number or above."""
+    return next((found for found in messages if found.number >= number), None)

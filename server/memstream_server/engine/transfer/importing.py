@@ -1,0 +1,375 @@
+"""Import: a checked file of lines becomes memories and conversations, as an operation.
+
+Rule 1. Everything is checked, and compared with what goes by these names already, before anything is written.
+Rule 2. A memory is built aside, in the namespace of no name, by transitions in its own order, and gets its name with
+the last one: nobody sees a part of it. So is a conversation.
+Rule 3. What an earlier run (of this operation, or another of the same file) has done is found and left as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from memstream_server.core.events import Event, EventType
+from memstream_server.engine.clock import encode_ulid
+from memstream_server.engine.decision import Decision, jobs_of
+from memstream_server.engine.errors import (
+    EngineError,
+    JournalUnavailable,
+    MemoryExists,
+    MemoryNotFound,
+    StorageIsFull,
+)
+from memstream_server.engine.operations import OperationRunner, Progress
+from memstream_server.engine.transfer.checking import Summary, Terms
+from memstream_server.engine.transfer.comparing import same_conversation, same_memory
+from memstream_server.engine.transfer.disk import Disk
+from memstream_server.engine.transfer.intake import SUFFIX, Intake, invalid
+from memstream_server.engine.transfer.lines import ConversationLine, FragmentLine, MemoryLine, policy_of
+from memstream_server.engine.transfer.placing import gathered, transition_of
+from memstream_server.engine.transfer.reading import Reader, message_of, plan_of
+from memstream_server.ports.conversations import ConversationName, ConversationStore, NotThere, Status
+from memstream_server.ports.journal import AlreadyExists, JournalError, MemoryRecord, StorageFull
+from memstream_server.ports.operations import Operation
+
+if TYPE_CHECKING:
+    from memstream_server.engine.actor import Actor
+    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.operations import AnswerOf
+    from memstream_server.engine.registry import Registry
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+BATCH = 256
+"""Fragments, or messages, of one commit."""
+LOOK_S = 0.5
+"""How often a wait for a model looks whether it is still wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an import goes; `memory` empty keeps the exported names."""
+
+    namespace: str
+    memory: str
+
+    def named(self, line: MemoryLine | ConversationLine, renamed: str) -> str:
+        """The name a memory or conversation is to have; `renamed` is the name of the one memory of the file."""
+        return self.memory if self.memory and line.name == renamed else line.name
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What an operation's payload says."""
+
+    id: str
+    path: Path
+    target: Target
+    renamed: str
+    total: int
+
+
+class Importer:
+    """The imports of a process. `start` once, when the engine is."""
+
+    def __init__(
+        self,
+        dependencies: Dependencies,
+        registry: Registry,
+        conversations: ConversationStore,
+        runner: OperationRunner,
+        disk: Disk,
+        delete: Callable[[MemoryRecord], Awaitable[None]],
+        *,
+        bytes_max: int,
+        name_bytes_max: int,
+    ) -> None:
+        self._dependencies = dependencies
+        self._journal = dependencies.journal
+        self._registry = registry
+        self._conversations = conversations
+        self._runner = runner
+        self._disk = disk
+        self._delete = delete
+        self._bytes_max = bytes_max
+        self._name_bytes_max = name_bytes_max
+        self._tidying: set[asyncio.Task[None]] = set()
+        runner.register("import", "fragments", self._work)
+
+    async def start(self, unfinished: list[Operation]) -> None:
+        """Remove what imports that have ended left, and will once the unfinished ones have."""
+        going_on = {one.id: one for one in unfinished if one.type == "import"}
+        for record in await self._staged_memories():
+            if record.name.partition(".")[0] not in going_on:
+                await self._delete(record)
+        for name in await self._conversations.names("", "", 1_000_000):
+            if name.partition(".")[0] not in going_on:
+                await self._conversations.discard(name)
+        kept = {json.loads(one.payload)["file"] for one in going_on.values()}
+        await asyncio.to_thread(self._remove_files, kept)
+        for operation in going_on.values():
+            self._tidy_after(operation)
+
+    async def stop(self) -> None:
+        """What imports leave is removed after the next start."""
+        for task in self._tidying:
+            task.cancel()
+        await asyncio.gather(*self._tidying, return_exceptions=True)
+
+    # ---- what the wire asks
+    def intake(self, rename: str) -> Intake:
+        """Takes the lines of an import. Blocking. Raises StorageIsFull."""
+        embedding = self._dependencies.embedding
+        terms = Terms(embedding.dimension, embedding.name, self._name_bytes_max, self._speaks, rename)
+        return Intake(self._disk, terms, self._bytes_max)
+
+    def _speaks(self, language: str) -> bool:
+        try:
+            self._dependencies.analyzer.terms("", language)
+        except (KeyError, ValueError):
+            return False
+        return True
+
+    async def check(self, intake: Intake, summary: Summary, target: Target) -> None:
+        """Raises MemoryExists where something else goes by a name already."""
+        await _engines(self._check(_Job("", intake.path, target, _renamed(target, summary), summary.fragments)))
+
+    async def begin(self, intake: Intake, summary: Summary, target: Target, answer: AnswerOf) -> Operation:
+        """The operation that imports what was taken in."""
+        payload = {
+            "file": intake.path.name,
+            "namespace": target.namespace,
+            "memory": target.memory,
+            "renamed": _renamed(target, summary),
+            "fragments": summary.fragments,
+        }
+        # Kept first: an operation must not begin without its file.
+        intake.keep()
+        try:
+            operation = await self._runner.start("import", target.namespace, target.memory, json.dumps(payload), answer)
+        except BaseException:
+            intake.path.unlink(missing_ok=True)
+            raise
+        self._tidy_after(operation)
+        return operation
+
+    # ---- the operation
+    async def _work(self, operation: Operation, progress: Progress) -> None:
+        said = json.loads(operation.payload)
+        job = _Job(
+            operation.id,
+            self._disk.directory / said["file"],
+            Target(said["namespace"], said["memory"]),
+            said["renamed"],
+            said["fragments"],
+        )
+        if not job.path.is_file():
+            raise invalid("lines", "what was sent is no longer there (another server's disk has it?): import it again")
+        await _engines(self._check(job))
+        await _engines(self._apply(job, progress))
+
+    async def _check(self, job: _Job) -> None:
+        """Raises MemoryExists, before anything is written."""
+        async with Reader.open(job.path) as reader:
+            while (line := await reader.peek()) is not None:
+                if isinstance(line, MemoryLine):
+                    await self._check_memory(job, line, reader.next_offset)
+                elif isinstance(line, ConversationLine):
+                    await self._has_conversation(job, line, reader.next_offset)
+                await reader.skip_section()
+
+    async def _check_memory(self, job: _Job, line: MemoryLine, offset: int) -> bool:
+        """Whether it is there already. Raises MemoryExists when it is another."""
+        name = job.target.named(line, job.renamed)
+        existing = await self._journal.get_memory(job.target.namespace, name)
+        if existing is None:
+            return False
+        if existing.uid == _uid(job, line):
+            return True
+        differs = "it is of another kind, seed, policy or labels"
+        if _described(existing) == _described_by(line):
+            differs = await self._journal.scan(existing.uid, False, lambda scan: same_memory(scan, job.path, offset))
+        if differs:
+            raise MemoryExists(
+                f"there is another memory {job.target.namespace}/{name}: {differs}. "
+                "Delete it, or give the imported one another name",
+                namespace=job.target.namespace,
+                memory=name,
+            )
+        return True
+
+    async def _has_conversation(self, job: _Job, line: ConversationLine, offset: int) -> bool:
+        """Whether it is there already, perhaps gone on since. Raises MemoryExists when it is another."""
+        named = ConversationName(job.target.namespace, job.target.named(line, job.renamed))
+        try:
+            differs = await self._conversations.scan(named, lambda scan: same_conversation(scan, job.path, offset))
+        except NotThere:
+            return False
+        if differs:
+            raise MemoryExists(
+                f"there is another conversation {named}: {differs}", namespace=named.namespace, conversation=named.name
+            )
+        return True
+
+    async def _apply(self, job: _Job, progress: Progress) -> None:
+        done = 0
+        await progress.at(0, job.total)
+        async with Reader.open(job.path) as reader:
+            while (line := await reader.peek()) is not None:
+                offset = reader.next_offset
+                if isinstance(line, MemoryLine):
+                    if await self._check_memory(job, line, offset):
+                        await reader.skip_section()
+                    else:
+                        await reader.take()
+                        await self._memory(job, line, reader, progress, done)
+                    done += line.fragments
+                    await progress.at(done, job.total)
+                elif isinstance(line, ConversationLine) and not await self._has_conversation(job, line, offset):
+                    await reader.take()
+                    await self._conversation(job, line, reader)
+                    await progress.at(done, job.total)
+                else:
+                    await reader.skip_section()
+
+    async def _memory(self, job: _Job, line: MemoryLine, reader: Reader, progress: Progress, done: int) -> None:
+        staged = await self._stage(job, line)
+        async with self._registry.use_uid(staged.uid) as actor:
+            while batch := await reader.body(FragmentLine, BATCH):
+                await self._fragments(actor, batch, progress, done, job.total)
+                done += len(batch)
+                await progress.at(done, job.total)
+            target = job.target.namespace, job.target.named(line, job.renamed)
+            await actor.run(lambda _: Decision(events=(Event(EventType.MEMORY_UPDATED, ""),), name=target))
+            self._registry.renamed(actor, staged.namespace, staged.name)
+
+    async def _stage(self, job: _Job, line: MemoryLine) -> MemoryRecord:
+        """The memory under its working name: new, or as an earlier run left it."""
+        name = f"{job.id}.{line.name}"
+        record = MemoryRecord(
+            uid=_uid(job, line),
+            namespace="",
+            name=name,
+            kind=line.kind,
+            policy=policy_of(line.policy),
+            seed=bytes.fromhex(line.seed),
+            labels=tuple(sorted(line.labels.items())),
+            revision=1,
+            create_time_us=line.create_time_us,
+            update_time_us=line.update_time_us,
+            reflection_aggregate=line.reflection_aggregate,
+        )
+        try:
+            await self._journal.create_memory(record, (Event(EventType.MEMORY_CREATED, ""),))
+        except AlreadyExists:
+            log.info("import_goes_on", operation=job.id)
+        return record
+
+    async def _fragments(
+        self, actor: Actor, batch: list[FragmentLine], progress: Progress, done: int, total: int
+    ) -> None:
+        new = [one for one in batch if actor.working.tier_of(one.id) is None]
+        if not new:
+            return
+        record = actor.working.record
+        parts = await _while_wanted(gathered(new, record, self._dependencies), lambda: progress.at(done, total))
+
+        def decide(now: Actor) -> Decision:
+            now.take_positions_until(new[-1].position)
+            seen = [part.under(now.working.embedding.name) for part in parts]
+            transition = transition_of(now.working.state, new, seen, self._dependencies.enhances(record))
+            jobs = jobs_of(now.working, transition, seen, self._dependencies)
+            return Decision(transition=transition, gathered={part.fragment.id: part for part in seen}, jobs=jobs)
+
+        await actor.run(decide)
+
+    async def _conversation(self, job: _Job, line: ConversationLine, reader: Reader) -> None:
+        staged = f"{job.id}.{line.name}"
+        await self._conversations.stage(staged, line.create_time_us, (), ())
+        while messages := await reader.messages(BATCH):
+            await self._conversations.stage(staged, line.create_time_us, [message_of(one) for one in messages], ())
+        while plans := await reader.plans(BATCH):
+            await self._conversations.stage(staged, line.create_time_us, (), [plan_of(one) for one in plans])
+        status = Status(line.last_number, line.completed, line.completions, line.completed_number)
+        named = ConversationName(job.target.namespace, job.target.named(line, job.renamed))
+        await self._conversations.publish(staged, named, status)
+
+    # ---- what is left behind
+    def _tidy_after(self, operation: Operation) -> None:
+        task = asyncio.create_task(self._tidied(operation))
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+
+    async def _tidied(self, operation: Operation) -> None:
+        try:
+            await self._runner.finished(operation.id)
+            for record in await self._staged_memories():
+                if record.name.startswith(f"{operation.id}."):
+                    await self._delete(record)
+            for name in await self._conversations.names("", f"{operation.id}.", 1_000_000):
+                if name.startswith(f"{operation.id}."):
+                    await self._conversations.discard(name)
+        except (EngineError, JournalError) as error:  # the next start removes it
+            log.warning("import_not_tidied", operation=operation.id, error=str(error))
+        path = self._disk.directory / json.loads(operation.payload)["file"]
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    async def _staged_memories(self) -> list[MemoryRecord]:
+        return await self._journal.list_memories("", "", 1_000_000)
+
+    def _remove_files(self, kept: set[str]) -> None:
+        for path in self._disk.directory.glob(f"*{SUFFIX}"):
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+
+
+def _renamed(target: Target, summary: Summary) -> str:
+    return summary.memories[0][0] if target.memory and summary.memories else ""
+
+
+def _uid(job: _Job, line: MemoryLine) -> str:
+    """A new identity, the same whenever this operation makes the memory: so it knows its own work again."""
+    digest = blake2b(f"{job.id}\n{line.uid}".encode(), digest_size=16).digest()
+    return encode_ulid(int.from_bytes(digest) >> 1)
+
+
+def _described(record: MemoryRecord) -> tuple[object, ...]:
+    return record.kind, record.seed, record.policy, record.labels
+
+
+def _described_by(line: MemoryLine) -> tuple[object, ...]:
+    return line.kind, bytes.fromhex(line.seed), policy_of(line.policy), tuple(sorted(line.labels.items()))
+
+
+async def _while_wanted(work: Coroutine[None, None, T], wanted: Callable[[], Awaitable[None]]) -> T:
+    """The work's result; it is cancelled when `wanted` raises."""
+    task = asyncio.create_task(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
+            await wanted()
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def _engines(work: Awaitable[None]) -> None:
+    """The journal's errors as the engine's."""
+    try:
+        await work
+    except StorageFull as error:
+        raise StorageIsFull(str(error), retry_after_s=5.0) from error
+    except AlreadyExists as error:
+        raise MemoryExists(f"something of that name was made meanwhile: {error}") from error
+    except MemoryNotFound as error:
+        raise JournalUnavailable(f"a memory went away during the import: {error.message}", retry_after_s=0.5) from error
+    except JournalError as error:
+        raise JournalUnavailable(f"the journal refused: {error}", retry_after_s=0.5) from error

@@ -1,0 +1,299 @@
+"""The lines of an export: what each one holds, with its bounds. docs/export.schema.json is made from these classes.
+
+A field that is not there has its default; one that is not known is refused: nothing is lost in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from memstream_server.core.policy import Policy
+from memstream_server.core.values import FragmentKind, MemoryKind, MetadataValue, Tier
+from memstream_server.ports.conversations import PlanState
+
+FORMAT = "memstream-export"
+VERSION = 1
+
+_END = r"(?![\s\S])"  # and not $, which would take a line break behind it
+Id: TypeAlias = Annotated[str, Meta(pattern=rf"^[0-9A-HJKMNP-TV-Z]{{26}}{_END}", description="a ULID")]
+Name: TypeAlias = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9][A-Za-z0-9._~\-]*{_END}", max_length=1_024)]
+Key: TypeAlias = Annotated[str, Meta(pattern=rf"^[^\x00-\x1f\x7f]*{_END}", max_length=4_096)]
+Time: TypeAlias = Annotated[
+    int,
+    Meta(
+        ge=-62_135_596_800_000_000,
+        le=253_402_300_799_999_999,
+        description="microseconds since the Unix epoch, UTC",
+    ),
+]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+Position: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 2)]
+Number: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Base64: TypeAlias = Annotated[bytes, Meta(max_length=1 << 22, description="base64 of float32, little-endian")]
+Small: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+def _bounded(kind: Any, meta: Any) -> Any:
+    low, high = meta.get("low"), meta.get("high")
+    return kind if low is None or high is None else Annotated[kind, Meta(ge=low, le=high)]
+
+
+def _struct_of(dataclass: Any) -> Any:
+    """A dataclass of tunables as a struct that refuses what it does not know, and misses what it lacks."""
+    hints = get_type_hints(dataclass)
+    typed = [
+        (item.name, _struct_of(hints[item.name]) if is_dataclass(hints[item.name]) else _hint(hints[item.name], item))
+        for item in fields(dataclass)
+    ]
+    return msgspec.defstruct(dataclass.__name__, typed, forbid_unknown_fields=True, kw_only=True, frozen=True)
+
+
+def _hint(hint: Any, item: Any) -> Any:
+    if hint in (int, float):
+        return _bounded(hint, item.metadata)
+    if hint == float | None:
+        return _bounded(float, item.metadata) | None
+    return hint
+
+
+PolicyLine: Any = _struct_of(Policy)
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="type", kw_only=True):
+    """A JSON object on a line of its own; `type` says which."""
+
+
+class Header(_Line, tag="export", kw_only=True):
+    """The first line."""
+
+    format: Literal["memstream-export"]
+    version: Literal[1]
+    server: str
+    """Version of the server that exported."""
+    time_us: Time
+    vectors: bool
+    """Whether vectors were asked for."""
+
+
+class MemoryLine(_Line, tag="memory", kw_only=True):
+    """A memory; its fragments follow."""
+
+    namespace: Name
+    name: Name
+    uid: Id
+    kind: MemoryKind
+    policy: PolicyLine
+    labels: dict[str, str]
+    seed: Annotated[str, Meta(pattern=rf"^([0-9a-f]{{2}}){{1,64}}{_END}", description="hexadecimal")]
+    """Key of the draws: the same memory goes on drawing the same."""
+    revision: Count
+    """The one that all of its lines show."""
+    create_time_us: Time
+    update_time_us: Time
+    reflection_aggregate: Annotated[float, Meta(ge=0, le=1e12)]
+    fragments: Count
+    """How many fragment lines follow."""
+
+
+class StructuredLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The parts of a structured observation."""
+
+    question: str = ""
+    thought: str = ""
+    phase: str = ""
+    action_intention: str = ""
+    action_reason: str = ""
+    action: str = ""
+    action_input: str = ""
+    observation: str = ""
+
+
+class EnhancementLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """One hit on a held fragment."""
+
+    id: Id
+    text: str
+    recollection: bool = False
+
+
+class FragmentLine(_Line, tag="fragment", kw_only=True):
+    """A fragment of the memory above it, in order of position."""
+
+    id: Id
+    position: Position
+    content: Annotated[str, Meta(min_length=1)]
+    tier: Tier
+    importance: Share
+    observe_time_us: Time
+    create_time_us: Time
+    access_time_us: Time = 0
+    version: Count = 0
+    kind: FragmentKind = FragmentKind.OBSERVATION
+    structured: StructuredLine | None = None
+    speaker: Key = ""
+    session: Key = ""
+    access_count: Count = 0
+    enhancement_count: Small = 0
+    duplicate_count: Small = 0
+    sources: list[Id] = []
+    metadata: dict[Annotated[str, Meta(min_length=1, max_length=128)], MetadataValue] = {}
+    expire_time_us: Time | None = None
+    pinned: bool = False
+    external_id: Key = ""
+    token_count: Small = 0
+    forget_time_us: Time | None = None
+    own_vector: bool = False
+    """The client gave the vector, which therefore comes along in every export."""
+    model: Key = ""
+    """The space of the vectors; empty where the fragment has none."""
+    vector: Base64 | None = None
+    """Of the indexed text."""
+    content_vector: Base64 | None = None
+    """Of the content alone; of held fragments only."""
+    enhancements: list[EnhancementLine] = []
+    """Of held fragments only."""
+
+
+class ConversationLine(_Line, tag="conversation", kw_only=True):
+    """A conversation; its messages and plans follow."""
+
+    namespace: Name
+    name: Name
+    last_number: Small
+    completed: bool
+    completions: Small
+    completed_number: Small
+    create_time_us: Time
+    messages: Count
+    plans: Count
+
+
+class MessageLine(_Line, tag="message", kw_only=True):
+    """A message of the conversation above it, in order of number."""
+
+    number: Number
+    sender: Key
+    receiver: Key = ""
+    role: str = ""
+    content: str = ""
+    rounds: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    success: bool | None = None
+    app_code: str = ""
+    app_name: str = ""
+    current_goal: Annotated[str, Meta(pattern=rf"^[^\x00]*{_END}")] = ""
+    context: str = ""
+    review_info: str = ""
+    action_report: str = ""
+    model_name: str = ""
+    resource_info: str = ""
+    create_time_us: Time
+    update_time_us: Time
+
+
+class PlanLine(_Line, tag="plan", kw_only=True):
+    """A plan of the conversation above it, in order of number."""
+
+    number: Number
+    title: str = ""
+    content: str = ""
+    agent: str = ""
+    resource_name: str = ""
+    rely: str = ""
+    agent_model: str = ""
+    retry_times: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    max_retry_times: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    state: PlanState = PlanState.TODO
+    result: str = ""
+    create_time_us: Time
+    update_time_us: Time
+
+
+class End(_Line, tag="end", kw_only=True):
+    """The last line: without it, or with other counts, the export was cut."""
+
+    memories: Count
+    fragments: Count
+    conversations: Count
+    messages: Count
+    plans: Count
+    sha256: Annotated[str, Meta(pattern=rf"^[0-9a-f]{{64}}{_END}")]
+    """Of all bytes before this line, in hexadecimal."""
+
+
+Line: TypeAlias = Header | MemoryLine | FragmentLine | ConversationLine | MessageLine | PlanLine | End
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+class Version(msgspec.Struct):
+    """What the first line of any version has."""
+
+    type: str = ""
+    format: str = ""
+    version: int = 0
+
+
+version_of = msgspec.json.Decoder(Version).decode
+
+
+def encoded(line: Line) -> bytes:
+    """The line with its end."""
+    return _encoder.encode(line) + b"\n"
+
+
+def decoded(raw: bytes) -> Line:
+    """Raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError, whose texts say where and what."""
+    return _decoder.decode(raw)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of one line."""
+    found = msgspec.json.schema(Line)
+    del found["discriminator"]  # OpenAPI's
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"A line of a memstream export, version {VERSION}",
+        **found,
+    }
+
+
+def policy_line(policy: Any, kind: Any = PolicyLine) -> Any:
+    """A policy as its line's struct."""
+    hints = dict(_fields(kind))
+    return kind(
+        **{
+            item.name: policy_line(value, hints[item.name]) if is_dataclass(value) else value
+            for item in fields(policy)
+            for value in [getattr(policy, item.name)]
+        }
+    )
+
+
+def policy_of(line: Any, dataclass: Any = Policy) -> Policy:
+    """The policy of a line."""
+    hints = get_type_hints(dataclass)
+    values = {
+        item.name: policy_of(value, hints[item.name]) if isinstance(value, msgspec.Struct) else value
+        for item in fields(dataclass)
+        for value in [getattr(line, item.name)]
+    }
+    made: Policy = dataclass(**values)
+    return made
+
+
+def _fields(struct: Any) -> Iterator[tuple[str, Any]]:
+    return ((item.name, item.type) for item in msgspec.structs.fields(struct))
+
+
+__all__ = [
+    "FORMAT", "VERSION", "ConversationLine", "End", "EnhancementLine", "FragmentLine", "Header", "Line", "MemoryLine",
+    "MessageLine", "PlanLine", "StructuredLine", "decoded", "encoded", "policy_line", "policy_of", "schema",
+    "version_of",
+]  # fmt: skip

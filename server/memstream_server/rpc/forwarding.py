@@ -1,0 +1,371 @@
+"""Passing calls on to the server that owns their memory, once, where several servers share a database.
+
+Rule 1. A call goes where its memory is owned now; a memory that nobody owns is served here, and taken by that.
+Rule 2. A call that was passed on is not passed on again: where it finds no owner either it fails, and the server that
+passed it on looks again.
+Rule 3. Messages pass as they are, with deadline, cancellation, metadata and status. What cannot have begun is tried
+again; what may have is the client's to repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
+
+from memstream_server.engine.errors import (
+    EngineError,
+    JournalUnavailable,
+    LeaseLost,
+    OwnedElsewhere,
+    OwnerUnreachable,
+)
+from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.errors import STATUS_KEY
+
+if TYPE_CHECKING:
+    from memstream_server.engine.ownership import Ownership
+    from memstream_server.ports.processes import Owner
+
+log = structlog.get_logger(__name__)
+
+MARK = "memstream-forwarded"
+"""Metadata of a call that another server passed on."""
+CONNECT_S = 2.0
+"""How long the owner's server may take to accept a connection."""
+PATIENCE_S = 15.0
+"""How long a unary call that has not begun is tried again, at the most until its deadline."""
+PAUSE_S = 0.1
+_LOCAL = frozenset({"CreateMemory", "GetMemory", "ListMemories", "ListFragments", "ListOperations", "CloneMemory"})
+"""Calls that name a memory and are answered from the journal, which every server reads."""
+_NOT_OURS = ("grpc-", "user-agent", ":", "te", "content-type")
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.enable_retries", 0),  # a call that may have begun is not ours to repeat
+    ("grpc.use_local_subchannel_pool", 1),  # a channel made anew connects anew, whatever came of the one before
+]
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Call = Any
+
+
+@dataclass(slots=True, eq=False)
+class _Passage:
+    """A call on its way to an owner."""
+
+    owner: int
+    call: _Call
+    gone: bool = False
+    """The owner's lease ran out, or its connection to the database was lost, while the call was there."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """How long a call that has not begun is tried."""
+
+    until_s: float
+    tries: int = field(default=0)
+
+    async def over(self) -> bool:
+        """Whether to give up; otherwise it is time for the next try."""
+        loop = asyncio.get_running_loop()
+        self.tries += 1
+        pause_s = min(1.0, PAUSE_S * self.tries)
+        if loop.time() + pause_s >= self.until_s:
+            return True
+        await asyncio.sleep(pause_s)
+        return False
+
+
+class Forwarding:
+    """Wraps handlers. `watch` runs beside them; `close` ends the channels."""
+
+    def __init__(self, ownership: Ownership, drain: Drain, look_s: float = 1.0) -> None:
+        self._ownership = ownership
+        self._drain = drain
+        self._look_s = look_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._passages: set[_Passage] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    def wrap(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler of an rpc, or one that first looks where its memory is owned."""
+        if not self._ownership.shared or method.name in _LOCAL or not _may_name(method):
+            return behaviour
+        return self._streaming(method, behaviour) if method.server_streaming else self._answering(method, behaviour)
+
+    async def close(self) -> None:
+        """Ends what is passed on."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for channel in [*self._channels.values()]:
+            await channel.close()
+        self._channels.clear()
+
+    # ---- where
+    async def _owner(self, request: object, context: _Context) -> Owner | None:
+        """Whom to pass the call on to; None: serve it here."""
+        named = _named(request)
+        if named is None:
+            return None
+        owner = await self._ownership.owner(*named)
+        if owner is None:
+            return None
+        if _is_marked(context):
+            raise OwnedElsewhere("another server owns the memory, and the call was passed on already")
+        if not owner.address:
+            raise OwnerUnreachable("the server that owns the memory has not said yet where it is")
+        return owner
+
+    # ---- calls with one answer
+    def _answering(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def answer(request: Any, context: _Context) -> Any:
+            requests, first = None, request
+            if method.client_streaming:
+                requests, first = request, await anext(request, None)
+            wait = _Wait(_deadline_s(context))
+            while True:
+                try:
+                    owner = await self._owner(first, context)
+                    if owner is None:
+                        return await behaviour(request if requests is None else _joined(first, requests), context)
+                    return await self._pass_one(method, owner, first, requests, context)
+                except (OwnedElsewhere, OwnerUnreachable, LeaseLost) as error:
+                    # The memory moves just now, or the owner has just ended: somebody will have it in a moment.
+                    if requests is not None or _is_marked(context) or not _unbegun(error) or await wait.over():
+                        raise
+
+        return answer
+
+    async def _pass_one(
+        self, method: MethodDescriptor, owner: Owner, first: Message, requests: Any, context: _Context
+    ) -> bytes:
+        responses = self._passed(method, owner, first, requests, context)
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                only: bytes = response
+                return only
+        raise OwnerUnreachable("the server that owns the memory gave no answer")
+
+    # ---- calls with a stream of answers
+    def _streaming(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
+            requests, first = None, request
+            if method.client_streaming:
+                requests, first = request, await anext(request, None)
+            owner = await self._owner(first, context)
+            if owner is None:
+                answers = behaviour(request if requests is None else _joined(first, requests), context)
+            else:
+                answers = self._told(method, self._passed(method, owner, first, requests, context))
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    yield answer
+
+        return stream
+
+    async def _told(self, method: MethodDescriptor, answers: AsyncGenerator[bytes, None]) -> Any:
+        """The owner's answers, and `going_away` among them when it is this server that goes."""
+        drained = asyncio.Event()
+        waiting: asyncio.Task[Any] = asyncio.create_task(drained.wait())
+        following: asyncio.Task[bytes | None] = asyncio.create_task(_next(answers))
+        told = False
+        try:
+            with self._drain.told(drained.set):
+                while True:
+                    await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                    if following.done():
+                        if (answer := following.result()) is None:
+                            return
+                        following = asyncio.create_task(_next(answers))
+                        yield answer
+                    elif told:
+                        raise self._drain.error()
+                    else:
+                        told, waiting = True, asyncio.create_task(_slept(self._drain.grace_s))
+                        if "going_away" in method.output_type.fields_by_name:
+                            yield GetMessageClass(method.output_type)(going_away=self._drain.message())
+        finally:
+            following.cancel()
+            waiting.cancel()
+            await asyncio.gather(following, waiting, return_exceptions=True)
+            await answers.aclose()
+
+    # ---- passing on
+    async def _passed(
+        self, method: MethodDescriptor, owner: Owner, first: Message, requests: Any, context: _Context
+    ) -> Any:
+        """The owner's answers, as bytes. Raises OwnerUnreachable; ends the call with the owner's status."""
+        channel = await self._connected(owner)
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        metadata, timeout = _metadata(context), context.time_remaining()
+        call: _Call
+        if requests is None:
+            make: Any = channel.unary_stream(path, request_serializer=_bytes)
+            call = make(first, timeout=timeout, metadata=metadata)
+        else:
+            call = channel.stream_stream(path, request_serializer=_bytes)(timeout=timeout, metadata=metadata)
+        passage = _Passage(owner.number, call)
+        self._passages.add(passage)
+        self._watch()
+        pumping = None if requests is None else asyncio.create_task(_pump(call, first, requests))
+        try:
+            async for response in call:
+                yield response
+        except asyncio.CancelledError:
+            if pumping is not None and pumping.done() and not pumping.cancelled() and pumping.exception() is not None:
+                raise pumping.exception() from None  # type: ignore[misc]  # looked at above
+            if passage.gone:
+                raise OwnerUnreachable("the server that owned the memory lost it", begun="yes") from None
+            raise
+        except grpc.aio.AioRpcError as error:
+            await _relay(error, context)
+        finally:
+            self._passages.discard(passage)
+            call.cancel()
+            if pumping is not None:
+                pumping.cancel()
+                await asyncio.gather(pumping, return_exceptions=True)
+
+    async def _connected(self, owner: Owner) -> grpc.aio.Channel:
+        channel = self._channels.get(owner.address)
+        if channel is None:
+            channel = self._channels[owner.address] = grpc.aio.insecure_channel(owner.address, options=_OPTIONS)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await channel.channel_ready()
+        except TimeoutError:
+            if self._channels.get(owner.address) is channel:
+                del self._channels[owner.address]
+                await channel.close()
+            raise OwnerUnreachable("the server that owns the memory cannot be reached", retry_after_s=0.5) from None
+        except grpc.aio.UsageError:  # another call has closed it
+            raise OwnerUnreachable("the server that owns the memory cannot be reached", retry_after_s=0.5) from None
+        return channel
+
+    def _watch(self) -> None:
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch_owners())
+
+    async def _watch_owners(self) -> None:
+        """A server that stopped without closing its connections answers nothing: its calls end with its lease."""
+        while self._passages:
+            await asyncio.sleep(self._look_s)
+            try:
+                living = await self._ownership.living()
+            except JournalUnavailable as error:
+                log.info("owners_not_looked_up", error=error.message)
+                continue
+            for passage in [*self._passages]:
+                if passage.owner not in living:
+                    passage.gone = True
+                    passage.call.cancel()
+
+
+async def _next(answers: AsyncGenerator[bytes, None]) -> bytes | None:
+    return await anext(answers, None)
+
+
+async def _slept(seconds: float) -> bool:
+    await asyncio.sleep(seconds)
+    return True
+
+
+async def _pump(call: _Call, first: Message | None, requests: AsyncIterator[Message]) -> None:
+    """Requests on to the owner. What is wrong with one of them ends the call; a broken call tells its reader."""
+    try:
+        if first is not None:
+            await call.write(first)
+        async for request in requests:
+            await call.write(request)
+        await call.done_writing()
+    except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+        return
+    except EngineError:
+        call.cancel()
+        raise
+
+
+async def _relay(error: grpc.aio.AioRpcError, context: _Context) -> None:
+    """End the call as the owner ended it. Raises OwnerUnreachable where the owner did not say anything."""
+    given = error.trailing_metadata() or ()
+    rich = [(key, value) for key, value in given if key == STATUS_KEY and isinstance(value, bytes)]
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        if not rich:
+            text = "the server that owns the memory ended, or the connection to it: what was asked may have been done"
+            raise OwnerUnreachable(text, begun="yes") from None
+        info = _info(rich[0][1])
+        if info.reason == "OWNER_UNAVAILABLE" and "begun" not in info.metadata:
+            raise OwnedElsewhere(error.details() or "the memory has moved") from None
+    await context.abort(error.code(), error.details() or "", trailing_metadata=tuple(rich))
+
+
+def _info(status: bytes) -> error_details_pb2.ErrorInfo:
+    info = error_details_pb2.ErrorInfo()
+    for detail in status_pb2.Status.FromString(status).details:
+        if detail.Unpack(info):
+            break
+    return info
+
+
+def _unbegun(error: EngineError) -> bool:
+    """Whether what failed so has changed nothing."""
+    return "begun" not in error.details
+
+
+def _deadline_s(context: _Context) -> float:
+    remaining: float | None = context.time_remaining()
+    return asyncio.get_running_loop().time() + (PATIENCE_S if remaining is None else min(PATIENCE_S, remaining))
+
+
+def _is_marked(context: _Context) -> bool:
+    return any(key == MARK for key, _ in context.invocation_metadata() or ())
+
+
+def _metadata(context: _Context) -> tuple[tuple[str, str | bytes], ...]:
+    given = [(key, value) for key, value in context.invocation_metadata() or () if not key.startswith(_NOT_OURS)]
+    return (*given, (MARK, "1"))
+
+
+def _bytes(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+async def _joined(first: Message | None, rest: AsyncIterator[Message]) -> AsyncIterator[Message]:
+    if first is not None:
+        yield first
+    async for message in rest:
+        yield message
+
+
+def _may_name(method: MethodDescriptor) -> bool:
+    fields = method.input_type.fields_by_name
+    opening = fields["open"].message_type if "open" in fields else None
+    return "memory" in (fields if opening is None else opening.fields_by_name)
+
+
+def _named(request: Any) -> tuple[str, str] | None:
+    """(namespace, name) of the memory a request is for; None where it names none (whoever serves it says so)."""
+    if request is None:
+        return None
+    fields = request.DESCRIPTOR.fields_by_name
+    if "open" in fields:
+        return _named(request.open) if request.HasField("open") else None
+    memory = getattr(request, "memory", "")
+    if not isinstance(memory, str):
+        return memory.namespace, memory.name
+    return (request.namespace, memory) if memory else None

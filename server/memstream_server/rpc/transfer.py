@@ -1,0 +1,142 @@
+"""ExportMemories and ImportMemories: lines out, and lines in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from memstream.v1 import memory_service_pb2 as pb
+from memstream_server.engine.errors import ProtocolViolation
+from memstream_server.engine.transfer.checking import Summary
+from memstream_server.engine.transfer.exporting import Wanted
+from memstream_server.engine.transfer.importing import Target
+from memstream_server.engine.transfer.intake import Intake
+from memstream_server.ports.operations import Operation, OperationState
+from memstream_server.rpc import validation
+from memstream_server.rpc.errors import QuotaExceeded
+from memstream_server.rpc.memories import MemoryService
+from memstream_server.rpc.repeats import Repeatable, answered
+from memstream_server.rpc.validation import Violations, identifier
+from memstream_server.rpc.wire.operations import operation_message
+
+if TYPE_CHECKING:
+    from memstream_server.engine.engine import Engine
+    from memstream_server.rpc.limits import Limits
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+INTAKES_MAX = 4
+"""Imports sent in at once: each takes room on the disk before it is known to be any good."""
+
+
+class TransferringMemoryService(MemoryService):
+    """MemoryService with the two rpcs that move memories between servers."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        super().__init__(engine, limits)
+        self._intakes = 0
+
+    async def export_memories(
+        self, request: pb.ExportMemoriesRequest, _context: _Context
+    ) -> AsyncIterator[pb.ExportMemoriesResponse]:
+        wanted = Wanted(*self._where(request.namespace, request.memory), request.include_vectors)
+        parts = self._engine.transfers.export(wanted)
+        try:
+            async for part in parts:
+                yield pb.ExportMemoriesResponse(lines=part.lines, done=part.done, total=part.total)
+        finally:
+            await parts.aclose()
+
+    async def import_memories(
+        self, requests: AsyncIterator[pb.ImportMemoriesRequest], _context: _Context
+    ) -> pb.ImportMemoriesResponse:
+        if self._intakes >= INTAKES_MAX:
+            raise QuotaExceeded(f"{INTAKES_MAX} imports are being sent in, more are not taken", retry_after_s=5.0)
+        self._intakes += 1
+        try:
+            opening = await self._opening(requests)
+            return await self._taken(opening, requests)
+        finally:
+            self._intakes -= 1
+
+    async def _opening(self, requests: AsyncIterator[pb.ImportMemoriesRequest]) -> pb.ImportOpen:
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("message") != "open":
+            raise ProtocolViolation("the first message of an import must be open")
+        self._where(first.open.namespace, first.open.memory)
+        found = Violations()
+        identifier(found, "open.request_id", first.open.request_id, self._limits)
+        found.check()
+        return first.open
+
+    async def _taken(
+        self, opening: pb.ImportOpen, requests: AsyncIterator[pb.ImportMemoriesRequest]
+    ) -> pb.ImportMemoriesResponse:
+        imports = self._engine.transfers.imports
+        intake = await asyncio.to_thread(imports.intake, opening.memory)
+        try:
+            async for request in requests:
+                if request.WhichOneof("message") != "lines":
+                    raise ProtocolViolation("after open, every message of an import must be lines")
+                await asyncio.to_thread(intake.take, request.lines)
+            summary = await asyncio.to_thread(intake.finish)
+            return await self._begun(opening, intake, summary)
+        finally:
+            await asyncio.shield(asyncio.to_thread(intake.close))
+
+    async def _begun(self, opening: pb.ImportOpen, intake: Intake, summary: Summary) -> pb.ImportMemoriesResponse:
+        imports = self._engine.transfers.imports
+        target = Target(opening.namespace, opening.memory)
+        if opening.validate_only:
+            await imports.check(intake, summary, target)
+            return _response(_checked(opening, summary))
+        call = _repeatable(opening, summary)
+        if call is not None and (first := await call.first_answer(self._engine)) is not None:
+            again = await self._engine.operations.get(first.operation.id)
+            if again.state not in (OperationState.FAILED, OperationState.CANCELLED):
+                return _response(again)
+            call = None  # a new operation goes on where that one stopped
+
+        async def begin() -> pb.ImportMemoriesResponse:
+            await imports.check(intake, summary, target)
+            answer = None if call is None else lambda operation: call.answer(_response(operation))
+            return _response(await imports.begin(intake, summary, target, answer))
+
+        return await answered(call, self._engine, begin)
+
+    def _where(self, namespace: str, memory: str) -> tuple[str, str]:
+        found = Violations()
+        validation.name(found, "namespace", namespace, self._limits)
+        if memory:
+            validation.name(found, "memory", memory, self._limits)
+        found.check()
+        return namespace, memory
+
+
+def _response(operation: Operation) -> pb.ImportMemoriesResponse:
+    return pb.ImportMemoriesResponse(operation=operation_message(operation))
+
+
+def _checked(opening: pb.ImportOpen, summary: Summary) -> Operation:
+    """What validate_only answers: an operation that never was, of what would be done."""
+    return Operation(
+        id="",
+        type="import",
+        namespace=opening.namespace,
+        memory=opening.memory,
+        payload="",
+        state=OperationState.SUCCEEDED,
+        total=summary.fragments,
+        unit="fragments",
+    )
+
+
+def _repeatable(opening: pb.ImportOpen, summary: Summary) -> Repeatable[pb.ImportMemoriesResponse] | None:
+    """A repeat has the same names and the same lines."""
+    if not opening.request_id:
+        return None
+    same = pb.ImportMemoriesRequest(lines=f"{opening.namespace}\n{opening.memory}\n{summary.sha256}".encode())
+    key = "\n".join((opening.namespace, same.DESCRIPTOR.name, opening.request_id))
+    return Repeatable(same, key, pb.ImportMemoriesResponse)

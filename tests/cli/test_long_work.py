@@ -1,0 +1,45 @@
+"""Long work on the command line, against a real server."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.commands import run
+from tests.support.server import ServerProcess
+
+
+def test_erase_takes_what_is_named_and_tells_of_the_operation(server: ServerProcess) -> None:
+    target = server.address
+    run("observe", "--create", "erasing/joy", "-", stdin="Bob likes tea\nBob likes rain\n", target=target)
+    listed = [json.loads(line) for line in run("list", "erasing/joy", "--json", target=target).stdout.splitlines()]
+    refused = run("erase", "erasing/joy", listed[0]["id"], stdin="n\n", target=target)
+    assert refused.returncode == 1
+    assert run("erase", "erasing/joy", "--yes", target=target).returncode == 2
+    done = run("erase", "erasing/joy", listed[0]["id"], "--yes", "--wait", "--json", target=target)
+    assert done.returncode == 0, done.stderr
+    operation = json.loads(done.stdout)
+    assert (operation["type"], operation["state"], operation["done"]) == ("erase", "succeeded", 1)
+    left = [
+        json.loads(line)["content"] for line in run("list", "erasing/joy", "--json", target=target).stdout.splitlines()
+    ]
+    assert left == ["Bob likes rain"]
+    shown = run("operations", "get", operation["id"], target=target).stdout
+    assert "succeeded" in shown
+    assert "1 of 1 fragments" in shown
+    assert operation["id"] in run("operations", "list", "erasing", target=target).stdout
+
+
+def test_purge_and_reindex_are_started_followed_and_waited_for(server: ServerProcess) -> None:
+    target = server.address
+    begun = run("purge", "nobody", target=target)
+    assert begun.returncode == 0, begun.stderr
+    id = begun.stderr.split()[-1]
+    waited = run("operations", "wait", id, target=target)
+    assert waited.returncode == 0
+    assert "succeeded" in waited.stdout
+    assert json.loads(run("operations", "cancel", id, "--json", target=target).stdout)["state"] == "succeeded"
+    reindexed = run("reindex", "--wait", target=target)
+    assert reindexed.returncode == 0, reindexed.stderr
+    assert "reindex" in reindexed.stdout
+    unknown = run("operations", "get", "01J00000000000000000000000", target=target)
+    assert unknown.returncode == 4

@@ -1,0 +1,71 @@
+"""A data directory in which a real server has lived: every kind of change, in memories of every sort."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import memstream
+from memstream import MemoryKind, Observation, Profile, Tier
+from tests.server.conftest import QUICK
+from tests.server.listing import fragments, indexed
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+TOPICS = ["the ship and the island", "tea with milk", "snow on the roof", "a concert in Ulm", "Bob's cat"]
+
+
+def about(number: int) -> str:
+    return f"On day {number % 40} it was {TOPICS[number % len(TOPICS)]}, number {number % 40}."
+
+
+async def live(data_dir: Path) -> None:
+    """Run a server over the directory, change everything, and stop it in order."""
+    server = ServerProcess(data_dir).configure(**QUICK)
+    await asyncio.to_thread(server.start)
+    try:
+        async with memstream.connect(server.address) as client:
+            for profile in Profile:
+                await _busy(client, f"lived/{profile.value}", profile)
+            keyed = await client.create_memory("lived/keyed", policy={"retention": {"forget_grace": 1}})
+            await _keyed(keyed)
+            doomed = await client.create_memory("lived/doomed", kind=MemoryKind.LONG_TERM)
+            await doomed.observe_batch([about(number) for number in range(30)])
+            await doomed.delete()
+            await until(lambda: indexed(client, keyed))
+        assert await asyncio.to_thread(server.stop) == 0
+    finally:
+        server.kill()
+
+
+async def _busy(client: memstream.Client, path: str, profile: Profile) -> None:
+    memory = await client.create_memory(path, profile=profile, policy={"short_term": {"capacity": 6}})
+    async with memory.observe("joy", session="monday") as stream:
+        for number in range(80):
+            await stream.send(about(number), importance=0.1 + number % 9 / 10)
+        await stream.send("")  # refused, and keeps its number
+        await stream.flush()
+        for topic in TOPICS:
+            await memory.recall_once(topic)
+    listed = await fragments(memory)
+    await memory.forget_fragments([one.id for one in listed[::3]])
+    gone = await fragments(memory, forgotten=True)
+    await memory.restore_fragments([one.id for one in gone[::2]])
+    await memory.update_fragment((await fragments(memory))[0].id, content="said otherwise", importance=0.3)
+    await memory.clear([Tier.SHORT_TERM])
+    await memory.update(labels={"kept": "yes"}, policy={"short_term": {"capacity": 3}})
+    await memory.observe_batch([about(number) for number in range(7, 19)], producer="sam", first_sequence=1)
+
+
+async def _keyed(memory: memstream.AgentMemory) -> None:
+    """Put, put again, forgotten until the grace has passed and they are erased."""
+    for number in range(12):
+        await memory.put_fragment(Observation(about(number), external_id=f"k{number}"))
+    for number in range(4):
+        await memory.put_fragment(Observation(f"changed {number}", external_id=f"k{number}"))
+    await memory.forget_fragments([(await memory.get_fragment(external_id="k7")).id])
+    await until(lambda: _erased(memory))
+
+
+async def _erased(memory: memstream.AgentMemory) -> bool:
+    return not await fragments(memory, forgotten=True)

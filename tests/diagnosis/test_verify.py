@@ -1,0 +1,280 @@
+"""`memstream verify` passes what a server has written, and finds every kind of planted damage."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memstream_server.adapters.journal import codec
+from memstream_server.adapters.journal.looking import data_directory
+from memstream_server.adapters.journal.verifying import verify
+from memstream_server.core.events import Event, EventType
+from memstream_server.core.values import Enhancement
+from tests.cli.commands import run
+from tests.diagnosis.conftest import asked, changed, looked
+
+ONE = "SELECT min(key) FROM fragments WHERE tier = 'long_term' AND memory = (SELECT max(number) FROM memories)"
+"""A fragment of the last memory."""
+FIRST = "(SELECT min(number) FROM memories)"
+
+
+def test_what_a_server_has_written_verifies(data_dir: Path) -> None:
+    code, answer = looked("verify", data_dir)
+    assert (code, answer["ok"], answer["violations"], answer["compacted"]) == (0, True, [], {})
+    assert answer["checked"]["memories"] == 3
+    assert all(answer["checked"][name] > 0 for name in answer["checked"] if name not in ("outbox", "pending"))
+
+
+def test_a_backup_verifies_and_a_damaged_one_does_not(data_dir: Path, tmp_path: Path) -> None:
+    backup = tmp_path / "monday.memstream"
+    assert run("backup", str(backup), "--data", str(data_dir)).returncode == 0
+    ended = run("verify", str(backup))
+    assert ended.returncode == 0, ended.stderr
+    assert "everything is as its events say" in ended.stdout
+    with closing(sqlite3.connect(backup)) as connection, connection:
+        connection.execute("DELETE FROM fragments WHERE key = (SELECT max(key) FROM fragments)")
+    ended = run("verify", str(backup))
+    assert ended.returncode == 1
+    assert "is not listed, its events say it is in" in ended.stdout
+
+
+def test_a_log_whose_beginning_is_gone_is_checked_from_there(data_dir: Path) -> None:
+    changed(data_dir, f"DELETE FROM events WHERE key BETWEEN {FIRST} << 32 AND ({FIRST} << 32) + 3")
+    code, answer = looked("verify", data_dir)
+    assert (code, answer["violations"]) == (0, [])
+    ((name, first),) = answer["compacted"].items()
+    assert (name.partition("/")[0], first) == ("lived", 4)
+    changed(data_dir, f"UPDATE memories SET revision = revision + 1 WHERE number = {FIRST}")
+    assert looked("verify", data_dir)[1]["violated"]["revisions"] == 1
+
+
+def _repacked(data_dir: Path, **changes: object) -> None:
+    """Another record for one fragment."""
+    blob = asked(data_dir, f"SELECT payload FROM fragments WHERE key = ({ONE})")[0][0]
+    fragment = replace(codec.decode_fragment(blob, 0, 0), **changes)  # type: ignore[arg-type]  # the test names fields of Fragment
+    changed(data_dir, f"UPDATE fragments SET payload = :blob WHERE key = ({ONE})", blob=codec.encode_fragment(fragment))
+
+
+def _told(data_dir: Path, *events: Event) -> None:
+    """Another last transition for the last memory."""
+    changed(data_dir, "UPDATE events SET payload = :blob WHERE key = (SELECT max(key) FROM events)", blob=_log(*events))
+
+
+def _log(*events: Event) -> bytes:
+    return codec.encode_events(events)
+
+
+def _sql(*statements: str) -> Callable[[Path], object]:
+    return lambda data_dir: changed(data_dir, *statements)
+
+
+DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
+    "a fragment is gone": (
+        "fragments",
+        "is not listed",
+        _sql(f"DELETE FROM fragments WHERE key = ({ONE})"),
+    ),
+    "a fragment nobody observed": (
+        "fragments",
+        "by its events it is not there",
+        lambda data_dir: _repacked(data_dir, id="NOBODY"),
+    ),
+    "a fragment twice": (
+        "fragments",
+        "is there twice",
+        _sql(
+            "DROP INDEX fragments_id",
+            f"INSERT INTO fragments SELECT key + 5000, memory, id, tier, kind, due_time_us, forget_time_us, 0, 0,"
+            f" session, speaker, NULL, '', payload, terms FROM fragments WHERE key = ({ONE})",
+        ),
+    ),
+    "another tier": (
+        "fragments",
+        "tier is",
+        lambda data_dir: _repacked(data_dir, tier="short_term"),
+    ),
+    "another importance": (
+        "fragments",
+        "importance is",
+        lambda data_dir: _repacked(data_dir, importance=0.123),
+    ),
+    "another count of enhancements": (
+        "fragments",
+        "enhancement_count is 77",
+        lambda data_dir: _repacked(data_dir, enhancement_count=77),
+    ),
+    "forgotten without an event": (
+        "fragments",
+        "forgotten is True",
+        lambda data_dir: _repacked(data_dir, forget_time_us=5),
+    ),
+    "a source from nowhere": (
+        "lineage",
+        "was never in this memory",
+        lambda data_dir: _repacked(data_dir, sources=("NOWHERE",)),
+    ),
+    "changed by a revision to come": (
+        "columns",
+        "which is to come",
+        lambda data_dir: _repacked(data_dir, version=99_999),
+    ),
+    "a column that says otherwise": (
+        "columns",
+        "column speaker",
+        _sql(f"UPDATE fragments SET speaker = 'somebody else' WHERE key = ({ONE})"),
+    ),
+    "a record that cannot be read": (
+        "columns",
+        "cannot be read",
+        _sql(f"UPDATE fragments SET payload = x'01ffff' WHERE key = ({ONE})"),
+    ),
+    "a position not given": (
+        "columns",
+        "was not given yet",
+        _sql("UPDATE memories SET next_position = 1"),
+    ),
+    "a transition is gone": (
+        "revisions",
+        "follows",
+        _sql("DELETE FROM events WHERE key = (SELECT max(key) - 1 FROM events)"),
+    ),
+    "the last transition is gone": (
+        "revisions",
+        "the log ends at",
+        _sql("DELETE FROM events WHERE key = (SELECT max(key) FROM events)"),
+    ),
+    "an event of a fragment that was not there": (
+        "revisions",
+        "before it was there",
+        lambda data_dir: _told(data_dir, Event(EventType.FORGOTTEN, "NOBODY")),
+    ),
+    "events that cannot be read": (
+        "revisions",
+        "cannot be read",
+        _sql("UPDATE events SET payload = x'01c1' WHERE key = (SELECT max(key) FROM events)"),
+    ),
+    "a short-term side of a fragment in long-term": (
+        "anchors",
+        "is not held",
+        lambda data_dir: changed(
+            data_dir,
+            f"INSERT INTO anchors SELECT memory, id, NULL, :none FROM fragments WHERE key = ({ONE})",
+            none=codec.encode_enhancements(()),
+        ),
+    ),
+    "another enhancer": (
+        "fragments",
+        "enhancements is",
+        lambda data_dir: changed(
+            data_dir,
+            "UPDATE anchors SET enhancements = :other",
+            other=codec.encode_enhancements((Enhancement("E", ""),)),
+        ),
+    ),
+    "a short vector": (
+        "vectors",
+        "the space in force has 1536",
+        _sql(f"UPDATE vectors SET vector = substr(vector, 1, 400) WHERE key = ({ONE})"),
+    ),
+    "a vector is gone": (
+        "vectors",
+        "is missing",
+        _sql(f"DELETE FROM vectors WHERE key = ({ONE})"),
+    ),
+    "a vector of no fragment": (
+        "vectors",
+        "where no fragment is",
+        _sql("INSERT INTO vectors SELECT max(key) + 7, model, vector FROM vectors"),
+    ),
+    "stored beyond received": (
+        "producers",
+        "received and",
+        _sql("UPDATE producers SET stored = received + 1 WHERE name = 'joy'"),
+    ),
+    "a receipt is gone": (
+        "receipts",
+        "producer joy",
+        _sql("DELETE FROM receipts WHERE producer = 'joy' AND first_sequence = 1"),
+    ),
+    "received without a receipt": (
+        "receipts",
+        "receipts end at",
+        _sql("UPDATE producers SET received = received + 1 WHERE name = 'sam'"),
+    ),
+    "receipts of nobody": (
+        "receipts",
+        "no producer here",
+        _sql("DELETE FROM producers WHERE name = 'sam'"),
+    ),
+    "too few hashes": (
+        "receipts",
+        "bytes of hashes",
+        _sql("UPDATE receipts SET hashes = substr(hashes, 17) WHERE producer = 'sam'"),
+    ),
+    "a pending receipt that cannot be read": (
+        "pending",
+        "cannot be read",
+        _sql("INSERT INTO observations SELECT max(key) + 1, memory, 'joy', 1, 1, x'01' FROM fragments"),
+    ),
+    "an index entry of nobody": (
+        "outbox",
+        "never in this memory",
+        _sql("INSERT INTO outbox (memory, fragment, deleted) SELECT uid, 'NOBODY', 0 FROM memories"),
+    ),
+    "rows of no memory": (
+        "store",
+        "which does not exist",
+        _sql("INSERT INTO producers VALUES (99, 'stray', 1, 0, 0)"),
+    ),
+    "a generation that is no number": (
+        "store",
+        "generation",
+        _sql("INSERT INTO meta VALUES ('index_generation', 'many')"),
+    ),
+    "a policy that cannot be read": (
+        "memories",
+        "cannot be read",
+        _sql("UPDATE memories SET policy = '{'"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_planted_damage_is_found(data_dir: Path, name: str) -> None:
+    check, text, damage = DAMAGES[name]
+    damage(data_dir)
+    with data_directory(data_dir) as looked_at:
+        report = verify(looked_at, lambda done, total: None)
+    found = [each for each in report.violations if each.check == check and text in each.text]
+    assert found, report.violations
+    assert report.violated[check] >= len(found)
+    assert all(each.memory.startswith("lived/") for each in found) or check == "store"
+
+
+def test_a_violation_names_memory_and_fragment(data_dir: Path) -> None:
+    ((id_, name),) = asked(
+        data_dir, f"SELECT id, name FROM fragments JOIN memories ON memory = number WHERE key = ({ONE})"
+    )
+    _repacked(data_dir, importance=0.123)
+    code, answer = looked("verify", data_dir)
+    assert (code, answer["ok"]) == (1, False)
+    ((memory, fragment, text),) = [(each["memory"], each["fragment"], each["text"]) for each in answer["violations"]]
+    assert (memory, fragment) == (f"lived/{name}", id_)
+    assert text.startswith("importance is 0.123, its events say ")
+
+
+def test_what_cannot_be_verified_is_said(data_dir: Path, tmp_path: Path) -> None:
+    changed(data_dir, "UPDATE alembic_version SET version_num = '9999'")
+    code, answer = looked("verify", data_dir)
+    assert (code, "revision 9999" in answer["error"]["message"]) == (1, True)
+    shutil.rmtree(data_dir)
+    code, answer = looked("verify", data_dir)
+    assert (code, "no journal" in answer["error"]["message"]) == (1, True)
+    (tmp_path / "notes").write_text("mine")
+    assert run("verify", str(tmp_path / "notes")).returncode == 1

@@ -1,0 +1,176 @@
+"""What an engine holds in RAM and in its journal stays bounded, however many come and go."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from memstream_server.adapters.journal import reads
+from memstream_server.core.policy import DEFAULT
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.clock import Clock
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import SequenceConflict
+from memstream_server.engine.requests import AckLevel, NewMemory, Query
+from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
+from tests.engine.memory import SettableClock, observation
+from tests.support.waiting import until
+
+__all__ = ["hasty"]
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+OFF_S = 86_400.0
+DAY_US = 24 * 3600 * 1_000_000
+STORED = AckLevel.STORED
+
+
+async def create(engine: Engine, name: str, kind: MemoryKind = MemoryKind.LONG_TERM) -> str:
+    return (await engine.create_memory(NewMemory(NAMESPACE, name, kind, DEFAULT)))[0].uid
+
+
+async def observe(engine: Engine, name: str, text: str, request: str = "") -> None:
+    await engine.observe_batch(NAMESPACE, name, "", 1, [observation(text)], STORED, request)
+
+
+async def contents(engine: Engine, name: str) -> list[str]:
+    return [row.fragment.content for row in (await check(engine, name)).rows]
+
+
+# ---- producers
+
+
+async def test_producers_leave_ram_and_go_on_where_they_were(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        engine = parts.engine
+        await create(engine, "joy")
+        for number in range(20):
+            producer = f"p{number}"
+            await engine.observe_batch(NAMESPACE, "joy", producer, 1, [observation(producer)], STORED)
+            await observe(engine, "joy", f"request {number}", f"r{number}")
+            await observe(engine, "joy", f"nobody {number}")
+        assert (engine.held().producers, engine.held().sessions) == (0, 0)
+        session = await engine.open_observe(NAMESPACE, "joy", "p3")
+        assert (session.opened.received, session.opened.stored, engine.held().producers) == (1, 1, 1)
+        await session.submit(1, [observation("p3")])  # a repeat
+        await session.submit(2, [observation("more of p3")])
+        await session.reached(STORED, 2)
+        session.close()
+        session = await engine.open_observe(NAMESPACE, "joy", "p4")
+        with pytest.raises(SequenceConflict):
+            await session.submit(1, [observation("something else")])
+        session.close()
+        assert (engine.held().producers, engine.held().sessions) == (0, 0)
+        assert len(await contents(engine, "joy")) == 61
+
+
+async def test_a_producer_let_go_stays_until_all_of_it_is_stored(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        release = parts.journal.hold("commit")
+        session = await parts.engine.open_observe(NAMESPACE, "joy", "p")
+        await session.submit(1, [observation("one")])
+        session.close()
+        assert parts.engine.held().producers == 1
+        again = await parts.engine.open_observe(NAMESPACE, "joy", "p")
+        assert (again.opened.received, again.opened.stored) == (1, 0)
+        release()
+        assert (await again.reached(STORED, 1)).stored == 1
+        again.close()
+        assert parts.engine.held().producers == 0
+
+
+async def test_a_request_id_is_kept_for_a_day_and_then_leaves_the_journal(tmp_path: Path) -> None:
+    clock = SettableClock()
+    async with assembled(tmp_path, clock=Clock(now_us=clock.now_us), maintenance_interval_s=OFF_S) as parts:
+        engine = parts.engine
+        uid = await create(engine, "joy")
+        await engine.observe_batch(NAMESPACE, "joy", "lasting", 1, [observation("kept")], STORED)
+        for number in range(300):  # more than one slice
+            await observe(engine, "joy", f"said {number}", f"r{number}")
+        clock.offset_us += DAY_US - 60_000_000
+        await engine.maintain()
+        await observe(engine, "joy", "said 7", "r7")
+        assert len(await contents(engine, "joy")) == 301
+        clock.offset_us += 120_000_000
+        await engine.maintain()
+        assert await _hashes(parts, uid, "request:r7") == await _hashes(parts, uid, "request:r299") == 0
+        assert await _hashes(parts, uid, "lasting") == 1
+        await observe(engine, "joy", "said 7", "r7")  # too late to be told from a new one
+        assert len(await contents(engine, "joy")) == 302
+
+
+async def _hashes(parts: Assembled, uid: str, producer: str) -> int:
+    return len(await parts.engine._journal.received_hashes(uid, producer, 1, 9))
+
+
+# ---- active memories
+
+
+async def test_memories_that_grow_while_active_are_held_to_the_bytes(tmp_path: Path) -> None:
+    """Both fit when they are activated and not when they have grown: the one used last stays."""
+    async with assembled(tmp_path, active_bytes_max=1 << 20) as parts:
+        engine = parts.engine
+        for name in ("sad", "joy"):
+            await create(engine, name)
+            await observe(engine, name, f"{name} begins")
+        assert engine.held().memories == 2
+        for name in ("sad", "joy"):
+            lines = [observation(f"{name} {number} {'x' * 1_000}") for number in range(130)]
+            await engine.observe_batch(NAMESPACE, name, "p", 1, lines, STORED)
+
+        async def within() -> bool:
+            held = engine.held()
+            return held.memories == 1 and held.size_bytes <= 1 << 20
+
+        await until(within)
+        assert not (await engine.statistics(NAMESPACE, "sad")).active
+        assert (await engine.statistics(NAMESPACE, "joy")).active
+        found = await engine.recall(NAMESPACE, "sad", Query(text="sad begins", limit=1))
+        assert [one.fragment.content for one in found.recollections] == ["sad begins"]
+
+
+async def test_deleted_memories_leave_nothing_in_ram(tmp_path: Path) -> None:
+    async with assembled(tmp_path, active_memories_max=1, maintenance_interval_s=OFF_S) as parts:
+        engine = parts.engine
+        for number in range(10):
+            await create(engine, f"m{number}")
+            await observe(engine, f"m{number}", "hello")
+            await engine.maintain()
+        for number in range(10):
+            await engine.delete_memory(NAMESPACE, f"m{number}")
+        await engine.maintain()
+        held = engine.held()
+        assert (held.memories, held.size_bytes, held.producers, held.watchers) == (0, 0, 0, 0)
+        assert not engine._registry._owned
+
+
+# ---- watchers
+
+
+async def test_a_watcher_reads_ahead_by_bytes_and_misses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "EVENTS_BYTES_MAX", 2_000)
+    async with assembled(tmp_path) as parts:
+        engine = parts.engine
+        uid = await create(engine, "joy")
+        for number in range(30):
+            lines = [observation(f"{number} {line}") for line in range(10)]
+            await engine.observe_batch(NAMESPACE, "joy", "", 1, lines, STORED)
+        page = await engine._journal.events(uid, 0, 256)
+        assert 1 <= len(page) < 31
+        assert len(await engine._journal.events(uid, 5, 256)) >= 1
+        seen: list[int] = []
+        async with aclosing(engine.watch(NAMESPACE, "joy", uid, 0, 0)) as steps:
+            async for _, revision, _, events in steps:
+                assert events, "no pause while there is more"
+                seen.append(revision)
+                if revision == 20:
+                    await observe(engine, "joy", "and one more")
+                if revision == 32:
+                    break
+        assert seen == list(range(1, 33))
+        assert engine.held().watchers == 0

@@ -1,0 +1,126 @@
+"""Erasure beside everything else: failures on its way, insights and observations in flight, several at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from memstream_server import app
+from memstream_server.core.events import EventType
+from memstream_server.core.policy import DEFAULT, with_value
+from memstream_server.core.values import Fragment, FragmentKind, MemoryKind
+from memstream_server.engine import operations
+from memstream_server.engine.engine import Engine
+from memstream_server.ports.index import IndexUnavailable
+from memstream_server.ports.models import Account
+from memstream_server.ports.operations import OperationState
+from tests.engine.assembled import NAMESPACE, assembled, check, events_of, hasty
+from tests.engine.test_fragments import TEA, create, live, observe
+from tests.support.faulty_journal import Fault
+from tests.support.memory_index import MemoryIndex
+from tests.support.scripted_models import ScriptedEmbedder, ScriptedInsights
+from tests.support.waiting import until
+
+__all__ = ["hasty"]  # a fixture
+
+RIPE = with_value(DEFAULT, "short_term.enhance_threshold", 1)
+
+
+async def erased(engine: Engine, *ids: str) -> OperationState:
+    operation = await engine.erasing.start(NAMESPACE, "joy", ids)
+    return (await engine.operations.finished(operation.id)).state
+
+
+async def insights(engine: Engine) -> list[Fragment]:
+    return [one for one in await live(engine) if one.kind is FragmentKind.INSIGHT]
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("write", ["commit", "scrub", "outbox_refill"])
+async def test_whatever_fails_on_the_way_it_is_done_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, fault: Fault
+) -> None:
+    monkeypatch.setattr(operations, "RETRY_S", 0.01)
+    index = MemoryIndex()
+    index.keeps_deleted = True
+    models = app.Models(ScriptedEmbedder(), insights=ScriptedInsights())
+    async with assembled(tmp_path, models=models, index=index) as parts:
+        await create(parts.engine, RIPE)
+        await observe(parts.engine, TEA, f"{TEA} today")
+        (insight,) = await until(lambda: insights(parts.engine))
+        parts.journal.fail_at(1, fault, write)
+        index.fail_at(1, IndexUnavailable, "drop")
+        assert await erased(parts.engine, insight.sources[0]) is OperationState.SUCCEEDED
+        assert parts.journal.failed == write
+        assert index.failed == index._call == "drop"
+        assert [one.id for one in await live(parts.engine)] == [insight.sources[1]]
+        await check(parts.engine, "joy")
+
+
+class Slow(ScriptedInsights):
+    """A model that answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def promotion_insights(self, texts: Sequence[str], account: Account) -> list[str]:
+        self.asked.set()
+        await self.go.wait()
+        return await super().promotion_insights(texts, account)
+
+
+async def test_an_insight_in_flight_is_not_kept_when_its_source_was_erased(tmp_path: Path) -> None:
+    slow = Slow()
+    async with assembled(tmp_path, models=app.Models(ScriptedEmbedder(), insights=slow)) as parts:
+        await create(parts.engine, RIPE)
+        await observe(parts.engine, TEA, f"{TEA} today")
+        await slow.asked.wait()
+        first = (await live(parts.engine))[0]
+        assert await erased(parts.engine, first.id) is OperationState.SUCCEEDED
+        slow.go.set()
+
+        async def done() -> bool:
+            return not await parts.engine._journal.jobs(10)
+
+        await until(done)
+        assert len(slow.shown) == 1
+        assert [one.content for one in await live(parts.engine)] == [f"{TEA} today"]
+        await check(parts.engine, "joy")
+
+
+async def test_what_waits_to_be_stored_is_erased_once_it_is(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        release = parts.journal.hold("commit")
+        observing = asyncio.create_task(observe(parts.engine, TEA))
+        record = await parts.engine.get_memory(NAMESPACE, "joy")
+
+        async def received() -> list[str]:
+            image = await parts.engine._journal.load(record.uid, "", 0)
+            return [one.id for receipt in image.pending for one in receipt.fragments]
+
+        (waiting,) = await until(received)
+        erasing = asyncio.create_task(erased(parts.engine, waiting))
+        release()
+        await observing
+        assert await erasing is OperationState.SUCCEEDED
+        assert await live(parts.engine) == []
+        told = [event.type for event in await events_of(parts.engine, record.uid)]
+        assert told.count(EventType.ERASED) == 1
+
+
+async def test_erasures_that_wait_share_one_rebuild(tmp_path: Path) -> None:
+    index = MemoryIndex()
+    index.keeps_deleted = True
+    async with assembled(tmp_path, index=index) as parts:
+        await create(parts.engine, kind=MemoryKind.LONG_TERM)
+        await observe(parts.engine, *(f"{animal} at the river" for animal in ("otters", "herons", "foxes", "weasels")))
+        ids = [one.id for one in await live(parts.engine)]
+        assert await asyncio.gather(*(erased(parts.engine, id_) for id_ in ids)) == [OperationState.SUCCEEDED] * 4
+        assert 1 <= index.drops < 4
+        assert await live(parts.engine) == []

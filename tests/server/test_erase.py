@@ -1,0 +1,256 @@
+"""Erasure on a real server: what is erased is found in no file of the data directory, nor what derives from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import uuid
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+import memstream
+from memstream import AgentMemory, Filter, FragmentKind, MemoryKind, Observation, OperationState
+from memstream.v1 import memory_service_pb2 as pb
+from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
+from tests.server.conftest import MakeServer, restarted, started
+from tests.server.listing import fragments
+from tests.support.fake_openai import JSON, FakeOpenAI
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+DIMENSION = 64
+MERGING = {"short_term": {"merge_content": True, "similarity_rule": "cosine", "similarity_min": 0.9}}
+
+
+def secret() -> str:
+    """A word that stands nowhere else."""
+    return f"zq{uuid.uuid4().hex}"
+
+
+def files_with(data_dir: Path, needles: Mapping[str, bytes]) -> dict[str, set[str]]:
+    """The needles found, with the names of the files of the data directory that hold them."""
+    found: dict[str, set[str]] = {}
+    for path in data_dir.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            for name, needle in needles.items():
+                if needle in data:
+                    found.setdefault(name, set()).add(path.name)
+    return found
+
+
+def needles_of(data_dir: Path, words: Iterable[str], ids: Iterable[str]) -> dict[str, bytes]:
+    """The words, and the quarters of every vector that the journal holds of these fragments."""
+    out = {word: word.encode() for word in words}
+    chosen = list(ids)
+    marks = ",".join("?" * len(chosen))
+    with closing(sqlite3.connect(f"file:{data_dir / 'journal.db'}?mode=ro", uri=True)) as journal:
+        indexed = journal.execute(
+            f"SELECT f.id, v.vector FROM vectors v JOIN fragments f ON f.key = v.key WHERE f.id IN ({marks})", chosen
+        ).fetchall()
+        held = journal.execute(f"SELECT id || '+', vector FROM anchors WHERE id IN ({marks})", chosen).fetchall()
+    assert {id_ for id_, _ in indexed} == set(chosen)
+    for id_, vector in (*indexed, *held):
+        if vector is not None:
+            assert len(vector) == 4 * DIMENSION
+            quarter = len(vector) // 4
+            out |= {f"{id_}/{part}": vector[part * quarter : (part + 1) * quarter] for part in range(4)}
+    return out
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI(dimension=DIMENSION) as endpoint:
+        yield endpoint
+
+
+def modelled(make_server: MakeServer, fake: FakeOpenAI) -> ServerProcess:
+    """A server whose vectors and insights come from the scripted endpoint."""
+    return make_server(
+        embedding="openai",
+        embedding_model="fake-embedding",
+        embedding_base_url=fake.base_url,
+        embedding_api_key="sk",
+        llm_model="fake-llm",
+        llm_base_url=fake.base_url,
+        llm_api_key="sk",
+        llm_scoring="false",
+        index_partitions=2,
+    )
+
+
+def insightful(fake: FakeOpenAI, said: str) -> None:
+    def answer(body: JSON) -> str:
+        form = body["response_format"]["json_schema"]["name"]
+        return json.dumps({"insights": [said]} if form == "insights" else {form: []})
+
+    fake.complete = answer
+
+
+def alike(fake: FakeOpenAI, mark: str) -> None:
+    """Texts with the mark are near one another, and yet each has its own vector."""
+    base = fake._vector(mark)
+    plain = fake.vector
+    fake.vector = lambda text: base + 0.05 * fake._vector(text) if mark in text else plain(text)
+
+
+async def ids_of(memory: AgentMemory, *observations: Observation) -> list[str]:
+    result = await memory.observe_batch(observations)
+    return [outcome.fragment_id for outcome in result.outcomes]
+
+
+async def crowd(client: memstream.Client, namespace: str) -> None:
+    """Rows of many memories in turn, so that the journal's pages are split and rows move."""
+    memories = [await client.create_memory(f"{namespace}/crowd-{n}", kind=MemoryKind.LONG_TERM) for n in range(6)]
+    for turn in range(5):
+        for memory in memories:
+            await memory.observe_batch([f"{memory.name} waits in line {turn} {place} " * 8 for place in range(10)])
+
+
+async def indexed(client: memstream.Client, *memories: AgentMemory) -> None:
+    async def look() -> bool:
+        return all([(await memory.stats()).unindexed == 0 for memory in memories])
+
+    await until(look)
+
+
+async def insight_of(memory: AgentMemory) -> list[str]:
+    return [one.id for one in await fragments(memory) if one.kind is FragmentKind.INSIGHT]
+
+
+async def test_nothing_erased_is_in_any_file_of_the_data_directory(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    """Of every tier, with what enhanced, was merged, derived, put by key and answered; also through kill -9."""
+    words = {name: secret() for name in ("sensory", "anchor", "enhancer", "long", "key", "put", "insight", "merged")}
+    insightful(fake, f"They repeat {words['insight']}.")
+    for mark in ("alike-a", "alike-b", "alike-c"):
+        alike(fake, mark)
+    server = await started(modelled(make_server, fake))
+    async with memstream.connect(server.address) as client:
+        await crowd(client, "ns")
+        tiers = await client.create_memory("ns/tiers", policy={"sensory": {"capacity": 1}})
+        long = await client.create_memory("ns/long", kind=MemoryKind.LONG_TERM)
+        merging = await client.create_memory("ns/merging", policy={"sensory": {"capacity": 0}, **MERGING})
+        wise = await client.create_memory("ns/wise", policy={"sensory": {"capacity": 0}})
+        anchor, enhancer, last = await ids_of(
+            tiers,
+            Observation(f"alike-a {words['anchor']}", importance=0.9),
+            Observation(f"alike-a {words['enhancer']}", importance=0.9),
+            Observation(f"apart {words['sensory']}", importance=0.9),
+        )
+        (kept,) = await ids_of(long, Observation("this one stays"))
+        (row,) = await ids_of(long, Observation(f"long {words['long']}", external_id=f"key-{words['key']}"))
+        await long.put_fragment(f"put {words['put']}", external_id=f"key-{words['key']}")
+        texts = ["alike-b 0", f"alike-b {words['merged']}", "alike-b 2", "alike-b 3"]
+        merged = await ids_of(merging, *(Observation(text, importance=0.9) for text in texts))
+        source = await ids_of(wise, *(Observation(f"alike-c {n}", importance=0.9) for n in range(5)))
+        (derived,) = await until(lambda: insight_of(wise))
+        (of_merged,) = await until(lambda: insight_of(merging))
+        whole = (await merging.get_fragment(merged[0])).content
+        await indexed(client, tiers, long, merging, wise)
+        erased: list[tuple[AgentMemory, list[str]]] = [
+            (tiers, [enhancer, last]),
+            (long, [row]),
+            (merging, [merged[1]]),
+            (wise, [source[0]]),
+        ]
+        ids = [enhancer, last, row, merged[1], source[0], derived, of_merged]
+        gone = {name: word for name, word in words.items() if name not in ("anchor", "long")}
+        needles = needles_of(server.data_dir, gone.values(), ids) | {words["long"]: words["long"].encode()}
+        assert whole == ";".join(texts)
+        before = files_with(server.data_dir, needles)
+        assert before.keys() >= {word for name, word in words.items() if name != "anchor"}
+        assert {name for names in before.values() for name in names} >= {"journal.db-wal"}
+        started_ = [await memory.erase_fragments(each) for memory, each in erased]
+        assert [each.type for each in started_] == ["erase"] * 4
+    await restarted(server)  # in the middle of it
+    async with memstream.connect(server.address) as client:
+        for operation in started_:
+            assert (await client.finished(operation)).state is OperationState.SUCCEEDED
+        assert files_with(server.data_dir, needles) == {}
+        assert set(files_with(server.data_dir, {"a": words["anchor"].encode()})) == {"a"}
+        assert [one.id for one in await fragments(client.memory("ns/tiers"))] == [anchor]
+        assert [one.id for one in await fragments(client.memory("ns/long"))] == [kept]
+        assert [one.id for one in await fragments(client.memory("ns/wise"))] == source[1:]
+        (left,) = [one for one in await fragments(client.memory("ns/merging")) if one.id == merged[0]]
+        assert (left.content, left.sources) == ("alike-b 0;alike-b 2;alike-b 3", tuple(merged[2:]))
+        (hit,) = await client.memory("ns/long").recall_once("this one stays", limit=1)
+        assert hit.fragment.id == kept
+        await indexed(client, *(client.memory(f"ns/{name}") for name in ("tiers", "long", "merging", "wise")))
+        assert files_with(server.data_dir, needles) == {}
+    assert await asyncio.to_thread(server.stop) == 0
+    assert files_with(server.data_dir, needles) == {}
+    assert "Traceback" not in server.log()
+
+
+async def test_by_filter_the_forgotten_and_the_pinned_go_too(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
+    said = [Observation(f"line {n}", speaker="Bob" if n % 2 else "Joy") for n in range(6)]
+    ids = await ids_of(memory, *said)
+    await memory.forget_fragments([ids[1]])
+    await memory.update_fragment(ids[3], pinned=True)
+    ended = await client.finished(await memory.erase_fragments(filter=Filter(speakers=["Bob"])))
+    assert (ended.state, ended.done, ended.total, ended.unit) == (OperationState.SUCCEEDED, 3, 3, "fragments")
+    assert [one.id for one in await fragments(memory)] == ids[::2]
+    assert await fragments(memory, forgotten=True) == []
+    assert "line 3" not in [hit.fragment.content for hit in await memory.recall_once("line 3")]
+
+
+async def test_unknown_ids_and_those_of_other_memories_are_passed_over(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path)
+    other = await client.create_memory(f"{path}-other")
+    (mine,), (theirs,) = await ids_of(memory, Observation("mine")), await ids_of(other, Observation("theirs"))
+    ended = await client.finished(await memory.erase_fragments([theirs, "01J00000000000000000000000"]))
+    assert ended.state is OperationState.SUCCEEDED
+    assert [one.id for one in await fragments(memory)] == [mine]
+    assert [one.id for one in await fragments(other)] == [theirs]
+
+
+async def test_what_an_erasure_refuses(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path)
+    some = "01J00000000000000000000000"
+    for ids, chosen in (((), None), ((), Filter()), ((some,), Filter(speakers=["Bob"])), (("x",), None)):
+        with pytest.raises(memstream.InvalidRequest):
+            await memory.erase_fragments(ids, filter=chosen)
+    with pytest.raises(memstream.InvalidRequest, match="1,001"):
+        await memory.erase_fragments([f"01J{number:023d}" for number in range(1_001)])
+    with pytest.raises(memstream.MemoryNotFound):
+        await client.memory(f"{path}-nobody").erase_fragments([some])
+    assert [each async for each in client.operations(memory.namespace)] == []
+    assert memstream.Capability.ERASE in (await client.server_info()).capabilities
+
+
+async def test_the_answer_of_a_put_is_not_told_again(
+    shared: ServerProcess, client: memstream.Client, path: str
+) -> None:
+    memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
+    async with grpc.aio.insecure_channel(shared.address) as channel:
+        stub = MemoryServiceStub(channel)
+        request = pb.PutFragmentRequest(namespace=memory.namespace, memory=memory.name, request_id="r1")
+        request.observation.content, request.observation.external_id = "Bob lives in Leeds", "home"
+        first = await stub.PutFragment(request)
+        assert await stub.PutFragment(request) == first
+        await client.finished(await memory.erase_fragments([first.fragment.id]))
+        with pytest.raises(grpc.aio.AioRpcError, match="erased"):
+            await stub.PutFragment(request)
+    assert await fragments(memory) == []
+
+
+async def test_streams_go_on_while_others_are_erased(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
+    ids = await ids_of(memory, *(Observation(f"old {n}") for n in range(20)))
+    async with memory.observe("p") as stream:
+        erasures = [asyncio.create_task(_erased(client, memory, ids[n::4])) for n in range(4)]
+        for number in range(200):
+            await stream.send(f"new {number}")
+        await stream.flush()
+        assert await asyncio.gather(*erasures) == [OperationState.SUCCEEDED] * 4
+    assert sorted(one.content for one in await fragments(memory)) == sorted(f"new {n}" for n in range(200))
+
+
+async def _erased(client: memstream.Client, memory: AgentMemory, ids: list[str]) -> OperationState:
+    return (await client.finished(await memory.erase_fragments(ids))).state

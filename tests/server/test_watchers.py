@@ -1,0 +1,106 @@
+"""Watchers that do not read: they cost the server little, and have every event once when they read on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc.aio
+
+import memstream
+from memstream.v1 import event_pb2
+from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
+from tests.server.conftest import MakeServer, started, stopped
+from tests.server.listing import history
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+WATCHERS, OBSERVATIONS, CONTENT = 30, 2_500, "x" * 6_000
+RAM_MAX = 150 << 20
+"""What all watchers together may add to what observing takes; what they have not read is 30 times 15 MB."""
+
+
+def ram(server: ServerProcess) -> int:
+    """Bytes of the server's process."""
+    pages = Path(f"/proc/{server.pid}/statm").read_text("utf-8").split()[1]
+    return int(pages) * 4_096
+
+
+Key = tuple[int, int]
+
+
+def keys(response: pb.WatchResponse) -> list[Key]:
+    return [(event.cursor.revision, event.cursor.ordinal) for event in response.events.events]
+
+
+async def test_watchers_that_stop_reading_cost_little_and_lose_nothing(make_server: MakeServer) -> None:
+    server = await started(make_server())
+    async with (
+        memstream.connect(server.address) as client,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        memory = await client.create_memory("slow/joy", kind=memstream.MemoryKind.LONG_TERM)
+        alone = await client.create_memory("slow/alone", kind=memstream.MemoryKind.LONG_TERM)
+        start = ram(server)
+        await _observe(alone, "joy", OBSERVATIONS)
+        unwatched = ram(server) - start
+        await _observe(memory, "warm", 100)
+        request = pb.WatchRequest(
+            namespace="slow",
+            memory="joy",
+            cursor=event_pb2.Cursor(memory_uid=(await memory.describe()).uid),
+            include_fragments=True,
+        )
+        watch = StreamServiceStub(channel).Watch
+        calls = [watch(request) for _ in range(WATCHERS)]
+        seen: list[Key] = []
+        while len(seen) < 20:
+            seen += keys(await calls[0].read())
+        before = ram(server)
+        await _observe(memory, "joy", OBSERVATIONS)
+        firsts = [keys(await call.read()) for call in calls[1:]]  # each is alive, and far behind
+        assert ram(server) - before < unwatched + RAM_MAX
+
+        expected = [(one.cursor.revision, one.cursor.ordinal) for one in await history(memory)]
+        calls[0].cancel()
+        request.cursor.revision, request.cursor.ordinal = seen[-1]
+        resumed = watch(request)
+        while len(seen) < len(expected):
+            seen += keys(await resumed.read())
+        assert seen == expected
+        late = firsts[0]
+        while len(late) < len(expected):  # one that reads on where it stopped
+            late += keys(await calls[1].read())
+        assert late == expected
+    assert await stopped(server) == 0
+
+
+async def _observe(memory: memstream.AgentMemory, producer: str, count: int) -> None:
+    async with memory.observe(producer) as stream:
+        for number in range(count):
+            await stream.send(f"{number} {CONTENT}")
+
+
+async def test_a_watcher_left_behind_by_retention_gets_the_oldest_cursor(make_server: MakeServer) -> None:
+    """Events are not kept for the sake of one that does not read."""
+    server = await started(make_server())
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("slow/old", kind=memstream.MemoryKind.LONG_TERM)
+        start = memstream.Cursor((await memory.describe()).uid, 1)
+        await memory.observe_batch(["before"])
+        await memory.update(policy={"retention": {"event_retention": 1}})
+        refused = await until(lambda: _refused(memory, start))
+        oldest = memstream.Cursor(start.memory_uid, int(refused.details["oldest_revision"]))
+        assert oldest.revision >= 2
+        assert (await memory.update(labels={"later": "yes"})).revision == (
+            await anext(memory.watch(oldest))
+        ).cursor.revision
+
+
+async def _refused(memory: memstream.AgentMemory, start: memstream.Cursor) -> memstream.CursorCompacted | None:
+    try:
+        async with memory.watch(start) as watch:
+            await anext(watch)
+    except memstream.CursorCompacted as error:
+        return error
+    return None

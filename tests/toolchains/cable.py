@@ -1,0 +1,80 @@
+"""A cable between a server and PostgreSQL's unix socket that can be cut, silently or not, and mended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class Cable:
+    """Carries a socket of the same name in `folder` to the one it was made for. Runs in a thread of its own."""
+
+    def __init__(self, target: Path) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="memstream-cable-", dir="/tmp"))  # short: paths are limited
+        self._target = target
+        self._loop = asyncio.new_event_loop()
+        self._whole = asyncio.Event()
+        self._refusing = False
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._whole.set()
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cut(silent=False)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def cut(self, *, silent: bool) -> None:
+        """Nothing passes any more. Silently: nobody is told. Otherwise connections are closed, new ones refused."""
+        asyncio.run_coroutine_threadsafe(self._cut(silent), self._loop).result(10)
+
+    def mend(self) -> None:
+        """What was held back passes, as do new connections."""
+        asyncio.run_coroutine_threadsafe(self._mend(), self._loop).result(10)
+
+    async def _cut(self, silent: bool) -> None:
+        self._whole.clear()
+        if not silent:
+            self._refusing = True
+            for writer in self._writers:
+                writer.transport.abort()
+
+    async def _mend(self) -> None:
+        self._refusing = False
+        self._whole.set()
+
+    async def _listen(self) -> None:
+        await asyncio.start_unix_server(self._carry, self.folder / self._target.name)
+        os.chmod(self.folder, 0o700)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            writer.transport.abort()
+            return
+        there, here = await asyncio.open_unix_connection(self._target)
+        self._writers |= {writer, here}
+        await asyncio.gather(self._copy(reader, here), self._copy(there, writer))
+        self._writers -= {writer, here}
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):  # an end of a connection, as good as any other
+            while data := await reader.read(1 << 16):
+                await self._whole.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()

@@ -1,0 +1,216 @@
+"""Hostile and broken exports: each is refused at its line, for a reason, in bounded memory."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from memstream_server.adapters.models.analyzer import SnowballAnalyzer
+from memstream_server.core.policy import DBGPT, DEFAULT
+from memstream_server.core.values import Fragment
+from memstream_server.engine.transfer import lines
+from memstream_server.engine.transfer.checking import Checker, Malformed, Summary, Terms
+from memstream_server.ports.conversations import Message, Plan
+from tests.transfer.exports import (
+    HEADER,
+    changed,
+    conversation,
+    ended,
+    fragment,
+    memory,
+    message,
+    raw_lines,
+    ulid,
+    whole,
+)
+
+SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "export.schema.json"
+
+
+def speaks(language: str) -> bool:
+    try:
+        SnowballAnalyzer().terms("", language)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def terms(rename: str = "") -> Terms:
+    return Terms(dimension=4, model="tiny", name_bytes_max=128, speaks=speaks, rename=rename)
+
+
+def checked(said: list[bytes], rename: str = "") -> Summary:
+    checker = Checker(terms(rename))
+    for line in said:
+        checker.line(line.removesuffix(b"\n"))
+    return checker.summary()
+
+
+def packed(*numbers: float) -> str:
+    return base64.b64encode(np.array(numbers, "<f4").tobytes()).decode()
+
+
+def with_line(place: int, line: dict[str, Any] | bytes) -> Callable[[], list[bytes]]:
+    made: list[Any] = whole()
+    made.insert(place, line)
+    return lambda: ended(made)
+
+
+def policy_with(**said: Any) -> dict[str, Any]:
+    return memory()["policy"] | said
+
+
+REFUSED: dict[str, tuple[Callable[[], list[bytes]], int, str]] = {
+    "nothing": (list, 1, "cut"),
+    "not an export": (lambda: [b"hello\n"], 1, "first line"),
+    "an array": (lambda: [b"[1]\n"], 1, "first line"),
+    "another format": (changed(0, format="other"), 1, "first line"),
+    "a version to come": (changed(0, version=2, news="x"), 1, "is 2"),
+    "a header field nobody knows": (changed(0, news="x"), 1, "news"),
+    "a second header": (with_line(3, dict(HEADER)), 4, "second"),
+    "a blank line": (with_line(2, b"\n"), 3, "not JSON"),
+    "deep nesting": (with_line(2, b"[" * 100_000 + b"\n"), 3, "object"),
+    "deep nesting in a field": (with_line(2, b'{"type":"fragment","metadata":' + b'{"a":' * 90_000 + b"\n"), 3, ""),
+    "bytes that are not UTF-8": (with_line(2, b'{"type":"fragment","id":"\xff"}\n'), 3, ""),
+    "no object": (with_line(2, b"17\n"), 3, "object"),
+    "no type": (with_line(2, b"{}\n"), 3, "type"),
+    "a type nobody knows": (changed(2, type="frog"), 3, "frog"),
+    "a field nobody knows": (changed(2, colour="red"), 3, "colour"),
+    "a field missing": (changed(2, content=None), 3, "content"),
+    "empty content": (changed(2, content=""), 3, "content"),
+    "NaN": (with_line(2, b'{"type":"fragment","importance":NaN}\n'), 3, "not JSON"),
+    "an infinite number": (with_line(2, b'{"type":"fragment","importance":1e999}\n'), 3, "importance"),
+    "an importance above 1": (changed(2, importance=1.5), 3, "importance"),
+    "a lone surrogate": (with_line(2, b'{"type":"fragment","content":"\\ud800x"}\n'), 3, "not JSON"),
+    "a lone low surrogate": (with_line(2, b'{"type":"fragment","content":"\\udc00x"}\n'), 3, "surrogate"),
+    "NUL in a session": (changed(2, session="a\0b"), 3, "session"),
+    "a line break behind an id": (changed(2, id=ulid(1) + "\n"), 3, "id"),
+    "no id": (changed(2, id="joy"), 3, "id"),
+    "a long external id": (changed(2, external_id="x" * 129), 3, "external_id"),
+    "a time in no year": (changed(2, create_time_us=2**62), 3, "create_time_us"),
+    "a huge integer": (changed(2, access_count=10**30), 3, "access_count"),
+    "a huge integer in metadata": (changed(2, metadata={"n": 2**63}), 3, "metadata.n"),
+    "metadata in metadata": (changed(2, metadata={"n": {"a": 1}}), 3, "metadata"),
+    "a position again": (changed(3, position=1), 4, "position"),
+    "a position below": (changed(3, position=0), 4, "position"),
+    "a position that does not fit": (changed(4, position=2**32), 5, "position"),
+    "an id again": (changed(3, id=ulid(1)), 4, "id"),
+    "an external id again": (changed(4, external_id="a"), 5, "external_id"),
+    "a source that is no id": (changed(2, sources=["x"]), 3, "sources"),
+    "itself as a source": (changed(2, sources=[ulid(1)]), 3, "sources"),
+    "a tier the kind has not": (changed(1, kind="short_term"), 3, "tier"),
+    "a kind nobody knows": (changed(1, kind="huge"), 2, "kind"),
+    "enhancements in long-term": (changed(2, enhancements=[{"id": ulid(9), "text": ""}]), 3, "enhancements"),
+    "a count that does not add up": (changed(3, enhancement_count=2), 4, "enhancement_count"),
+    "more repeats than hits": (changed(2, duplicate_count=1), 3, "duplicate_count"),
+    "content that the parts do not say": (changed(6, content="it snows"), 7, "content"),
+    "a vector without a model": (changed(2, vector=packed(1, 0, 0, 0)), 3, "vector"),
+    "a vector of another dimension": (changed(2, model="tiny", vector=packed(1, 0, 0)), 3, "vector"),
+    "a vector that is not finite": (changed(2, model="tiny", vector=packed(1, np.nan, 0, 0)), 3, "finite"),
+    "a vector that is too long": (changed(2, model="tiny", vector=packed(1, 1, 0, 0)), 3, "unit length"),
+    "half a number": (changed(2, model="tiny", vector="AAA="), 3, "float32"),
+    "no base64": (changed(2, model="tiny", vector="!"), 3, "vector"),
+    "an own vector that is not there": (changed(2, model="tiny", own_vector=True), 3, "vector"),
+    "a name of another kind": (changed(1, name="../etc"), 2, "name"),
+    "a long name": (changed(1, name="x" * 129), 2, "name"),
+    "a name again": (changed(5, name="joy"), 6, "came before"),
+    "a seed of no bytes": (changed(1, seed=""), 2, "seed"),
+    "a language nobody speaks": (changed(1, policy=policy_with(language="klingon")), 2, "language"),
+    "a policy out of bounds": (changed(1, policy=policy_with(importance_default=7)), 2, "importance_default"),
+    "a policy field nobody knows": (changed(1, policy=policy_with(colour=7)), 2, "colour"),
+    "half a policy": (changed(1, policy={"profile": "default"}), 2, "policy"),
+    "fewer fragments than announced": (changed(1, fragments=4), 6, "announced"),
+    "a fragment of no memory": (with_line(8, fragment(1)), 9, "fragment"),
+    "a message of no conversation": (with_line(2, message(1)), 3, "message"),
+    "a message behind the plans": (with_line(11, message(3)), 12, "message"),
+    "a message again": (changed(9, number=1), 10, "number"),
+    "a message above the last number": (changed(9, number=3), 10, "number"),
+    "a plan in no state": (changed(10, state="lost"), 11, "state"),
+    "fewer messages than announced": (changed(7, messages=3, last_number=3), 12, "announced"),
+    "a conversation again": (with_line(11, conversation("talk")), 12, "name"),
+    "another count at the end": (lambda: ended(whole(), fragments=9), 12, "fragments"),
+    "another checksum": (lambda: ended(whole(), sha256="0" * 64), 12, "sha256"),
+    "a line lost": (lambda: [*raw_lines(whole())[:10], ended(whole())[-1]], 11, ""),
+    "a word changed": (lambda: [line.replace(b"hello", b"hallo") for line in ended(whole())], 12, "sha256"),
+    "something behind the end": (lambda: [*ended(whole()), b"{}\n"], 13, "after the end"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_is_refused_at_its_line(name: str) -> None:
+    make, line, told = REFUSED[name]
+    with pytest.raises(Malformed) as refused:
+        checked(make())
+    assert refused.value.line == line, str(refused.value)
+    assert told in str(refused.value)
+    assert len(str(refused.value)) < 2_000
+
+
+def test_a_whole_export_is_what_it_says() -> None:
+    found = checked(ended(whole()))
+    assert [name for name, _ in found.memories] == ["joy", "sam"]
+    assert (found.conversations, found.fragments, found.messages, found.plans) == (["talk"], 4, 2, 1)
+
+
+@pytest.mark.parametrize("kept", range(12))
+def test_an_export_cut_at_any_line_is_refused(kept: int) -> None:
+    said = ended(whole())
+    assert len(said) == 12
+    with pytest.raises(Malformed, match="cut"):
+        checked(said[:kept])
+
+
+def test_only_one_memory_can_get_another_name() -> None:
+    with pytest.raises(Malformed, match="second memory"):
+        checked(ended(whole()), rename="sue")
+    assert checked(ended(whole()[:5]), rename="sue").fragments == 3
+
+
+def test_what_is_kept_of_a_fragment_is_a_few_bytes() -> None:
+    """A checker never holds lines: 4,000 fragments of 2 KB each leave it below a twentieth of them."""
+    checker = Checker(terms())
+    count, text = 4_000, "x" * 2_000
+    checker.line(raw_lines([HEADER])[0])
+    checker.line(raw_lines([memory(fragments=count)])[0])
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            checker.line(raw_lines([fragment(number, content=text, external_id=f"k{number}")])[0])
+        assert tracemalloc.get_traced_memory()[1] < count * 100
+    finally:
+        tracemalloc.stop()
+
+
+def test_policies_come_back_as_they_went() -> None:
+    for policy in (DEFAULT, DBGPT):
+        assert lines.policy_of(lines.policy_line(policy)) == policy
+
+
+def test_the_schema_that_is_shipped_is_that_of_the_code() -> None:
+    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == lines.schema()
+
+
+def test_the_schema_knows_good_lines_from_bad_ones() -> None:
+    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    validator.check_schema(validator.schema)
+    for line in ended(whole()):
+        validator.validate(json.loads(line))
+    for bad in (fragment(1, colour="red"), fragment(1, importance=2), {"type": "frog"}, fragment(1, id="x\n")):
+        assert not validator.is_valid(bad)
+
+
+def test_every_field_of_what_is_kept_has_its_place_in_a_line() -> None:
+    """Whoever adds a field to one of these says here how it travels."""
+    for kept, line in ((Fragment, lines.FragmentLine), (Message, lines.MessageLine), (Plan, lines.PlanLine)):
+        assert {item.name for item in fields(kept)} <= set(line.__struct_fields__), kept
+    held = set(lines.FragmentLine.__struct_fields__) - {item.name for item in fields(Fragment)}
+    assert held == {"vector", "content_vector", "enhancements"}
