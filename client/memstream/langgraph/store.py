@@ -192,15 +192,15 @@ class MemstreamStore(BaseStore):
         for namespace in within:
             if len(found) >= end:
                 break
-            async for one in self._items(namespace, end):
+            async for one in self._items(namespace, PAGE if op.filter else end):
                 if passes(one.value, op.filter):
                     found.append(one)
                 if len(found) >= end:
                     break
         return found
 
-    async def _items(self, namespace: Namespace, wanted: int) -> AsyncIterator[Kept]:
-        listing = self._memory(namespace).list_fragments(page_size=min(PAGE, max(wanted, 10)))
+    async def _items(self, namespace: Namespace, page: int) -> AsyncIterator[Kept]:
+        listing = self._memory(namespace).list_fragments(page_size=max(1, min(PAGE, page)))
         try:
             async for fragment in listing:
                 if (one := kept(namespace, fragment, datetime.now(UTC))) is not None:
