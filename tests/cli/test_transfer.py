@@ -31,6 +31,9 @@ def test_a_memory_goes_to_a_file_and_back(server: ServerProcess, tmp_path: Path)
         "the train leaves at noon",
     ]
 
+    again = run("export", "moving/joy", "-o", str(tmp_path / "again.jsonl"), "--json", target=server.address)
+    assert json.loads(again.stdout)["fragments"] == 2
+
     piped = run("export", "moving/joy", "--vectors", target=server.address)
     types = [json.loads(line)["type"] for line in piped.stdout.splitlines()]
     assert types == ["export", "memory", "fragment", "fragment", "end"]

@@ -103,6 +103,18 @@ class OperationConformance:
         assert await store.remove_ended(11) == 3
         assert await store.page("", "", "", 10) == [replace(made(1), state=OperationState.RUNNING), made(0)]
 
+    async def test_one_process_claims_an_operation(self, store: Operations) -> None:
+        await store.create(made(1))
+        assert await store.claim(made(1).id, 7, None)
+        assert not await store.claim(made(1).id, 8, None)
+        assert not await store.claim(made(1).id, 9, 8)
+        assert await store.get(made(1).id) == replace(made(1), process=7)
+        assert await store.claim(made(1).id, 8, 7)  # 7 has ended
+        assert await store.claim(made(1).id, None, 8)  # given away
+        await store.save(replace(made(1), state=OperationState.SUCCEEDED, end_time_us=5))
+        assert not await store.claim(made(1).id, 7, None)
+        assert not await store.claim("x", 7, None)
+
     async def test_an_answer_is_stored_with_the_operation(self, journal: Store, store: Operations) -> None:
         answer = Answer("r1", b"d", b"response", NOW_US)
         await store.create(made(1), answer)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from memstream_server.engine import operations as module
 from memstream_server.engine.clock import Clock, Ids
 from memstream_server.engine.errors import AlreadyAnswered, MemoryNotFound, ModelDown, OperationNotFound
 from memstream_server.engine.operations import OperationRunner, Progress, Work
+from memstream_server.engine.ownership import LeaseTimes, Ownership
 from memstream_server.ports.journal import Answer
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc.errors import failure_of
@@ -26,7 +28,8 @@ CLOCK = Clock()
 async def runner(data: Path, work: Work, *, clock: Clock = CLOCK, **how: bool | int) -> AsyncIterator[OperationRunner]:
     """A runner of one type, "t", on the journal of `data`; what it had not done is left at the end."""
     journal = await journals.opened(data, clock.now_us)
-    made = OperationRunner(journal.operations, clock, Ids(clock), failure_of)
+    alone = Ownership(SimpleNamespace(processes=None, lease=LeaseTimes(), clock=clock), lambda: None)
+    made = OperationRunner(journal.operations, clock, Ids(clock), failure_of, alone)
     made.register("t", "things", work, **how)  # type: ignore[arg-type]  # at_once and in_turn
     await made.resume()
     try:

@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.server.conftest import QUICK, check_log, restarted, started, stopped
 from tests.server.listing import contents, indexed, observed_once
 from tests.server.producing import PATIENT, Producer, words
+from tests.support.fake_openai import FakeOpenAI
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 from tests.toolchains.cable import Cable
@@ -114,6 +116,80 @@ async def test_a_server_with_an_index_of_its_own_refuses_to_share(fleet: Fleet) 
         await started(alone)
     assert "set milvus_uri" in alone.log()
     assert first.is_running()
+
+
+# ---- long work
+
+
+async def test_long_work_is_done_where_it_belongs_whoever_is_asked(fleet: Fleet) -> None:
+    """A memory's at its owner, the store's at the server that leads; each exactly once, and told by any of them."""
+    servers = await fleet.start(2)
+    async with clients(*servers) as (one, two):
+        mine, theirs = await one.create_memory("work/one"), await two.create_memory("work/two")
+        for memory in (mine, theirs):
+            await memory.observe_batch([f"{memory.name} keeps this", f"{memory.name} is to be erased"])
+        assert {fleet.owner("one"), fleet.owner("two")} == {server.address for server in servers}
+        for client, memory in ((two, mine), (one, theirs)):  # asked of the other server
+            at = client.memory(f"work/{memory.name}")
+            doomed = [each.id async for each in at.list_fragments() if "erased" in each.content]
+            done = await client.finished(await at.erase_fragments(doomed))
+            assert done.state is memstream.OperationState.SUCCEEDED
+            assert await contents(memory) == [f"{memory.name} keeps this"]
+        for memory in (mine, theirs):
+            await memory.forget_fragments([each.id async for each in memory.list_fragments()])
+            await memory.update(policy={"retention": {"forget_grace": timedelta(0)}})
+        for client in (one, two):
+            assert (await client.finished(await client.start_reindex())).state is memstream.OperationState.SUCCEEDED
+            assert (await client.finished(await client.start_purge("work"))).state is memstream.OperationState.SUCCEEDED
+        for memory in (mine, theirs):
+            assert [each.id async for each in memory.list_fragments(forgotten=True)] == []
+
+
+async def test_the_work_of_a_server_that_died_is_done_by_another(fleet: Fleet) -> None:
+    """An operation of a process that is no more is claimed by one that is there."""
+    survivor, victim = await fleet.start(2)
+    async with clients(survivor) as (client,):
+        await client.create_memory("orphan/joy")
+        operation = await client.start_purge("orphan", "joy")
+        await client.finished(operation)
+        await asyncio.to_thread(victim.kill)
+        fleet.cluster.execute(
+            fleet.url,
+            "UPDATE operations SET state = 'running', end_time_us = 0, process = 999 WHERE id = %s RETURNING id",
+            operation.id,
+        )
+        assert (await client.finished(operation)).state is memstream.OperationState.SUCCEEDED
+
+
+async def test_everything_is_embedded_anew_for_all_servers(fleet: Fleet) -> None:
+    """Both servers go over to the next model, whoever does the work, and lose no vector of what comes meanwhile."""
+    async with FakeOpenAI(dimension=16) as fake:
+        to = {
+            "next_embedding": "openai",
+            "next_embedding_base_url": fake.base_url,
+            "next_embedding_model": "fake-16",
+        }
+        servers = await fleet.start(2, **to)
+        async with clients(*servers) as (one, two):
+            memories = [await one.create_memory("anew/one"), await two.create_memory("anew/two")]
+            for memory in memories:
+                await memory.observe_batch([f"{memory.name} said {number}" for number in range(20)])
+            operation = await two.start_reindex(embed=True)
+            for number in range(20, 40):
+                for memory in memories:
+                    await memory.observe_batch([f"{memory.name} said {number}"])
+            assert (await one.finished(operation)).state is memstream.OperationState.SUCCEEDED
+
+            async def moved() -> bool:
+                infos = [await client.server_info() for client in (one, two)]
+                models = {each.model for memory in memories async for each in memory.list_fragments()}
+                return {info.embedding.name for info in infos} == models == {"fake-16"}
+
+            await until(moved)
+            for memory in memories:
+                found = await memory.recall_once(f"{memory.name} said 39", limit=1)
+                assert found.degraded == ""
+                assert found.recollections[0].fragment.content == f"{memory.name} said 39"
 
 
 # ---- passing on

@@ -40,7 +40,8 @@ def _bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
 )
 @click.option("--vectors", is_flag=True, help="Vectors too: larger, and nothing has to be embedded anew.")
 @server_options
-def export_command(what: str, output: Path | None, vectors: bool, server: Server) -> None:
+@json_option
+def export_command(what: str, output: Path | None, vectors: bool, server: Server, as_json: bool) -> None:
     """Write a memory, or all memories and conversations of a namespace, as lines of JSON.
 
     Each memory is of one revision, with fragments of all tiers. The file gets its name once it is whole.
@@ -65,7 +66,11 @@ def export_command(what: str, output: Path | None, vectors: bool, server: Server
         raise Failure(f"{output} could not be written: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)
-    click.echo(f"exported {count:,} fragments of {what} to {output} ({output.stat().st_size:,} bytes)", err=True)
+    size = output.stat().st_size
+    if as_json:
+        print_json({"file": str(output), "fragments": count, "bytes": size})
+    else:
+        click.echo(f"exported {count:,} fragments of {what} to {output} ({size:,} bytes)", err=True)
 
 
 async def _export(client: Client, namespace: str, memory: str, vectors: bool, file: IO[bytes]) -> int:

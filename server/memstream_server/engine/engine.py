@@ -146,7 +146,7 @@ class Engine:
         self._reinforcement = Reinforcement(dependencies)
         self._watchers = Watchers(dependencies.journal, dependencies.quiet_s)
         self.operations = OperationRunner(
-            dependencies.operations, dependencies.clock, dependencies.ids, dependencies.failure_of
+            dependencies.operations, dependencies.clock, dependencies.ids, dependencies.failure_of, self.ownership
         )
         self.reembedding = Reembedding(dependencies, self._registry, self._indexer)
         self.reindexing = Reindexing(self.operations, self._indexer, self.reembedding)
@@ -173,30 +173,29 @@ class Engine:
         self._jobs.start()
         self._forgetting.start()
         self._bounding = asyncio.create_task(self._bound())
+        await self.transfers.start()
         if self.ownership.shared:
             self._sweeping = asyncio.create_task(self._sweep())
             return
         for uid in await self._journal.pending_memories():
             self._registry.revive(uid)
-        await self.transfers.start()
         await self.operations.resume()
 
     async def _sweep(self) -> None:
-        """Where there are other servers: finish what those have received that ended, if this one leads."""
-        resumed = False
+        """Where there are other servers: follow them, and go on with what those left that ended."""
         while True:
-            try:
-                await self.reembedding.notice()
-                for uid in await self.ownership.abandoned():
-                    self._registry.revive(uid)
-                if self.ownership.leads:
-                    self._jobs.entered()
-                    if not resumed:
-                        await self.operations.resume()
-                        resumed = True
-            except (JournalError, EngineError) as error:
-                log.warning("not_swept", error=str(error))
+            for step in (self.reembedding.notice, self._revive_abandoned, self.operations.resume):
+                try:
+                    await step()
+                except (JournalError, EngineError) as error:
+                    log.warning("not_swept", step=step.__name__, error=str(error))
             await asyncio.sleep(self._dependencies.lease.renew_s)
+
+    async def _revive_abandoned(self) -> None:
+        for uid in await self.ownership.abandoned():
+            self._registry.revive(uid)
+        if self.ownership.leads:
+            self._jobs.entered()
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End everything in order: recalls and sessions first, the index's write-behind last."""

@@ -87,7 +87,7 @@ class Erasing:
         if self._dependencies.index.keeps_deleted:
             await self._indexer.rebuild(still)
         else:
-            await self._indexer.caught_up()
+            await self._indexer.caught_up(asked["memory"])
         await self._scrub()
         await progress.at(len(ids), len(ids))
 

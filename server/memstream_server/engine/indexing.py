@@ -62,8 +62,6 @@ class Indexer:
         """Rebuilds asked for, of these those whose old content is gone, and of these those that are complete."""
         self._written = 0
         """Entries done since the start, the oldest first."""
-        self._begun = self._drained = 0
-        """How often the emptying of the outbox was begun, and the last beginning that came to its end."""
         self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
         self._following = Following(dependencies.journal, registry)
         self._task: asyncio.Task[None] | None = None
@@ -105,8 +103,9 @@ class Indexer:
         """
         self._asked += 1
         ticket, total = self._asked, 0
-        self._hurry()
         while self._rebuilt < ticket:
+            if self._dropped < ticket:
+                self._hurry()  # again: emptying the outbox takes what was said before it as done
             await asyncio.sleep(LOOK_S)
             left = await self._dependencies.journal.outbox_size() if self._dropped >= ticket else 0
             total = max(total, left)
@@ -157,10 +156,11 @@ class Indexer:
             self._doomed, self._reconciled = None, False
             self._removed.set()
 
-    async def caught_up(self) -> None:
-        """Waits until all that was in the outbox is in the index, flushed."""
-        wanted = self._begun + 1
-        while self._drained < wanted:
+    async def caught_up(self, uid: str) -> None:
+        """Waits until all of a memory that is in the outbox now is in the index, flushed."""
+        journal = self._dependencies.journal
+        _, last = (await journal.outbox_rows([uid])).get(uid, (0, 0))
+        while 0 < (await journal.outbox_rows([uid])).get(uid, (0, 0))[0] <= last:
             self._hurry()
             await asyncio.sleep(LOOK_S)
 
@@ -287,8 +287,6 @@ class Indexer:
 
     async def _drain(self) -> None:
         dependencies = self._dependencies
-        self._begun += 1
-        begun = self._begun
         self._wake.clear()
         self._full.clear()
         self._waiting = 0
@@ -301,7 +299,6 @@ class Indexer:
             self._flushed(entries)
             self._written += len(entries)
             dependencies.metrics.outbox(await dependencies.journal.outbox_size())
-        self._drained = begun
         indexed(reached)
 
     async def _write(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:

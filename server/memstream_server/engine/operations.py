@@ -4,7 +4,9 @@ Rule 1. An operation is a row before anything of it is done. What is unfinished 
 payload, so every `Work` is idempotent and finds out by itself what is left.
 Rule 2. Operations of one type run one after the other for each memory (or namespace, or the store as a whole), side by
 side for different ones, AT_ONCE of a type at most.
-Rule 3. What may pass by itself (a model or the journal is away) is waited for; TRIES times in a row without progress,
+Rule 3. Of several processes that share the journal one does an operation: it claims the row. That of a memory belongs
+to the process that owns the memory, any other to the one that leads; what is not its own a process gives away.
+Rule 4. What may pass by itself (a model or the journal is away) is waited for; TRIES times in a row without progress,
 or any other failure, end the operation. A client reads a `Failure`, never an exception's text.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import structlog
@@ -23,12 +25,17 @@ from memstream_server.engine.errors import (
     AlreadyAnswered,
     EngineError,
     JournalUnavailable,
+    LeaseLost,
     OperationNotFound,
+    OwnedElsewhere,
     ShuttingDown,
     StorageIsFull,
 )
 from memstream_server.ports.journal import Answer, Conflict, JournalError, StorageFull
 from memstream_server.ports.operations import Failure, Operation, Operations, OperationState
+
+if TYPE_CHECKING:
+    from memstream_server.engine.ownership import Ownership
 
 log = structlog.get_logger(__name__)
 
@@ -89,6 +96,8 @@ AnswerOf: TypeAlias = Callable[[Operation], Answer] | None
 class _Kind:
     unit: str
     work: Work
+    stays: bool
+    """Whether only the process that started it can do it."""
     slots: asyncio.Semaphore
     lanes: WeakValueDictionary[tuple[str, str], asyncio.Lock] | None
     """None where operations of one memory may run side by side, too."""
@@ -107,8 +116,16 @@ class _Live:
 class OperationRunner:
     """All operations. Works are registered before `resume`. Methods raise StorageIsFull, JournalUnavailable."""
 
-    def __init__(self, store: Operations, clock: Clock, ids: Ids, failure_of: Callable[[Exception], Failure]) -> None:
+    def __init__(
+        self,
+        store: Operations,
+        clock: Clock,
+        ids: Ids,
+        failure_of: Callable[[Exception], Failure],
+        ownership: Ownership,
+    ) -> None:
         self._store = store
+        self._ownership = ownership
         self._clock = clock
         self._ids = ids
         self._failure_of = failure_of
@@ -116,15 +133,37 @@ class OperationRunner:
         self._live: dict[str, _Live] = {}
         self._tidying: asyncio.Task[None] | None = None
 
-    def register(self, type: str, unit: str, work: Work, *, at_once: int = AT_ONCE, in_turn: bool = True) -> None:
+    def register(
+        self, type: str, unit: str, work: Work, *, at_once: int = AT_ONCE, in_turn: bool = True, stays: bool = False
+    ) -> None:
         """How operations of this type are done; `in_turn` off lets those of one memory run side by side."""
-        self._kinds[type] = _Kind(unit, work, asyncio.Semaphore(at_once), WeakValueDictionary() if in_turn else None)
+        lanes: WeakValueDictionary[tuple[str, str], asyncio.Lock] | None = WeakValueDictionary() if in_turn else None
+        self._kinds[type] = _Kind(unit, work, stays, asyncio.Semaphore(at_once), lanes)
 
     async def resume(self) -> None:
-        """Go on with what an earlier process left."""
-        for operation in await self._store.unfinished():
-            self._begin(operation)
-        self._tidying = asyncio.create_task(self._tidy())
+        """Go on with what an earlier process left, and with what no other one does: to be called every few seconds
+        where there are several. Raises JournalError, JournalUnavailable."""
+        if self._tidying is None:
+            self._tidying = asyncio.create_task(self._tidy())
+            self._ownership.on_loss(self._leave_all)
+        waiting = [one for one in await self._store.unfinished() if one.id not in self._live]
+        if self._ownership.shared:  # this process's own are just being started, or given away
+            waiting = [one for one in waiting if one.process != self._ownership.number]
+        others = await self._ownership.living() if waiting else frozenset()
+        for operation in waiting:
+            process = self._ownership.number
+            if (
+                operation.process not in others
+                and await self._is_ours(operation)
+                and await self._store.claim(operation.id, process, operation.process)
+                and process == self._ownership.number
+            ):
+                self._begin(replace(operation, process=process))
+
+    async def _is_ours(self, operation: Operation) -> bool:
+        if operation.memory:
+            return await self._ownership.owner(operation.namespace, operation.memory) is None
+        return self._ownership.leads
 
     async def stop(self) -> None:
         """What is under way is gone on with after the next start."""
@@ -146,8 +185,11 @@ class OperationRunner:
             unit=self._kinds[type].unit,
             create_time_us=self._clock.now_us(),
         )
+        if memory or self._ownership.leads or self._kinds[type].stays:
+            operation = replace(operation, process=self._ownership.number)
         await _told(self._store.create(operation, None if answer is None else answer(operation)))
-        self._begin(operation)
+        if operation.process is not None:
+            self._begin(operation)
         return operation
 
     async def get(self, id: str) -> Operation:
@@ -186,6 +228,12 @@ class OperationRunner:
                 await asyncio.sleep(LOOK_S)
         return operation
 
+    def _leave_all(self) -> None:
+        """The lease is lost: whoever has one goes on with what is under way."""
+        for live in self._live.values():
+            if live.task is not None:
+                live.task.cancel()
+
     # ---- doing it
     def _begin(self, operation: Operation) -> None:
         live = self._live[operation.id] = _Live(Progress(operation, self._store.save, self._clock))
@@ -203,8 +251,8 @@ class OperationRunner:
             else:
                 await self._in_turn(live, kind)
         except asyncio.CancelledError:
-            if live.begun or not live.progress.operation.cancel_asked:
-                raise  # the process stops
+            if live.begun or not live.progress.operation.cancel_asked or not self._ownership.valid():
+                raise  # the process stops, or is no longer the one to do it
             await self._end(live, OperationState.CANCELLED)
         except Exception:  # the row says that it is unfinished: it is gone on with after the next start
             log.exception("operation_left", operation=operation.id, type=operation.type)
@@ -228,6 +276,8 @@ class OperationRunner:
             await self._tried(progress, work)
         except OperationCancelled:
             await self._end(live, OperationState.CANCELLED)
+        except (OwnedElsewhere, LeaseLost):
+            await self._store.claim(progress.operation.id, None, progress.operation.process)
         except Exception as error:  # whatever it is, the operation ends and says so
             await self._end(live, OperationState.FAILED, self._failure_of(error))
         else:
@@ -241,6 +291,8 @@ class OperationRunner:
             try:
                 return await work(progress.operation, progress)
             except (EngineError, JournalError) as error:
+                if isinstance(error, OwnedElsewhere | LeaseLost):
+                    raise
                 failures = 0 if progress.advanced else failures + 1
                 if isinstance(error, ShuttingDown):
                     await asyncio.Event().wait()  # until `stop` cancels; the next start goes on

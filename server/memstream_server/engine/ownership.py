@@ -63,6 +63,11 @@ class Ownership:
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def number(self) -> int:
+        """This process's among those that share the journal; 0 where it is alone."""
+        return self._number
+
+    @property
     def shared(self) -> bool:
         """Whether there may be other processes."""
         return self._processes is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memstream_server.engine.errors import MemoryNotFound
+from memstream_server.engine.errors import MemoryNotFound, OwnedElsewhere
 from memstream_server.engine.operations import AnswerOf, OperationRunner, Progress
 from memstream_server.ports.operations import Operation
 
@@ -33,6 +33,7 @@ class Purging:
 
     async def _work(self, operation: Operation, progress: Progress) -> None:
         done = operation.done
+        elsewhere: list[str] = []
         async for record in self._forgetting.memories(operation.namespace, operation.memory):
             try:
                 async for erased in self._forgetting.purge(record):
@@ -40,4 +41,11 @@ class Purging:
                     await progress.at(done, 0)
             except MemoryNotFound:  # deleted meanwhile, and all it held with it
                 continue
+            except OwnedElsewhere:
+                if operation.memory:
+                    raise
+                elsewhere.append((await self._runner.start(TYPE, record.namespace, record.name, "{}")).id)
+        for id in elsewhere:  # their owners' to do
+            done += (await self._runner.finished(id)).done
+            await progress.at(done, 0)
         await progress.at(done, done)

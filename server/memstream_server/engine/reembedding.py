@@ -11,8 +11,9 @@ of a store follows them by `notice`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +23,7 @@ import structlog
 from memstream_server.core.values import Fragment
 from memstream_server.engine.decision import Decision, packed
 from memstream_server.engine.embeddings import Embedding
-from memstream_server.engine.errors import ModelDown, ModelMismatch
+from memstream_server.engine.errors import EngineError, MemoryNotFound, ModelDown, ModelMismatch, OwnedElsewhere
 from memstream_server.engine.gather import Embedded, compares_content
 from memstream_server.engine.operations import OperationCancelled, Progress
 from memstream_server.ports.journal import Job, JournalError, Made, MemoryRecord, Space, Spaces
@@ -65,7 +66,7 @@ class Reembedding:
         spaces = await self._journal.spaces()
         if spaces.next is not None:
             await self._fill_too(spaces)
-        if spaces.old is not None:
+        if spaces.old is not None and not self._registry.ownership.shared:
             self._remove(spaces.old)
 
     async def stop(self) -> None:
@@ -77,6 +78,9 @@ class Reembedding:
         """Follow what another server of the store did: to be called every few seconds. Raises ModelMismatch when the
         space in force is none that this server's settings name."""
         spaces = await self._journal.spaces()
+        removing = self._removing is not None and not self._removing.done()
+        if spaces.old is not None and self._registry.ownership.leads and not removing:
+            self._remove(spaces.old)
         if spaces.in_force is not None and spaces.in_force.model != self._embeddings.in_force.name:
             candidate = self._embeddings.candidate
             if candidate is None or await candidate.named() != spaces.in_force.model:
@@ -126,8 +130,7 @@ class Reembedding:
             raise
         spaces = await self._journal.spaces()
         await self._journal.set_spaces(Spaces(in_force=space, next=None, old=spaces.in_force))
-        await self._follow(embedding, space)
-        await self._leftovers(refused)
+        await self._follow(embedding, space, refused)
 
     async def _begin(self, name: str, progress: Progress) -> tuple[Embedding, Space]:
         candidate = self._embeddings.candidate
@@ -211,7 +214,9 @@ class Reembedding:
                 return answer
 
     # ---- the switch, and what is left
-    async def _follow(self, embedding: Embedding, space: Space) -> None:
+    async def _follow(
+        self, embedding: Embedding, space: Space, refused: Collection[tuple[str, int]] = frozenset()
+    ) -> None:
         """RAM after the journal: what becomes active from here on is in that space, what is active comes after."""
         spaces = await self._journal.spaces()
         self._embeddings.in_force, self._embeddings.next, self._embeddings.candidate = embedding, None, None
@@ -219,19 +224,24 @@ class Reembedding:
         log.info("space_in_force", space=embedding.name, dimension=embedding.model.dimension)
         await self._registry.move(self._indexer.settling)
         self._indexer.keep(space)
-        if spaces.old is not None:
+        await self._leftovers(refused)
+        if spaces.old is not None and self._registry.ownership.leads:
             self._remove(spaces.old)
 
-    async def _leftovers(self, refused: set[tuple[str, int]]) -> None:
-        """What came without a vector in the space just before it was put in force."""
+    async def _leftovers(self, refused: Collection[tuple[str, int]]) -> None:
+        """What came without a vector in the space just before it was put in force, of the memories tended here."""
         name = self._embeddings.in_force.name
+        tended = await self._registry.ownership.tended()
         async for record in self._memories():
+            if not tended(record.uid):
+                continue
             lacking = await self._journal.lacking(record.uid, name, False, -1, PAGE)
             if any((one.id, one.version) not in refused for one in lacking):
                 now_us, id_ = self._dependencies.clock.now_us(), self._dependencies.ids.next()
                 job = Job(id_, record.uid, "backfill", "{}", now_us)
-                async with self._registry.use_uid(record.uid) as actor:
-                    await actor.run(partial(_entering, job))
+                with contextlib.suppress(OwnedElsewhere, MemoryNotFound):  # whoever has it looks by itself
+                    async with self._registry.use_uid(record.uid) as actor:
+                        await actor.run(partial(_entering, job))
 
     async def _abandon(self) -> None:
         """The space in force stays; what there is of the next one goes."""
@@ -249,6 +259,9 @@ class Reembedding:
     async def _removed(self, space: Space) -> None:
         """A space's vectors, a slice at a time, and its collection."""
         await asyncio.sleep(self._dependencies.limits.space_notice_s)
+        if self._registry.ownership.shared:  # every server follows by now: what one that ended has left lacking
+            with contextlib.suppress(EngineError):
+                await self._leftovers(frozenset())
         pause = RETRY_S
         while True:
             try:

@@ -61,6 +61,8 @@ class Operation:
     """0 while it has not ended."""
     error: Failure | None = None
     cancel_asked: bool = False
+    process: int | None = None
+    """The process that does it, where there are several; None while nobody does."""
 
     @property
     def ended(self) -> bool:
@@ -85,6 +87,10 @@ class Operations(Protocol):
 
     async def ask_cancel(self, id: str) -> Operation | None:
         """An unfinished one is to end; as it is then."""
+        ...
+
+    async def claim(self, id: str, process: int | None, former: int | None) -> bool:
+        """From `former` (None: nobody) to `process`. False when it was not `former`'s to do, or has ended."""
         ...
 
     async def unfinished(self) -> list[Operation]:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from memstream_server.ports.journal import Unreadable
 
-HEAD = "0006"
+HEAD = "0007"
 """The newest file in migrations/versions."""
 SCRIPTS = Path(__file__).parent / "migrations"
 

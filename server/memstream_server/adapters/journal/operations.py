@@ -31,6 +31,7 @@ operations = Table(
     Column("end_time_us", BigInteger, nullable=False),
     Column("error", Text),
     Column("cancel_asked", Boolean, nullable=False),
+    Column("process", BigInteger),
 )
 
 _UNFINISHED = operations.c.state.in_([state.value for state in UNFINISHED])
@@ -58,6 +59,9 @@ class SqlOperations:
     async def ask_cancel(self, id: str) -> Operation | None:
         return await self._write(lambda c: _ask_cancel(c, id), 1, False)
 
+    async def claim(self, id: str, process: int | None, former: int | None) -> bool:
+        return await self._write(lambda c: _claim(c, id, process, former), 1, False)
+
     async def unfinished(self) -> list[Operation]:
         return await self._read(_unfinished)
 
@@ -70,7 +74,13 @@ def _create(connection: Connection, operation: Operation, answer: Answer | None)
     values |= {"namespace": operation.namespace, "memory": operation.memory}
     connection.execute(
         insert(operations),
-        {**values, **_progress(operation), "create_time_us": operation.create_time_us, "cancel_asked": False},
+        {
+            **values,
+            **_progress(operation),
+            "create_time_us": operation.create_time_us,
+            "cancel_asked": False,
+            "process": operation.process,
+        },
     )
     writes.put_answer(connection, answer, operation.create_time_us)
 
@@ -94,6 +104,12 @@ def _save(connection: Connection, operation: Operation) -> bool:
 def _ask_cancel(connection: Connection, id: str) -> Operation | None:
     connection.execute(update(operations).where(operations.c.id == id, _UNFINISHED).values(cancel_asked=True))
     return _get(connection, id)
+
+
+def _claim(connection: Connection, id: str, process: int | None, former: int | None) -> bool:
+    unclaimed = operations.c.process.is_not_distinct_from(former)
+    claimed = update(operations).where(operations.c.id == id, unclaimed, _UNFINISHED).values(process=process)
+    return connection.execute(claimed).rowcount == 1
 
 
 def _get(connection: Connection, id: str) -> Operation | None:

@@ -103,15 +103,17 @@ class Importer:
         self._bytes_max = bytes_max
         self._name_bytes_max = name_bytes_max
         self._tidying: set[asyncio.Task[None]] = set()
-        runner.register("import", "fragments", self._work)
+        runner.register("import", "fragments", self._work, stays=True)
 
-    async def start(self, unfinished: list[Operation]) -> None:
+    async def start(self, unfinished: Callable[[], Awaitable[list[Operation]]]) -> None:
         """Remove what imports that have ended left, and will once the unfinished ones have."""
-        going_on = {one.id: one for one in unfinished if one.type == "import"}
-        for record in await self._staged_memories():
+        # Looked up in this order: another server may begin an import at any time, and its operation is there first.
+        memories, names = await self._staged_memories(), await self._conversations.names("", "", 1_000_000)
+        going_on = {one.id: one for one in await unfinished() if one.type == "import"}
+        for record in memories:
             if record.name.partition(".")[0] not in going_on:
                 await self._delete(record)
-        for name in await self._conversations.names("", "", 1_000_000):
+        for name in names:
             if name.partition(".")[0] not in going_on:
                 await self._conversations.discard(name)
         kept = {json.loads(one.payload)["file"] for one in going_on.values()}

@@ -1,0 +1,13 @@
+"""Which of several servers does an operation."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("operations", sa.Column("process", sa.BigInteger()))
