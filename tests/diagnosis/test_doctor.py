@@ -292,6 +292,7 @@ async def test_a_log_damaged_before_its_last_commits_stops_the_start(killed: tup
 async def test_a_milvus_lite_that_outlives_its_server_is_named(make_server: MakeServer, data_dir: Path) -> None:
     server = await started(make_server())
     (child,) = await until(lambda: _children(server))
+    await until(lambda: _indexes(server))
     os.kill(child, signal.SIGSTOP)  # it can neither work nor end
     try:
         server.kill()
@@ -299,6 +300,11 @@ async def test_a_milvus_lite_that_outlives_its_server_is_named(make_server: Make
         assert (code, f"(pid {child})" in found(answer, "note")["index"]["text"]) == (0, True), answer
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+async def _indexes(server: ServerProcess) -> bool:
+    async with memstream.connect(server.address) as client:
+        return not (await client.server_info()).degraded
 
 
 async def _children(server: ServerProcess) -> list[int]:

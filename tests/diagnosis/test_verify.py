@@ -164,7 +164,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "is not held",
         lambda data_dir: changed(
             data_dir,
-            f"INSERT INTO anchors SELECT memory, id, NULL, :none FROM fragments WHERE key = ({ONE})",
+            f"INSERT INTO anchors (memory, id, vector, enhancements) SELECT memory, id, NULL, :none FROM fragments WHERE key = ({ONE})",
             none=codec.encode_enhancements(()),
         ),
     ),
@@ -230,7 +230,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     "rows of no memory": (
         "store",
         "which does not exist",
-        _sql("INSERT INTO producers VALUES (99, 'stray', 1, 0, 0)"),
+        _sql("INSERT INTO producers (memory, name, epoch, received, stored) VALUES (99, 'stray', 1, 0, 0)"),
     ),
     "a generation that is no number": (
         "store",
