@@ -164,7 +164,8 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "is not held",
         lambda data_dir: changed(
             data_dir,
-            f"INSERT INTO anchors (memory, id, vector, enhancements) SELECT memory, id, NULL, :none FROM fragments WHERE key = ({ONE})",
+            "INSERT INTO anchors (memory, id, vector, enhancements)"
+            f" SELECT memory, id, NULL, :none FROM fragments WHERE key = ({ONE})",
             none=codec.encode_enhancements(()),
         ),
     ),
