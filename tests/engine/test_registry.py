@@ -17,6 +17,7 @@ from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, 
 from memstream_server.ports.models import EmbeddingModel
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, gone, hasty
 from tests.engine.memory import observation
+from tests.support import journals
 from tests.support.faulty_journal import Fault
 from tests.support.scripted_models import ScriptedEmbedder
 from tests.support.waiting import until
@@ -74,7 +75,8 @@ async def test_two_places_for_eight_memories_in_use_lose_and_double_nothing(tmp_
             assert await contents(parts.engine, name) == sorted(expected)
         assert len(parts.engine._registry) <= 2
         assert len(loads) > 2 * len(MEMORIES)
-        assert parts.journal.written.count("own") == len(MEMORIES)
+        if not journals.DATABASE:  # there what is evicted is released, for other servers
+            assert parts.journal.written.count("own") == len(MEMORIES)
 
 
 async def test_a_memory_wanted_by_many_at_once_is_read_once(tmp_path: Path) -> None:
@@ -218,6 +220,7 @@ async def test_who_waits_for_a_revision_is_told_to_try_again_when_the_memory_is_
         assert [found.fragment.content for found in (await again).recollections] == ["the otter eats fish"]
 
 
+@journals.only_sqlite("taking a memory is a write of the journal that can be made to fail")
 async def test_what_was_received_is_stored_after_failures_though_nobody_asks(tmp_path: Path) -> None:
     embedder = ScriptedEmbedder()
     async with assembled(tmp_path, models=app.Models(embedder)) as parts:

@@ -20,6 +20,7 @@ from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import fragments
 from tests.support.fake_openai import JSON, FakeOpenAI
+from tests.support.journals import only_sqlite
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -123,6 +124,7 @@ async def insight_of(memory: AgentMemory) -> list[str]:
     return [one.id for one in await fragments(memory) if one.kind is FragmentKind.INSIGHT]
 
 
+@only_sqlite("a database has files and a log of its own")
 async def test_nothing_erased_is_in_any_file_of_the_data_directory(make_server: MakeServer, fake: FakeOpenAI) -> None:
     """Of every tier, with what enhanced, was merged, derived, put by key and answered; also through kill -9."""
     words = {name: secret() for name in ("sensory", "anchor", "enhancer", "long", "key", "put", "insight", "merged")}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import grpc.aio
@@ -18,6 +17,7 @@ from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
 from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.server.listing import contents, fragments, indexed
 from tests.support.fake_openai import FakeOpenAI, Fault
+from tests.support.journals import rows
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -133,10 +133,9 @@ async def ranked(memory: AgentMemory) -> list[list[tuple[str, float]]]:
 
 def models_of(server: ServerProcess) -> set[str]:
     """The spaces that any vector in the journal is of."""
-    with closing(sqlite3.connect(f"file:{server.data_dir / 'journal.db'}?mode=ro", uri=True)) as database:
-        vectors = database.execute("SELECT DISTINCT model FROM vectors").fetchall()
-        compared = database.execute("SELECT DISTINCT model FROM anchors WHERE vector IS NOT NULL").fetchall()
-        beside = database.execute("SELECT DISTINCT next_model FROM anchors WHERE next_vector IS NOT NULL").fetchall()
+    vectors = rows(server.data_dir, "SELECT DISTINCT model FROM vectors")
+    compared = rows(server.data_dir, "SELECT DISTINCT model FROM anchors WHERE vector IS NOT NULL")
+    beside = rows(server.data_dir, "SELECT DISTINCT next_model FROM anchors WHERE next_vector IS NOT NULL")
     return {model for (model,) in vectors + compared + beside}
 
 

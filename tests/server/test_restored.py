@@ -12,6 +12,7 @@ from tests.cli.commands import run
 from tests.server.conftest import MakeServer, started
 from tests.server.listing import contents, history
 from tests.server.producing import PATIENT
+from tests.support.journals import only_sqlite
 from tests.support.server import ServerProcess, free_address
 
 SOURCE = [f"line {number}" for number in range(1, 13)]
@@ -37,6 +38,7 @@ async def restored(server: ServerProcess, file: Path) -> None:
     await started(server)
 
 
+@only_sqlite("`restore` is for a data directory; for a database it is pg_restore")
 async def test_a_producer_that_is_ahead_is_told_both_numbers_and_goes_on(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
@@ -68,6 +70,7 @@ async def test_a_producer_that_is_ahead_is_told_both_numbers_and_goes_on(
         assert await contents(memory) == SOURCE
 
 
+@only_sqlite("`restore` is for a data directory; for a database it is pg_restore")
 async def test_a_batch_that_is_ahead_is_refused_with_the_number_expected(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
@@ -82,6 +85,7 @@ async def test_a_batch_that_is_ahead_is_refused_with_the_number_expected(
         assert await contents(memory) == SOURCE
 
 
+@only_sqlite("`restore` is for a data directory; for a database it is pg_restore")
 async def test_cursors_from_before_are_void_whatever_happened_since(make_server: MakeServer, tmp_path: Path) -> None:
     """Revisions are given again after a restore: going on from an old one would leave out what they stand for now."""
     server = await started(make_server(listen=free_address()))

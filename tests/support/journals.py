@@ -7,8 +7,10 @@ database. A data directory has one schema for as long as the process of the test
 from __future__ import annotations
 
 import os
+import sqlite3
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,17 @@ def journal_url(data_dir: Path) -> str:
         _schemas[place] = f"test_{uuid.uuid4().hex}"
         _execute(f"CREATE SCHEMA {_schemas[place]}")
     return f"{DATABASE}{'&' if '?' in DATABASE else '?'}options=-csearch_path%3D{_schemas[place]}"
+
+
+def rows(data_dir: Path, statement: str) -> list[tuple[Any, ...]]:
+    """What a statement finds in the journal of a data directory, also while a server has it."""
+    if not DATABASE:
+        with closing(sqlite3.connect(f"file:{data_dir / 'journal.db'}?mode=ro", uri=True)) as database:
+            return database.execute(statement).fetchall()
+    import psycopg
+
+    with psycopg.connect(journal_url(data_dir), autocommit=True) as connection:
+        return connection.execute(statement.encode()).fetchall()
 
 
 def environment(words: Sequence[str]) -> dict[str, str]:

@@ -48,8 +48,12 @@ class Database(Protocol):
         """Why data cannot be added, or None."""
         ...
 
-    def scrub(self) -> None:
-        """Rewrite the database's own files without what was deleted. Called while nobody writes."""
+    @property
+    def scrub(self) -> Callable[[], None] | None:
+        """Rewrites the files of the database, with no connection of the writer open, so that nothing deleted is left.
+
+        None where the database sees to that by itself.
+        """
         ...
 
     def backup(self, target: Path) -> None:

@@ -113,6 +113,8 @@ class Session:
 class PostgresDatabase:
     """`database.Database` on a PostgreSQL server. Made by `open_database`."""
 
+    scrub = None
+
     def __init__(self, url: URL, readers: int, shared: bool, lease_s: float) -> None:
         self.description = "postgresql"
         self.name = _name()
@@ -156,9 +158,6 @@ class PostgresDatabase:
     def full(self) -> str | None:
         """The database's disk is out of sight: it says itself when it is full."""
         return None
-
-    def scrub(self) -> None:
-        """See database.py: its log, its dead rows and its replicas are PostgreSQL's own."""
 
     def backup(self, target: Path) -> None:
         """Not ours to make."""

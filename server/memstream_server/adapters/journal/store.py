@@ -140,7 +140,8 @@ class SqlJournal:
         return keys[-1] if keys else None
 
     async def scrub(self) -> None:
-        await self._writer.alone(self._database.scrub)
+        if self._database.scrub is not None:
+            await self._writer.alone(self._database.scrub)
 
     async def backup(self, path: str) -> None:
         await asyncio.to_thread(self._database.backup, Path(path))
