@@ -225,9 +225,9 @@ class Engine:
         return Holdings(
             memories=len(actors),
             size_bytes=sum(actor.working.size_bytes for actor in actors),
-            backlog=sum(actor.backlog for actor in actors),
-            sessions=sum(actor.sessions for actor in actors),
-            producers=sum(len(actor.producers()) for actor in actors),
+            backlog=sum(actor.receiving.backlog for actor in actors),
+            sessions=sum(actor.receiving.sessions for actor in actors),
+            producers=sum(len(actor.receiving.producers()) for actor in actors),
             watchers=len(self._watchers),
         )
 
@@ -474,7 +474,7 @@ class Engine:
     async def open_observe(self, namespace: str, name: str, producer: str) -> ObserveSession:
         """The producer's one open stream. Raises MemoryNotFound, StorageIsFull."""
         async with self._registry.use(namespace, name) as actor:
-            session = await self._write(actor.open_session(producer))
+            session = await self._write(actor.receiving.open_session(producer))
             self._ask_index(session)
             return session
 
@@ -494,9 +494,9 @@ class Engine:
             producer, first_sequence = f"request:{request_id}", 1
         async with self._registry.use(namespace, name) as actor:
             if producer:
-                session = await self._write(actor.open_session(producer, one_call=one_call))
+                session = await self._write(actor.receiving.open_session(producer, one_call=one_call))
             else:
-                session, first_sequence = actor.anonymous(), 1
+                session, first_sequence = actor.receiving.anonymous(), 1
             self._ask_index(session)
             try:
                 await session.submit(first_sequence, items)
