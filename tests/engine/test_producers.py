@@ -38,7 +38,7 @@ async def parts(tmp_path: Path) -> AsyncIterator[Assembled]:
 
 
 async def create(engine: Engine, policy: Policy = DEFAULT, kind: MemoryKind = MemoryKind.HYBRID) -> None:
-    await engine.create_memory(NewMemory(NAMESPACE, "joy", kind, policy, exist_ok=True))
+    await engine.memories.create(NewMemory(NAMESPACE, "joy", kind, policy, exist_ok=True))
 
 
 async def opened(engine: Engine, producer: str = "p") -> ObserveSession:
