@@ -88,7 +88,7 @@ async def assembled(
 
 async def image_of(engine: Engine, name: str) -> Image:
     """What a restart would read."""
-    record = await engine.get_memory(NAMESPACE, name)
+    record = await engine.memories.get(NAMESPACE, name)
     return await engine._journal.load(record.uid, engine.info().embedding.name, 1_000_000)
 
 
@@ -134,7 +134,7 @@ async def check(engine: Engine, name: str) -> Image:
 
 async def check_index(parts: Assembled, name: str) -> None:
     """In the end the index has what belongs there, and nothing waits."""
-    uid = (await parts.engine.get_memory(NAMESPACE, name)).uid
+    uid = (await parts.engine.memories.get(NAMESPACE, name)).uid
 
     async def settled() -> bool:  # a loss that was found by a search empties the index after the outbox
         indexable = set(await parts.engine._journal.indexable(uid))
@@ -146,7 +146,7 @@ async def check_index(parts: Assembled, name: str) -> None:
 async def gone(engine: Engine, name: str) -> bool:
     """Whether there is no such memory."""
     try:
-        await engine.get_memory(NAMESPACE, name)
+        await engine.memories.get(NAMESPACE, name)
     except MemoryNotFound:
         return True
     return False

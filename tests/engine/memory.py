@@ -59,14 +59,14 @@ class EngineMemory:
 
     async def create(self, spec: MemorySpec) -> None:
         self._count += 1
-        await self.engine.create_memory(NewMemory(NAMESPACE, self.name, spec.kind, spec.policy()))
+        await self.engine.memories.create(NewMemory(NAMESPACE, self.name, spec.kind, spec.policy()))
         self._revision = 0
         self.history = []
 
     async def set_policy(self, overrides: Mapping[str, object]) -> None:
-        record = await self.engine.get_memory(NAMESPACE, self.name)
+        record = await self.engine.memories.get(NAMESPACE, self.name)
         change = MemoryChange(policy=overridden(record.policy, overrides))
-        await self.engine.update_memory(NAMESPACE, self.name, change)
+        await self.engine.memories.update(NAMESPACE, self.name, change)
 
     async def observe(self, said: Said) -> str:
         new = observation(
@@ -93,13 +93,13 @@ class EngineMemory:
         return [found.fragment.id for found in answer.recollections]
 
     async def clear(self, tiers: Sequence[Tier]) -> None:
-        await self.engine.clear_memory(NAMESPACE, self.name, tiers)
+        await self.engine.fragments.clear(NAMESPACE, self.name, tiers)
 
     async def forget(self, ids: Sequence[str]) -> None:
-        await self.engine.forget_fragments(NAMESPACE, self.name, ids)
+        await self.engine.fragments.forget(NAMESPACE, self.name, ids)
 
     async def restore(self, ids: Sequence[str]) -> None:
-        await self.engine.restore_fragments(NAMESPACE, self.name, ids)
+        await self.engine.fragments.restore(NAMESPACE, self.name, ids)
 
     async def erase(self, ids: Sequence[str]) -> None:
         raise ValueError("the engine does not erase yet")
@@ -112,14 +112,14 @@ class EngineMemory:
             pinned=change.pinned,
             vector=padded(change.vector, self.engine.dimension),
         )
-        await self.engine.update_fragment(NAMESPACE, self.name, wanted)
+        await self.engine.fragments.update(NAMESPACE, self.name, wanted)
 
     async def events(self) -> list[Event]:
         """All events since the last call."""
         found: list[Event] = []
         watch = self.engine.watch(NAMESPACE, self.name, "", self._revision, 0)
         try:
-            current = (await self.engine.get_memory(NAMESPACE, self.name)).revision
+            current = (await self.engine.memories.get(NAMESPACE, self.name)).revision
             while self._revision < current:
                 _, self._revision, _, events = await anext(watch)
                 found += events
@@ -129,15 +129,15 @@ class EngineMemory:
         return found
 
     async def fragments(self) -> list[Fragment]:
-        live, _, _, _ = await self.engine.list_fragments(NAMESPACE, self.name, Filter(), False, -1, 1_000)
-        forgotten, _, _, _ = await self.engine.list_fragments(NAMESPACE, self.name, Filter(), True, -1, 1_000)
+        live, _, _, _ = await self.engine.fragments.page(NAMESPACE, self.name, Filter(), False, -1, 1_000)
+        forgotten, _, _, _ = await self.engine.fragments.page(NAMESPACE, self.name, Filter(), True, -1, 1_000)
         return sorted([*live, *forgotten], key=lambda fragment: fragment.position)
 
     async def extra(self, command: Command) -> list[str]:
         if command.name == "merged":
             lines = []
             for id_ in command.words:
-                _, merged, _ = await self.engine.get_fragment(NAMESPACE, self.name, id=id_)
+                _, merged, _ = await self.engine.fragments.get(NAMESPACE, self.name, id=id_)
                 lines.append(f"merged {id_}: {merged}")
             return lines
         if command.name == "advance":

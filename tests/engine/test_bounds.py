@@ -28,7 +28,7 @@ STORED = AckLevel.STORED
 
 
 async def create(engine: Engine, name: str, kind: MemoryKind = MemoryKind.LONG_TERM) -> str:
-    return (await engine.create_memory(NewMemory(NAMESPACE, name, kind, DEFAULT)))[0].uid
+    return (await engine.memories.create(NewMemory(NAMESPACE, name, kind, DEFAULT)))[0].uid
 
 
 async def observe(engine: Engine, name: str, text: str, request: str = "") -> None:
@@ -126,8 +126,8 @@ async def test_memories_that_grow_while_active_are_held_to_the_bytes(tmp_path: P
             return held.memories == 1 and held.size_bytes <= 1 << 20
 
         await until(within)
-        assert not (await engine.statistics(NAMESPACE, "sad")).active
-        assert (await engine.statistics(NAMESPACE, "joy")).active
+        assert not (await engine.memories.statistics(NAMESPACE, "sad")).active
+        assert (await engine.memories.statistics(NAMESPACE, "joy")).active
         found = await engine.recall(NAMESPACE, "sad", Query(text="sad begins", limit=1))
         assert [one.fragment.content for one in found.recollections] == ["sad begins"]
 
@@ -140,7 +140,7 @@ async def test_deleted_memories_leave_nothing_in_ram(tmp_path: Path) -> None:
             await observe(engine, f"m{number}", "hello")
             await engine.maintain()
         for number in range(10):
-            await engine.delete_memory(NAMESPACE, f"m{number}")
+            await engine.memories.delete(NAMESPACE, f"m{number}")
         await engine.maintain()
         held = engine.held()
         assert (held.memories, held.size_bytes, held.producers, held.watchers) == (0, 0, 0, 0)

@@ -28,7 +28,7 @@ async def create(engine: Engine, kind: MemoryKind = MemoryKind.LONG_TERM, **over
     policy: Policy = DEFAULT
     for name, value in overrides.items():
         policy = with_value(policy, name.replace("__", "."), value)
-    await engine.create_memory(NewMemory(*NAME, kind, policy))
+    await engine.memories.create(NewMemory(*NAME, kind, policy))
 
 
 async def tell(engine: Engine, *contents: str, **fields: object) -> list[str]:
@@ -38,12 +38,12 @@ async def tell(engine: Engine, *contents: str, **fields: object) -> list[str]:
 
 
 async def listed(engine: Engine, forgotten: bool = False) -> list[Fragment]:
-    return (await engine.list_fragments(*NAME, Filter(), forgotten, -1, 10_000))[0]
+    return (await engine.fragments.page(*NAME, Filter(), forgotten, -1, 10_000))[0]
 
 
 async def told(engine: Engine, *types: EventType) -> list[Event]:
     found: list[Event] = []
-    revision = (await engine.get_memory(*NAME)).revision
+    revision = (await engine.memories.get(*NAME)).revision
     steps = engine.watch(*NAME, "", 0, 0)
     async for _, seen, _, events in steps:
         found += [event for event in events if event.type in types]
@@ -71,39 +71,39 @@ class Kept:
 # ---- put
 async def test_put_observes_and_then_updates_by_key(engine: Engine) -> None:
     await create(engine, MemoryKind.HYBRID)
-    first = await engine.put_fragment(*NAME, observation("tea at four", external_id="tea"))
+    first = await engine.fragments.put(*NAME, observation("tea at four", external_id="tea"))
     assert first.fragment is not None
     assert (first.created, first.fragment.tier) == (True, Tier.SHORT_TERM)
-    again = await engine.put_fragment(*NAME, observation("tea at five", external_id="tea"))
+    again = await engine.fragments.put(*NAME, observation("tea at five", external_id="tea"))
     assert again.fragment is not None
     assert (again.created, again.fragment.id, again.fragment.content) == (False, first.fragment.id, "tea at five")
     assert again.revision == first.revision + 1
     assert [one.content for one in await listed(engine)] == ["tea at five"]
-    read, _, revision = await engine.get_fragment(*NAME, external_id="tea")
+    read, _, revision = await engine.fragments.get(*NAME, external_id="tea")
     assert (read, revision) == (again.fragment, again.revision)
 
 
 async def test_put_is_refused_unless_the_etag_is_current(engine: Engine) -> None:
     await create(engine)
     with pytest.raises(EtagMismatch):
-        await engine.put_fragment(*NAME, observation("a", external_id="k"), etag="any")
-    first = (await engine.put_fragment(*NAME, observation("a", external_id="k"))).fragment
+        await engine.fragments.put(*NAME, observation("a", external_id="k"), etag="any")
+    first = (await engine.fragments.put(*NAME, observation("a", external_id="k"))).fragment
     assert first is not None
-    second = (await engine.put_fragment(*NAME, observation("b", external_id="k"), etag=fragment_etag(first))).fragment
+    second = (await engine.fragments.put(*NAME, observation("b", external_id="k"), etag=fragment_etag(first))).fragment
     assert second is not None
     with pytest.raises(EtagMismatch) as refused:
-        await engine.put_fragment(*NAME, observation("c", external_id="k"), etag=fragment_etag(first))
+        await engine.fragments.put(*NAME, observation("c", external_id="k"), etag=fragment_etag(first))
     assert refused.value.details["etag"] == fragment_etag(second)
     assert [one.content for one in await listed(engine)] == ["b"]
 
 
 async def test_a_forgotten_fragment_that_is_put_again_is_remembered(engine: Engine) -> None:
     await create(engine)
-    first = (await engine.put_fragment(*NAME, observation("the harbour is closed", external_id="k"))).fragment
+    first = (await engine.fragments.put(*NAME, observation("the harbour is closed", external_id="k"))).fragment
     assert first is not None
-    await engine.forget_fragments(*NAME, [first.id])
+    await engine.fragments.forget(*NAME, [first.id])
     assert not (await engine.recall(*NAME, Query(text="harbour"))).recollections
-    again = await engine.put_fragment(*NAME, observation("the harbour is open", external_id="k"))
+    again = await engine.fragments.put(*NAME, observation("the harbour is open", external_id="k"))
     assert again.fragment is not None
     assert (again.fragment.id, again.fragment.forget_time_us, again.created) == (first.id, None, False)
     answer = await engine.recall(*NAME, Query(text="harbour open"))
@@ -112,7 +112,7 @@ async def test_a_forgotten_fragment_that_is_put_again_is_remembered(engine: Engi
 
 async def test_what_the_policy_does_not_keep_is_no_fragment(engine: Engine) -> None:
     await create(engine, MemoryKind.SENSORY, sensory__capacity=0)
-    put = await engine.put_fragment(*NAME, observation("gone", external_id="k"))
+    put = await engine.fragments.put(*NAME, observation("gone", external_id="k"))
     assert (put.fragment, put.created) == (None, False)
     assert await listed(engine) == []
 
@@ -121,7 +121,7 @@ async def test_what_the_policy_does_not_keep_is_no_fragment(engine: Engine) -> N
 async def test_update_sets_what_is_given_and_finds_the_new_words(engine: Engine) -> None:
     await create(engine)
     (id_,) = await tell(engine, "the ferry leaves at noon", expire_time_us=2**61)
-    before = (await engine.get_fragment(*NAME, id=id_))[0]
+    before = (await engine.fragments.get(*NAME, id=id_))[0]
     change = FragmentChange(
         id=id_,
         content="the ferry leaves at dusk",
@@ -131,8 +131,8 @@ async def test_update_sets_what_is_given_and_finds_the_new_words(engine: Engine)
         never_expires=True,
         etag=fragment_etag(before),
     )
-    changed, revision = await engine.update_fragment(*NAME, change)
-    assert (changed, revision) == ((await engine.get_fragment(*NAME, id=id_))[0], changed.version)
+    changed, revision = await engine.fragments.update(*NAME, change)
+    assert (changed, revision) == ((await engine.fragments.get(*NAME, id=id_))[0], changed.version)
     assert (changed.importance, changed.metadata, changed.pinned) == (0.9, (("port", "north"),), True)
     assert changed.expire_time_us is None
     assert fragment_etag(changed) != fragment_etag(before)
@@ -140,9 +140,9 @@ async def test_update_sets_what_is_given_and_finds_the_new_words(engine: Engine)
     assert [one.fragment.id for one in found] == [id_]
     assert not (await engine.recall(*NAME, Query(text="noon", min_relevance=0.1))).recollections
     with pytest.raises(EtagMismatch):
-        await engine.update_fragment(*NAME, change)
+        await engine.fragments.update(*NAME, change)
     with pytest.raises(FragmentNotFound):
-        await engine.update_fragment(*NAME, FragmentChange(id="0" * 26, pinned=True))
+        await engine.fragments.update(*NAME, FragmentChange(id="0" * 26, pinned=True))
 
 
 # ---- forget and restore
@@ -150,11 +150,11 @@ async def test_forgetting_by_filter_takes_only_what_passes(engine: Engine) -> No
     await create(engine, MemoryKind.HYBRID)
     await tell(engine, *(f"monday {n}" for n in range(15)), session="monday")
     await tell(engine, *(f"tuesday {n}" for n in range(5)), session="tuesday")
-    gone = await engine.forget_fragments(*NAME, Filter(sessions=("monday",)))
-    assert gone == Changed(15, (await engine.get_memory(*NAME)).revision)
+    gone = await engine.fragments.forget(*NAME, Filter(sessions=("monday",)))
+    assert gone == Changed(15, (await engine.memories.get(*NAME)).revision)
     assert {one.session for one in await listed(engine)} == {"tuesday"}
-    assert (await engine.forget_fragments(*NAME, Filter(sessions=("monday",)))).count == 0
-    back = await engine.restore_fragments(*NAME, Filter(sessions=("monday",)))
+    assert (await engine.fragments.forget(*NAME, Filter(sessions=("monday",)))).count == 0
+    back = await engine.fragments.restore(*NAME, Filter(sessions=("monday",)))
     assert back.count == 15
     assert len(await listed(engine)) == 20
     assert await listed(engine, forgotten=True) == []
@@ -166,26 +166,26 @@ async def test_a_large_request_is_several_decisions(engine: Engine, monkeypatch:
     await create(engine)
     ids = await tell(engine, *(f"line {n}" for n in range(10)))
     kept = Kept()
-    gone = await engine.forget_fragments(*NAME, [*ids, "0" * 26], kept.once())  # type: ignore[arg-type]  # any result
-    assert gone == kept.result == Changed(10, (await engine.get_memory(*NAME)).revision)
+    gone = await engine.fragments.forget(*NAME, [*ids, "0" * 26], kept.once())  # type: ignore[arg-type]  # any result
+    assert gone == kept.result == Changed(10, (await engine.memories.get(*NAME)).revision)
     assert len(await told(engine, EventType.FORGOTTEN)) == 10
-    assert (await engine.restore_fragments(*NAME, Filter(tiers=(Tier.LONG_TERM,)))).count == 10
+    assert (await engine.fragments.restore(*NAME, Filter(tiers=(Tier.LONG_TERM,)))).count == 10
 
 
 async def test_forgetting_counts_fragments_and_not_what_follows(engine: Engine) -> None:
     """An enhancer that is forgotten weakens what it enhanced: an event more, not a fragment more."""
     await create(engine, MemoryKind.HYBRID, short_term__similarity_min=0.0)
     ids = await tell(engine, "tea in the garden", "tea in the garden again")
-    assert (await engine.forget_fragments(*NAME, ids[1:])).count == 1
+    assert (await engine.fragments.forget(*NAME, ids[1:])).count == 1
     assert len(await told(engine, EventType.WEAKENED)) == 1
 
 
 async def test_clear_counts_what_left_for_good(engine: Engine) -> None:
     await create(engine)
     ids = await tell(engine, "one", "two", "three")
-    await engine.forget_fragments(*NAME, ids[:1])
-    assert (await engine.clear_memory(*NAME, [Tier.SHORT_TERM])).count == 0
-    assert (await engine.clear_memory(*NAME, [Tier.LONG_TERM])).count == 3
+    await engine.fragments.forget(*NAME, ids[:1])
+    assert (await engine.fragments.clear(*NAME, [Tier.SHORT_TERM])).count == 0
+    assert (await engine.fragments.clear(*NAME, [Tier.LONG_TERM])).count == 3
     assert await listed(engine) == await listed(engine, forgotten=True) == []
     assert not (await engine.recall(*NAME, Query(text="two"))).recollections
 
@@ -193,12 +193,12 @@ async def test_clear_counts_what_left_for_good(engine: Engine) -> None:
 async def test_a_clone_has_structure_and_no_content(engine: Engine) -> None:
     await create(engine, MemoryKind.HYBRID, recall__limit=3)
     await tell(engine, "one")
-    cloned = await engine.clone_memory(*NAME, "other", "copy")
-    source = await engine.get_memory(*NAME)
+    cloned = await engine.memories.clone(*NAME, "other", "copy")
+    source = await engine.memories.get(*NAME)
     assert (cloned.kind, cloned.policy, cloned.labels) == (source.kind, source.policy, source.labels)
     assert cloned.uid != source.uid
     assert cloned.seed != source.seed
-    assert (await engine.statistics("other", "copy")).counts.short_term == 0
+    assert (await engine.memories.statistics("other", "copy")).counts.short_term == 0
 
 
 # ---- answers
@@ -208,7 +208,7 @@ async def test_the_answer_is_committed_with_the_change_and_survives_a_restart(
     kept = Kept()
     async with engines(tmp_path / "data") as engine:
         await create(engine)
-        put = await engine.put_fragment(*NAME, observation("once", external_id="k"), once=kept.once())  # type: ignore[arg-type]  # any result
+        put = await engine.fragments.put(*NAME, observation("once", external_id="k"), once=kept.once())  # type: ignore[arg-type]  # any result
         assert isinstance(kept.result, Put)
         assert kept.result == put
     async with engines(tmp_path / "data") as engine:
@@ -216,15 +216,15 @@ async def test_the_answer_is_committed_with_the_change_and_survives_a_restart(
         assert stored is not None
         assert stored.response == repr(put).encode()
         with pytest.raises(AlreadyAnswered):
-            await engine.put_fragment(*NAME, observation("twice", external_id="k"), once=kept.once())  # type: ignore[arg-type]  # any result
+            await engine.fragments.put(*NAME, observation("twice", external_id="k"), once=kept.once())  # type: ignore[arg-type]  # any result
         assert [one.content for one in await listed(engine)] == ["once"]
 
 
 async def test_an_answer_is_stored_also_where_nothing_changes(engine: Engine) -> None:
     await create(engine)
-    before = (await engine.get_memory(*NAME)).revision
+    before = (await engine.memories.get(*NAME)).revision
     kept = Kept()
-    nothing = await engine.forget_fragments(*NAME, ["0" * 26], kept.once())  # type: ignore[arg-type]  # any result
+    nothing = await engine.fragments.forget(*NAME, ["0" * 26], kept.once())  # type: ignore[arg-type]  # any result
     assert nothing == kept.result == Changed(0, before + 1)
-    assert (await engine.get_memory(*NAME)).revision == before + 1
+    assert (await engine.memories.get(*NAME)).revision == before + 1
     assert await engine.stored_answer(kept.key) is not None

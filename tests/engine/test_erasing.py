@@ -98,7 +98,7 @@ async def test_what_waits_to_be_stored_is_erased_once_it_is(tmp_path: Path) -> N
         await create(parts.engine)
         release = parts.journal.hold("commit")
         observing = asyncio.create_task(observe(parts.engine, TEA))
-        record = await parts.engine.get_memory(NAMESPACE, "joy")
+        record = await parts.engine.memories.get(NAMESPACE, "joy")
 
         async def received() -> list[str]:
             image = await parts.engine._journal.load(record.uid, "", 0)

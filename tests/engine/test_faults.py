@@ -89,7 +89,7 @@ async def say(engine: Engine, memory: str, producer: str, items: list[Item]) -> 
 
 async def remove(engine: Engine, name: str) -> None:
     try:
-        await insist(lambda: engine.delete_memory(NAMESPACE, name))
+        await insist(lambda: engine.memories.delete(NAMESPACE, name))
     except MemoryNotFound:
         return  # deleted by a try whose outcome was unknown
 
@@ -104,7 +104,7 @@ async def scripted_session(engine: Engine, run: str) -> None:
     )
     await say(engine, three, "left", FIRST[:2])
     change = MemoryChange(policy=with_value(SMALL, "short_term.capacity", 2))
-    await insist(lambda: engine.update_memory(NAMESPACE, one, change))
+    await insist(lambda: engine.memories.update(NAMESPACE, one, change))
     await insist(lambda: engine.recall(NAMESPACE, one, Query(text="what does the otter eat?", limit=4)))
     await engine.settled()
     await remove(engine, three)
@@ -112,7 +112,7 @@ async def scripted_session(engine: Engine, run: str) -> None:
 
 
 async def create(engine: Engine, name: str, kind: MemoryKind, policy: Policy) -> None:
-    await engine.create_memory(NewMemory(NAMESPACE, name, kind, policy, exist_ok=True))
+    await engine.memories.create(NewMemory(NAMESPACE, name, kind, policy, exist_ok=True))
 
 
 def texts(*items: Item) -> list[str]:
@@ -234,7 +234,7 @@ async def fill_ask_and_delete(parts: Assembled, name: str) -> None:
     answers = [await parts.engine.recall(NAMESPACE, name, Query(text=one, limit=1)) for one in texts(*SECOND)]
     assert [answer.recollections[0].fragment.content for answer in answers] == texts(*SECOND)
     await check_index(parts, name)
-    await parts.engine.delete_memory(NAMESPACE, name)
+    await parts.engine.memories.delete(NAMESPACE, name)
     await until(lambda: nothing_indexed(parts.index))
 
 
@@ -249,7 +249,7 @@ async def test_while_the_disk_is_full_what_removes_goes_on_and_makes_room(
     monkeypatch.setattr(actor, "STORAGE_RETRY_S", 3_600.0)
     async with assembled(tmp_path) as parts:
         engine = parts.engine
-        await engine.create_memory(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
+        await engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
         session = await engine.open_observe(NAMESPACE, "joy", "p")
         await session.submit(1, [observation("the first")])
         await session.reached(AckLevel.STORED, 1)
@@ -261,7 +261,7 @@ async def test_while_the_disk_is_full_what_removes_goes_on_and_makes_room(
             return parts.journal.failed == "commit"
 
         await until(refused)
-        assert (await engine.clear_memory(NAMESPACE, "joy", ())).count == 1
+        assert (await engine.fragments.clear(NAMESPACE, "joy", ())).count == 1
         await session.reached(AckLevel.STORED, 3)
         session.close()
         assert [row.fragment.content for row in (await check(engine, "joy")).rows] == ["number 2", "number 3"]

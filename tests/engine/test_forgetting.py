@@ -48,14 +48,14 @@ async def test_expired_fragments_are_forgotten_and_pinned_ones_stay(engine: Engi
     (soon,) = await tell(engine, "soon", ttl_us=SECOND_US)
     (pinned,) = await tell(engine, "pinned", ttl_us=SECOND_US)
     await tell(engine, "never")
-    await engine.update_fragment(*NAME, FragmentChange(id=pinned, pinned=True))
+    await engine.fragments.update(*NAME, FragmentChange(id=pinned, pinned=True))
     await engine.maintain()
     assert await contents(engine) == ["soon", "pinned", "never"]
     clock.offset_us += 2 * SECOND_US
     await engine.maintain()
     assert await contents(engine) == ["pinned", "never"]
     assert await why(engine) == {soon: Reason.EXPIRED}
-    await engine.update_fragment(*NAME, FragmentChange(id=pinned, pinned=False))
+    await engine.fragments.update(*NAME, FragmentChange(id=pinned, pinned=False))
     await engine.maintain()
     assert await contents(engine) == ["never"]
 
@@ -94,7 +94,7 @@ async def test_beyond_the_capacity_the_weakest_leave(engine: Engine, clock: Sett
     for number, importance in enumerate((0.9, 0.1, 0.2, 0.8, 0.7, 0.0)):
         await tell(engine, f"line {number}", importance=importance)
     pinned = (await listed(engine))[5]
-    await engine.update_fragment(*NAME, FragmentChange(id=pinned.id, pinned=True))
+    await engine.fragments.update(*NAME, FragmentChange(id=pinned.id, pinned=True))
     clock.offset_us += 3_000_000 * SECOND_US
     await engine.maintain()
     assert await contents(engine) == ["line 0", "line 3", "line 5"]
@@ -106,11 +106,11 @@ async def test_beyond_the_capacity_the_weakest_leave(engine: Engine, clock: Sett
 async def test_after_the_grace_a_fragment_is_erased(engine: Engine, clock: SettableClock) -> None:
     await create(engine, retention__forget_grace_s=100)
     ids = await tell(engine, "one", "two")
-    await engine.forget_fragments(*NAME, ids[:1])
+    await engine.fragments.forget(*NAME, ids[:1])
     clock.offset_us += 90 * SECOND_US
     await engine.maintain()
-    assert (await engine.restore_fragments(*NAME, ids[:1])).count == 1
-    await engine.forget_fragments(*NAME, ids[:1])
+    assert (await engine.fragments.restore(*NAME, ids[:1])).count == 1
+    await engine.fragments.forget(*NAME, ids[:1])
     clock.offset_us += 90 * SECOND_US
     await engine.maintain()
     assert [one.id for one in await listed(engine, forgotten=True)] == ids[:1]
@@ -121,7 +121,7 @@ async def test_after_the_grace_a_fragment_is_erased(engine: Engine, clock: Setta
     erased = await told(engine, EventType.ERASED)
     assert [(event.fragment, event.reason) for event in erased] == [(ids[0], Reason.EXPIRED)]
     with pytest.raises(FragmentNotFound):
-        await engine.get_fragment(*NAME, id=ids[0])
+        await engine.fragments.get(*NAME, id=ids[0])
     assert await engine._journal.vectors(erased[0].fragment, engine.info().embedding.name, ids[:1]) == {}
 
 
@@ -145,7 +145,7 @@ async def test_a_watch_from_before_the_events_kept_is_told_where_they_begin(
     await create(engine, retention__event_retention_s=100)
     await tell(engine, "one")
     await tell(engine, "two")
-    pruned = (await engine.get_memory(*NAME)).revision
+    pruned = (await engine.memories.get(*NAME)).revision
     clock.offset_us += 200 * SECOND_US
     for number in range(lines_after):
         await tell(engine, f"late {number}")

@@ -36,7 +36,7 @@ TEA = "Bob likes tea more than anything"
 
 
 async def create(engine: Engine, policy: Policy = DEFAULT, kind: MemoryKind = MemoryKind.HYBRID) -> str:
-    record, _ = await engine.create_memory(NewMemory(NAMESPACE, "joy", kind, policy))
+    record, _ = await engine.memories.create(NewMemory(NAMESPACE, "joy", kind, policy))
     return record.uid
 
 
@@ -47,7 +47,7 @@ async def observe(engine: Engine, *items: str | NewObservation, level: AckLevel 
 
 
 async def live(engine: Engine) -> list[Fragment]:
-    return (await engine.list_fragments(NAMESPACE, "joy", Filter(), False, -1, 1_000))[0]
+    return (await engine.fragments.page(NAMESPACE, "joy", Filter(), False, -1, 1_000))[0]
 
 
 def keyed(text: str, key: str = "k") -> NewObservation:
@@ -59,7 +59,7 @@ async def test_a_forgotten_fragment_said_again_under_its_external_id_is_back(tmp
     async with assembled(tmp_path) as parts:
         await create(parts.engine, kind=kind)
         (first,) = await observe(parts.engine, keyed("the otter eats fish"))
-        await parts.engine.forget_fragments(NAMESPACE, "joy", [first])
+        await parts.engine.fragments.forget(NAMESPACE, "joy", [first])
         assert await observe(parts.engine, keyed("the otter eats frogs")) == [first]
         answer = await parts.engine.recall(NAMESPACE, "joy", Query(text="what does the otter eat?"))
         assert [found.fragment.content for found in answer.recollections] == ["the otter eats frogs"]
@@ -98,10 +98,10 @@ async def test_the_etag_of_a_held_fragment_is_the_one_it_is_listed_with(tmp_path
         (listed, _) = await live(parts.engine)
         assert listed.tier is Tier.SHORT_TERM
         change = FragmentChange(id_, importance=0.9, etag=fragment_etag(listed))
-        changed, _ = await parts.engine.update_fragment(NAMESPACE, "joy", change)
+        changed, _ = await parts.engine.fragments.update(NAMESPACE, "joy", change)
         assert fragment_etag(changed) == fragment_etag((await live(parts.engine))[0])
         with pytest.raises(EtagMismatch):
-            await parts.engine.update_fragment(NAMESPACE, "joy", change)
+            await parts.engine.fragments.update(NAMESPACE, "joy", change)
 
 
 async def test_the_words_of_a_forgotten_fragment_are_no_echo(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ async def test_the_words_of_a_forgotten_fragment_are_no_echo(tmp_path: Path) -> 
         await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
         await observe(parts.engine, observation(TEA, session="s"))
         assert EventType.ECHOED in [event.type for event in await events_of(parts.engine, uid)]
-        await parts.engine.forget_fragments(NAMESPACE, "joy", [first])
+        await parts.engine.fragments.forget(NAMESPACE, "joy", [first])
         (second,) = await observe(parts.engine, observation(TEA, session="s"))
         assert [one.id for one in await live(parts.engine)] == [second]
 
@@ -167,7 +167,7 @@ async def test_jobs_of_a_deleted_memory_go_with_it(tmp_path: Path) -> None:
         await create(parts.engine, with_value(DEFAULT, "short_term.enhance_threshold", 1))
         await observe(parts.engine, TEA, f"{TEA} today")
         assert [job.type for job in await parts.engine._journal.jobs(10)] == ["insight"]
-        await parts.engine.delete_memory(NAMESPACE, "joy")
+        await parts.engine.memories.delete(NAMESPACE, "joy")
         assert await parts.engine._journal.jobs(10) == []
         calls = insights.calls
         await asyncio.sleep(0.1)
@@ -179,9 +179,9 @@ async def test_a_policy_that_makes_fragments_ripe_asks_for_their_insights(tmp_pa
     async with assembled(tmp_path, models=app.Models(ScriptedEmbedder(), insights=scripted)) as parts:
         await create(parts.engine)
         await observe(parts.engine, TEA, f"{TEA} today")
-        record = await parts.engine.get_memory(NAMESPACE, "joy")
+        record = await parts.engine.memories.get(NAMESPACE, "joy")
         ripe = with_value(record.policy, "short_term.enhance_threshold", 1)
-        await parts.engine.update_memory(NAMESPACE, "joy", MemoryChange(policy=ripe))
+        await parts.engine.memories.update(NAMESPACE, "joy", MemoryChange(policy=ripe))
 
         async def there() -> bool:
             return any(one.content == "Bob is a tea drinker" for one in await live(parts.engine))
@@ -233,7 +233,7 @@ async def test_a_vector_that_comes_late_does_not_undo_a_change(tmp_path: Path) -
             return embedder.waiting
 
         await until(asked)
-        await parts.engine.update_fragment(NAMESPACE, "joy", FragmentChange(id_, content="badgers dig at night"))
+        await parts.engine.fragments.update(NAMESPACE, "joy", FragmentChange(id_, content="badgers dig at night"))
         embedder.gate.set()
 
         async def done() -> bool:

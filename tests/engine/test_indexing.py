@@ -22,13 +22,13 @@ TEXTS = [f"{animal} number {number} eats {food}" for number, (animal, food) in e
 
 
 async def filled(engine: Engine, level: AckLevel = AckLevel.STORED) -> str:
-    record, _ = await engine.create_memory(NewMemory("test", "zoo", MemoryKind.LONG_TERM, DEFAULT, exist_ok=True))
+    record, _ = await engine.memories.create(NewMemory("test", "zoo", MemoryKind.LONG_TERM, DEFAULT, exist_ok=True))
     await engine.observe_batch("test", "zoo", "", 1, [observation(text) for text in TEXTS], level)
     return record.uid
 
 
 async def unindexed(engine: Engine) -> int:
-    return (await engine.statistics("test", "zoo")).counts.unindexed
+    return (await engine.memories.statistics("test", "zoo")).counts.unindexed
 
 
 async def indexed(engine: Engine) -> bool:
@@ -105,7 +105,7 @@ async def test_what_the_index_lost_and_what_it_should_not_have_is_put_right_at_t
 
 async def test_a_deleted_memory_leaves_the_index(engine: Engine) -> None:
     uid = await filled(engine, AckLevel.INDEXED)
-    await engine.delete_memory("test", "zoo")
+    await engine.memories.delete("test", "zoo")
 
     async def empty() -> bool:
         return await engine._dependencies.index.count(uid) == 0
@@ -119,5 +119,5 @@ async def test_an_engine_stopped_at_once_leaves_its_outbox_to_the_next(tmp_path:
         await asyncio.sleep(0)
     async with open_engine(tmp_path) as engine:
         await until(lambda: indexed(engine))
-        uid = (await engine.get_memory("test", "zoo")).uid
+        uid = (await engine.memories.get("test", "zoo")).uid
         assert await engine._dependencies.index.count(uid) == len(TEXTS)

@@ -32,7 +32,7 @@ async def create(engine: Engine, kind: MemoryKind = MemoryKind.LONG_TERM, **over
     policy = DEFAULT
     for name, value in overrides.items():
         policy = with_value(policy, name.replace("__", "."), value)
-    record, _ = await engine.create_memory(NewMemory(*NAME, kind, policy))
+    record, _ = await engine.memories.create(NewMemory(*NAME, kind, policy))
     return record.uid
 
 
@@ -45,12 +45,12 @@ async def tell(engine: Engine, *texts: str, **fields: object) -> list[str]:
 
 async def listed(engine: Engine, forgotten: bool = False) -> list[Fragment]:
     """All fragments, or all forgotten ones."""
-    return (await engine.list_fragments(*NAME, Filter(), forgotten, -1, 1_000))[0]
+    return (await engine.fragments.page(*NAME, Filter(), forgotten, -1, 1_000))[0]
 
 
 async def told(engine: Engine, type_: EventType) -> list[Event]:
     """All events of that type the journal has."""
-    uid = (await engine.get_memory(*NAME)).uid
+    uid = (await engine.memories.get(*NAME)).uid
     recorded = await engine._journal.events(uid, 0, 100_000)
     return [event for one in recorded for event in one.events if event.type is type_]
 
@@ -75,12 +75,12 @@ async def test_forgotten_by_filter_and_restored_by_filter(engine: Engine, kind: 
     monday = await tell(engine, "the heron by the canal", "an umbrella in the hall", session="monday")
     (tuesday,) = await tell(engine, "the heron flew off", session="tuesday")
     chosen = Filter(sessions=("monday",))
-    assert (await engine.forget_fragments(*NAME, chosen)).count == 2
+    assert (await engine.fragments.forget(*NAME, chosen)).count == 2
     assert [one.id for one in await listed(engine)] == [tuesday]
-    assert (await engine.forget_fragments(*NAME, chosen)).count == 0
+    assert (await engine.fragments.forget(*NAME, chosen)).count == 0
     answer = await engine.recall(*NAME, Query(text="heron"))
     assert [found.fragment.id for found in answer.recollections] == [tuesday]
-    assert (await engine.restore_fragments(*NAME, chosen)).count == 2
+    assert (await engine.fragments.restore(*NAME, chosen)).count == 2
     assert [one.id for one in await listed(engine)] == [*monday, tuesday]
 
 
@@ -90,8 +90,8 @@ async def test_a_request_for_many_is_several_decisions_with_one_answer(
     monkeypatch.setattr(lifecycle, "BATCH", 2)
     await create(engine)
     ids = await tell(engine, *(f"line {number}" for number in range(5)))
-    before = (await engine.get_memory(*NAME)).revision
-    changed = await engine.forget_fragments(*NAME, ids, once("r", counted))
+    before = (await engine.memories.get(*NAME)).revision
+    changed = await engine.fragments.forget(*NAME, ids, once("r", counted))
     assert changed == Changed(5, before + 3)
     assert await answered(engine, "r") == counted(changed)
     assert len(await told(engine, EventType.FORGOTTEN)) == 5
@@ -101,9 +101,9 @@ async def test_the_answer_is_committed_with_the_change_and_survives_a_restart(tm
     async with open_engine(tmp_path / "data") as engine:
         await create(engine)
         (id_,) = await tell(engine, "the heron by the canal")
-        changed = await engine.forget_fragments(*NAME, [id_], once("r", counted))
+        changed = await engine.fragments.forget(*NAME, [id_], once("r", counted))
         with pytest.raises(AlreadyAnswered):
-            await engine.restore_fragments(*NAME, [id_], once("r", counted))
+            await engine.fragments.restore(*NAME, [id_], once("r", counted))
     async with open_engine(tmp_path / "data") as engine:
         assert await answered(engine, "r") == counted(changed)
         assert [one.id for one in await listed(engine, forgotten=True)] == [id_]
@@ -111,8 +111,8 @@ async def test_the_answer_is_committed_with_the_change_and_survives_a_restart(tm
 
 async def test_an_answer_is_kept_also_where_nothing_changed(engine: Engine) -> None:
     await create(engine)
-    changed = await engine.forget_fragments(*NAME, ["nobody"], once("r", counted))
-    assert changed == Changed(0, (await engine.get_memory(*NAME)).revision)
+    changed = await engine.fragments.forget(*NAME, ["nobody"], once("r", counted))
+    assert changed == Changed(0, (await engine.memories.get(*NAME)).revision)
     assert await answered(engine, "r") == counted(changed)
 
 
@@ -121,45 +121,45 @@ async def test_an_update_needs_the_current_etag_and_tells_the_next(engine: Engin
     (id_,) = await tell(engine, "the heron by the canal")
     (first,) = await listed(engine)
     change = FragmentChange(id_, content="an umbrella in the hall", pinned=True, etag=fragment_etag(first))
-    changed, revision = await engine.update_fragment(*NAME, change)
+    changed, revision = await engine.fragments.update(*NAME, change)
     assert (changed.content, changed.pinned, changed.version) == ("an umbrella in the hall", True, revision)
     assert await listed(engine) == [changed]
     with pytest.raises(EtagMismatch):
-        await engine.update_fragment(*NAME, change)
+        await engine.fragments.update(*NAME, change)
     with pytest.raises(FragmentNotFound):
-        await engine.update_fragment(*NAME, FragmentChange("nobody", pinned=True))
+        await engine.fragments.update(*NAME, FragmentChange("nobody", pinned=True))
 
 
 async def test_put_observes_once_and_updates_after(engine: Engine) -> None:
     await create(engine)
-    made = await engine.put_fragment(*NAME, observation("the heron by the canal", external_id="k"))
+    made = await engine.fragments.put(*NAME, observation("the heron by the canal", external_id="k"))
     assert made.created
     assert made.fragment is not None
-    again = await engine.put_fragment(
+    again = await engine.fragments.put(
         *NAME, observation("an umbrella in the hall", external_id="k"), fragment_etag(made.fragment)
     )
     assert not again.created
     assert [(one.id, one.content) for one in await listed(engine)] == [(made.fragment.id, "an umbrella in the hall")]
     with pytest.raises(EtagMismatch):
-        await engine.put_fragment(*NAME, observation("rain", external_id="k"), fragment_etag(made.fragment))
+        await engine.fragments.put(*NAME, observation("rain", external_id="k"), fragment_etag(made.fragment))
 
 
 async def test_clear_empties_the_tiers_named_for_good(engine: Engine) -> None:
     await create(engine, MemoryKind.HYBRID, short_term__capacity=2)
     ids = await tell(engine, "the heron by the canal", "an umbrella in the hall", "it rained on Monday")
-    await engine.forget_fragments(*NAME, ids[1:2])
-    assert (await engine.clear_memory(*NAME, [Tier.SHORT_TERM])).count == 2
+    await engine.fragments.forget(*NAME, ids[1:2])
+    assert (await engine.fragments.clear(*NAME, [Tier.SHORT_TERM])).count == 2
     assert [one.id for one in await listed(engine)] == ids[:1]
-    assert (await engine.restore_fragments(*NAME, ids)).count == 0
-    assert (await engine.clear_memory(*NAME, [])).count == 1
+    assert (await engine.fragments.restore(*NAME, ids)).count == 0
+    assert (await engine.fragments.clear(*NAME, [])).count == 1
     assert await listed(engine) == []
 
 
 async def test_a_clone_has_the_structure_and_not_the_content(engine: Engine) -> None:
     await create(engine, MemoryKind.HYBRID, short_term__capacity=2)
     await tell(engine, "the heron by the canal")
-    source = await engine.get_memory(*NAME)
-    clone = await engine.clone_memory(*NAME, "test", "bliss")
+    source = await engine.memories.get(*NAME)
+    clone = await engine.memories.clone(*NAME, "test", "bliss")
     assert (clone.kind, clone.policy, clone.labels) == (source.kind, source.policy, source.labels)
     assert (clone.uid != source.uid, clone.seed != source.seed, clone.revision) == (True, True, 1)
-    assert (await engine.list_fragments("test", "bliss", Filter(), False, -1, 10))[0] == []
+    assert (await engine.fragments.page("test", "bliss", Filter(), False, -1, 10))[0] == []

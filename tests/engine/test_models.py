@@ -23,7 +23,7 @@ TEA = "Bob likes tea more than anything"
 
 
 async def memory(engine: Engine, kind: MemoryKind = MemoryKind.HYBRID, policy: Policy = DEFAULT) -> None:
-    await engine.create_memory(NewMemory("test", "joy", kind, policy))
+    await engine.memories.create(NewMemory("test", "joy", kind, policy))
 
 
 async def observe(engine: Engine, *texts: str, level: AckLevel = AckLevel.STORED) -> None:
@@ -32,7 +32,7 @@ async def observe(engine: Engine, *texts: str, level: AckLevel = AckLevel.STORED
 
 
 async def fragments(engine: Engine) -> list[Fragment]:
-    return (await engine.list_fragments("test", "joy", Filter(), False, -1, 1_000))[0]
+    return (await engine.fragments.page("test", "joy", Filter(), False, -1, 1_000))[0]
 
 
 async def insights(engine: Engine) -> list[Fragment]:
@@ -50,7 +50,7 @@ async def test_the_scorer_gives_importance_where_the_client_gave_none(tmp_path: 
 
 
 async def events(engine: Engine) -> list[Event]:
-    record = await engine.get_memory("test", "joy")
+    record = await engine.memories.get("test", "joy")
     return [event for one in await engine._journal.events(record.uid, 0, 1_000) for event in one.events]
 
 
@@ -79,7 +79,7 @@ async def test_what_is_rated_late_leaves_refused_texts_and_changed_importances_a
         batch = [observation(TEA), observation("Refused"), observation("Changed")]
         await engine.observe_batch("test", "joy", "", 1, batch, AckLevel.STORED)
         changed = next(one for one in await fragments(engine) if one.content == "Changed")
-        await engine.update_fragment("test", "joy", FragmentChange(changed.id, importance=0.1))
+        await engine.fragments.update("test", "joy", FragmentChange(changed.id, importance=0.1))
 
         async def rated() -> bool:
             return any(event.type is EventType.RATED for event in await events(engine))
@@ -142,7 +142,7 @@ async def test_reflection_cites_its_evidence_and_starts_the_aggregate_anew(tmp_p
         (insight,) = await until(lambda: insights(engine))
         evidence = {one.id: one.content for one in await fragments(engine)}
         assert {evidence[source] for source in insight.sources} == {"Bob likes tea", "Bob likes coffee"}
-        assert (await engine.get_memory("test", "joy")).reflection_aggregate == 0.0
+        assert (await engine.memories.get("test", "joy")).reflection_aggregate == 0.0
 
 
 async def test_an_insight_is_asked_for_again_after_an_outage_and_kept_once(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ async def test_a_text_the_model_refuses_is_stored_without_a_vector_and_wedges_no
 async def _events(engine: Engine) -> AsyncIterator[tuple[EventType, str]]:
     watch = engine.watch("test", "joy", "", 0, 0)
     try:
-        current = (await engine.get_memory("test", "joy")).revision
+        current = (await engine.memories.get("test", "joy")).revision
         revision = 0
         while revision < current:
             _, revision, _, events = await anext(watch)

@@ -38,7 +38,7 @@ async def parts(tmp_path: Path) -> AsyncIterator[Assembled]:
 
 
 async def create(engine: Engine, policy: Policy = DEFAULT, kind: MemoryKind = MemoryKind.HYBRID) -> None:
-    await engine.create_memory(NewMemory(NAMESPACE, "joy", kind, policy, exist_ok=True))
+    await engine.memories.create(NewMemory(NAMESPACE, "joy", kind, policy, exist_ok=True))
 
 
 async def opened(engine: Engine, producer: str = "p") -> ObserveSession:
@@ -172,7 +172,7 @@ async def test_what_an_older_stream_sends_too_late_is_refused_and_disturbs_nobod
     assert (await sent(newer, 6, LINES[5:6])).stored == 6
     assert await contents(parts.engine) == words(LINES[:6])
     async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
-        assert actor.backlog == 0
+        assert actor.receiving.backlog == 0
 
 
 async def test_who_stops_waiting_for_received_takes_nothing_with_them(parts: Assembled) -> None:
@@ -204,7 +204,7 @@ async def test_a_batch_call_cancelled_at_any_await_is_stored_whole_or_not_at_all
         session.close()
     assert sorted(await contents(parts.engine)) == sorted(expected)
     async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
-        assert actor.backlog == 0
+        assert actor.receiving.backlog == 0
     assert actor.idle
 
 

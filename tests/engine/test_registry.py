@@ -32,7 +32,7 @@ SMALL = with_value(DEFAULT, "short_term.capacity", 3)
 
 
 async def create(engine: Engine, name: str, policy: Policy = SMALL) -> None:
-    await engine.create_memory(NewMemory(NAMESPACE, name, MemoryKind.HYBRID, policy))
+    await engine.memories.create(NewMemory(NAMESPACE, name, MemoryKind.HYBRID, policy))
 
 
 async def observe(engine: Engine, name: str, *texts: str, level: AckLevel = AckLevel.STORED) -> None:
@@ -61,7 +61,7 @@ async def test_two_places_for_eight_memories_in_use_lose_and_double_nothing(tmp_
         for number in range(ROUNDS):
             assert all(name in content for content in await recalled(engine, name, f"what is number {number}?"))
             change = MemoryChange(policy=with_value(SMALL, "short_term.capacity", 2 + number % 3))
-            await engine.update_memory(NAMESPACE, name, change)
+            await engine.memories.update(NAMESPACE, name, change)
 
     async with assembled(tmp_path, active_memories_max=2) as parts:
         for name in MEMORIES:
@@ -142,7 +142,7 @@ async def test_a_name_made_anew_is_another_memory_while_the_old_one_is_still_bei
         await create(parts.engine, "joy")
         await observe(parts.engine, "joy", "the otter eats fish")
         release = parts.journal.hold("delete_memory", done=True)
-        deleting = asyncio.create_task(parts.engine.delete_memory(NAMESPACE, "joy"))
+        deleting = asyncio.create_task(parts.engine.memories.delete(NAMESPACE, "joy"))
         await until(lambda: gone(parts.engine, "joy"))
         assert not deleting.done()
         with pytest.raises(MemoryNotFound):
@@ -161,7 +161,7 @@ async def test_a_deletion_whose_caller_is_gone_ends_all_the_same(tmp_path: Path)
         await create(parts.engine, "joy")
         await observe(parts.engine, "joy", "the otter eats fish")
         release = parts.journal.hold("delete_memory", done=True)
-        deleting = asyncio.create_task(parts.engine.delete_memory(NAMESPACE, "joy"))
+        deleting = asyncio.create_task(parts.engine.memories.delete(NAMESPACE, "joy"))
         await until(lambda: gone(parts.engine, "joy"))
         deleting.cancel()
         await asyncio.gather(deleting, return_exceptions=True)
@@ -181,7 +181,7 @@ async def test_a_memory_deleted_while_it_is_activated_does_not_come_back(tmp_pat
         reading = asyncio.create_task(recalled(parts.engine, "joy", "anything"))
         await until(lambda: begun(loads))
         await asyncio.sleep(0.05)  # the image is read, and waits
-        await parts.engine.delete_memory(NAMESPACE, "joy")
+        await parts.engine.memories.delete(NAMESPACE, "joy")
         gate.set()
         with pytest.raises(MemoryNotFound):
             await reading
@@ -197,7 +197,7 @@ async def test_sessions_and_waiting_recalls_of_a_deleted_memory_are_told(tmp_pat
         )
         changed = asyncio.create_task(session.changed())
         await asyncio.sleep(0.01)
-        await parts.engine.delete_memory(NAMESPACE, "joy")
+        await parts.engine.memories.delete(NAMESPACE, "joy")
         for told in (waiting, changed):
             with pytest.raises(MemoryNotFound):
                 await told
@@ -206,7 +206,7 @@ async def test_sessions_and_waiting_recalls_of_a_deleted_memory_are_told(tmp_pat
 async def test_who_waits_for_a_revision_is_told_to_try_again_when_the_memory_is_read_anew(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
-        uid = (await parts.engine.get_memory(NAMESPACE, "joy")).uid
+        uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
         query = Query(text="otter", min_revision=2, wait_s=60)
         await recalled(parts.engine, "joy", "otter")
         waiting = asyncio.create_task(parts.engine.recall(NAMESPACE, "joy", query))
@@ -225,7 +225,7 @@ async def test_what_was_received_is_stored_after_failures_though_nobody_asks(tmp
     embedder = ScriptedEmbedder()
     async with assembled(tmp_path, models=app.Models(embedder)) as parts:
         await create(parts.engine, "joy", with_value(SMALL, "wait_for_models", True))
-        uid = (await parts.engine.get_memory(NAMESPACE, "joy")).uid
+        uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
         embedder.fail(times=1_000_000)
         await observe(parts.engine, "joy", "the otter eats fish", level=AckLevel.RECEIVED)
 
@@ -240,7 +240,7 @@ async def test_what_was_received_is_stored_after_failures_though_nobody_asks(tmp
         embedder.heal()
 
         async def stored() -> bool:
-            return (await parts.engine.statistics(NAMESPACE, "joy")).counts.pending == 0
+            return (await parts.engine.memories.statistics(NAMESPACE, "joy")).counts.pending == 0
 
         await until(stored)
         assert await contents(parts.engine, "joy") == ["the otter eats fish"]
@@ -259,7 +259,7 @@ async def test_an_engine_that_stops_while_a_model_is_waited_for_keeps_what_it_re
     async with assembled(tmp_path) as parts:
 
         async def stored() -> bool:
-            return (await parts.engine.statistics(NAMESPACE, "joy")).counts.pending == 0
+            return (await parts.engine.memories.statistics(NAMESPACE, "joy")).counts.pending == 0
 
         await until(stored)
         assert await contents(parts.engine, "joy") == ["badgers dig", "the otter eats fish"]

@@ -120,7 +120,7 @@ async def test_a_repeat_that_overtook_its_first_try_gets_that_ones_answer() -> N
     first = pb.ClearMemoryResponse(cleared=3, revision=7)
 
     async def overtaken() -> pb.ClearMemoryResponse:
-        engine._keep(call.answer(first))
+        engine.keep(call.answer(first))
         raise AlreadyAnswered("meanwhile")
 
     assert await answered(call, engine, overtaken) == first

@@ -201,58 +201,48 @@ class FakeSession:
         return Progress(self._producer.received, stored, stored, self._memory.record.revision, rejected, outcomes)
 
 
-class FakeEngine:
-    """See the module."""
+class FakeMemories:
+    """Memories as resources."""
 
-    dimension = DIMENSION
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
 
-    def __init__(self) -> None:
-        self.script = Script()
-        self._memories: dict[tuple[str, str], _Memory] = {}
-        self._answers: dict[str, Answer] = {}
-        self._made = 0
-
-    def info(self) -> Info:
-        return Info(EmbeddingModel("fake", DIMENSION), "", "", "fake index", "fake journal", "")
-
-    def _find(self, namespace: str, name: str) -> _Memory:
-        if (namespace, name) not in self._memories:
-            raise MemoryNotFound(f"there is no memory {namespace}/{name}", namespace=namespace, memory=name)
-        return self._memories[namespace, name]
-
-    def _keep(self, answer: Answer | None) -> None:
-        if answer is not None:
-            self._answers[answer.request] = answer
-
-    async def create_memory(self, new: NewMemory, answer: AnswerOf | None = None) -> tuple[MemoryRecord, bool]:
-        if (new.namespace, new.name) in self._memories:
+    async def create(self, new: NewMemory, answer: AnswerOf | None = None) -> tuple[MemoryRecord, bool]:
+        if (new.namespace, new.name) in self._engine.held:
             if new.exist_ok:
-                return self._find(new.namespace, new.name).record, False
+                return self._engine.find(new.namespace, new.name).record, False
             raise MemoryExists(f"memory {new.namespace}/{new.name} exists", namespace=new.namespace, memory=new.name)
-        self._made += 1
+        self._engine.made += 1
         record = MemoryRecord(
-            encode_ulid(self._made), new.namespace, new.name, new.kind, new.policy, b"seed", new.labels
+            encode_ulid(self._engine.made), new.namespace, new.name, new.kind, new.policy, b"seed", new.labels
         )
-        memory = self._memories[new.namespace, new.name] = _Memory(record)
+        memory = self._engine.held[new.namespace, new.name] = _Memory(record)
         memory.commit(Event(EventType.MEMORY_CREATED, ""))
-        self._keep(None if answer is None else answer(memory.record))
+        self._engine.keep(None if answer is None else answer(memory.record))
         return memory.record, True
 
-    async def get_memory(self, namespace: str, name: str) -> MemoryRecord:
-        return self._find(namespace, name).record
+    async def clone(
+        self, namespace: str, name: str, new_namespace: str, new_name: str, answer: AnswerOf | None = None
+    ) -> MemoryRecord:
+        source = self._engine.find(namespace, name).record
+        new = NewMemory(new_namespace, new_name, source.kind, source.policy, source.labels)
+        return (await self.create(new, answer))[0]
 
-    async def list_memories(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
-        names = sorted(name for space, name in self._memories if space == namespace and name > after)
-        return [self._memories[namespace, name].record for name in names[:limit]]
+    async def get(self, namespace: str, name: str) -> MemoryRecord:
+        return self._engine.find(namespace, name).record
 
-    async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
-        spaces = [space for space, _ in self._memories]
+    async def page(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
+        names = sorted(name for space, name in self._engine.held if space == namespace and name > after)
+        return [self._engine.held[namespace, name].record for name in names[:limit]]
+
+    async def namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
+        spaces = [space for space, _ in self._engine.held]
         return [(space, spaces.count(space)) for space in sorted(set(spaces)) if space > after][:limit]
 
-    async def update_memory(
+    async def update(
         self, namespace: str, name: str, change: MemoryChange, answer: AnswerOf | None = None
     ) -> MemoryRecord:
-        memory = self._find(namespace, name)
+        memory = self._engine.find(namespace, name)
         if change.etag and change.etag != memory_etag(memory.record):
             raise EtagMismatch("it has changed since")
         memory.record = replace(
@@ -262,80 +252,77 @@ class FakeEngine:
             update_time_us=memory.record.update_time_us + 1,
         )
         memory.commit(Event(EventType.MEMORY_UPDATED, ""))
-        self._keep(None if answer is None else answer(memory.record))
+        self._engine.keep(None if answer is None else answer(memory.record))
         return memory.record
 
-    async def delete_memory(self, namespace: str, name: str, etag: str = "", answer: Answer | None = None) -> None:
-        memory = self._find(namespace, name)
+    async def delete(self, namespace: str, name: str, etag: str = "", answer: Answer | None = None) -> None:
+        memory = self._engine.find(namespace, name)
         if etag and etag != memory_etag(memory.record):
             raise EtagMismatch("it has changed since")
-        del self._memories[namespace, name]
-        self._keep(answer)
-
-    async def stored_answer(self, request: str) -> Answer | None:
-        return self._answers.get(request)
+        del self._engine.held[namespace, name]
+        self._engine.keep(answer)
 
     async def statistics(self, namespace: str, name: str) -> Statistics:
-        memory = self._find(namespace, name)
+        memory = self._engine.find(namespace, name)
         return Statistics(memory.record.revision, Counts(long_term=len(memory.fragments)), True, 1)
 
-    async def get_fragment(
-        self, namespace: str, name: str, id: str = "", external_id: str = ""
-    ) -> tuple[Fragment, str, int]:
-        memory = self._find(namespace, name)
+
+class FakeFragments:
+    """Fragments as resources."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    async def get(self, namespace: str, name: str, id: str = "", external_id: str = "") -> tuple[Fragment, str, int]:
+        memory = self._engine.find(namespace, name)
         for fragment in memory.fragments:
             if fragment.id == id or (external_id and fragment.external_id == external_id):
                 return fragment, "", memory.record.revision
         raise FragmentNotFound(f"there is no fragment {id or external_id}", id=id or external_id)
 
-    async def clone_memory(
-        self, namespace: str, name: str, new_namespace: str, new_name: str, answer: AnswerOf | None = None
-    ) -> MemoryRecord:
-        source = self._find(namespace, name).record
-        new = NewMemory(new_namespace, new_name, source.kind, source.policy, source.labels)
-        return (await self.create_memory(new, answer))[0]
+    async def read(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
+        return [fragment for fragment in self._engine.find(namespace, name).fragments if fragment.id in ids]
 
-    async def clear_memory(
-        self, namespace: str, name: str, tiers: Sequence[Tier], once: Once[Changed] | None = None
-    ) -> Changed:
-        memory = self._find(namespace, name)
-        kept = [each for each in memory.fragments if tiers and each.tier not in tiers]
-        count = len(memory.fragments) - len(kept)
-        memory.fragments[:] = kept
-        return self._once(once, Changed(count, memory.commit()))
+    async def page(
+        self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
+    ) -> tuple[list[Fragment], int | None, int, str]:
+        memory = self._engine.find(namespace, name)
+        found = [each for each in memory.fragments if each.position > after and passes(each, chosen)]
+        following = found[limit - 1].position if len(found) > limit else None
+        return found[:limit], following, memory.record.revision, memory.record.uid
 
-    async def put_fragment(
+    async def put(
         self, namespace: str, name: str, new: NewObservation, etag: str = "", once: Once[Put] | None = None
     ) -> Put:
-        memory = self._find(namespace, name)
+        memory = self._engine.find(namespace, name)
         known = [each for each in memory.fragments if each.external_id == new.external_id]
         if etag and etag not in map(fragment_etag, known):
             raise EtagMismatch("it has changed since")
         if known:
             changed = self._change(memory, replace(known[0], content=new.content, structured=new.structured))
             return self._once(once, Put(changed, False, memory.record.revision))
-        self.store(memory, 1, new)
+        self._engine.store(memory, 1, new)
         return self._once(once, Put(memory.fragments[-1], True, memory.record.revision))
 
-    async def update_fragment(
+    async def update(
         self, namespace: str, name: str, change: FragmentChange, once: Once[tuple[Fragment, int]] | None = None
     ) -> tuple[Fragment, int]:
-        fragment, _, _ = await self.get_fragment(namespace, name, id=change.id)
+        fragment, _, _ = await self.get(namespace, name, id=change.id)
         if change.etag and change.etag != fragment_etag(fragment):
             raise EtagMismatch("it has changed since")
-        memory = self._find(namespace, name)
+        memory = self._engine.find(namespace, name)
         changed = self._change(memory, replace(fragment, content=change.content or fragment.content))
         return self._once(once, (changed, memory.record.revision))
 
-    async def forget_fragments(
+    async def forget(
         self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
     ) -> Changed:
-        return self._turn(self._find(namespace, name), which, once, None, 1)
+        return self._turn(self._engine.find(namespace, name), which, once, None, 1)
 
-    async def restore_fragments(
+    async def restore(
         self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
     ) -> Changed:
-        return self._turn(self._find(namespace, name), which, once, 1, None)
+        return self._turn(self._engine.find(namespace, name), which, once, 1, None)
 
     def _turn(
         self,
@@ -355,28 +342,55 @@ class FakeEngine:
             self._change(memory, replace(each, forget_time_us=after_us))
         return self._once(once, Changed(len(meant), memory.record.revision))
 
+    async def clear(
+        self, namespace: str, name: str, tiers: Sequence[Tier], once: Once[Changed] | None = None
+    ) -> Changed:
+        memory = self._engine.find(namespace, name)
+        kept = [each for each in memory.fragments if tiers and each.tier not in tiers]
+        count = len(memory.fragments) - len(kept)
+        memory.fragments[:] = kept
+        return self._once(once, Changed(count, memory.commit()))
+
     def _change(self, memory: _Memory, changed: Fragment) -> Fragment:
         changed = replace(changed, version=memory.commit(Event(EventType.UPDATED, changed.id)))
         memory.fragments[:] = [changed if each.id == changed.id else each for each in memory.fragments]
         return changed
 
     def _once(self, once: Once[T] | None, result: T) -> T:
-        self._keep(None if once is None else once.answer(result))
+        self._engine.keep(None if once is None else once.answer(result))
         return result
 
-    async def fragments(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
-        return [fragment for fragment in self._find(namespace, name).fragments if fragment.id in ids]
 
-    async def list_fragments(
-        self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
-    ) -> tuple[list[Fragment], int | None, int, str]:
-        memory = self._find(namespace, name)
-        found = [each for each in memory.fragments if each.position > after and passes(each, chosen)]
-        following = found[limit - 1].position if len(found) > limit else None
-        return found[:limit], following, memory.record.revision, memory.record.uid
+class FakeEngine:
+    """See the module."""
+
+    dimension = DIMENSION
+
+    def __init__(self) -> None:
+        self.script = Script()
+        self.held: dict[tuple[str, str], _Memory] = {}
+        self._answers: dict[str, Answer] = {}
+        self.made = 0
+        self.memories = FakeMemories(self)
+        self.fragments = FakeFragments(self)
+
+    def info(self) -> Info:
+        return Info(EmbeddingModel("fake", DIMENSION), "", "", "fake index", "fake journal", "")
+
+    def find(self, namespace: str, name: str) -> _Memory:
+        if (namespace, name) not in self.held:
+            raise MemoryNotFound(f"there is no memory {namespace}/{name}", namespace=namespace, memory=name)
+        return self.held[namespace, name]
+
+    def keep(self, answer: Answer | None) -> None:
+        if answer is not None:
+            self._answers[answer.request] = answer
+
+    async def stored_answer(self, request: str) -> Answer | None:
+        return self._answers.get(request)
 
     async def open_observe(self, namespace: str, name: str, producer: str) -> FakeSession:
-        memory = self._find(namespace, name)
+        memory = self.find(namespace, name)
         return FakeSession(self, memory, memory.producers.setdefault(producer, _Producer()))
 
     async def observe_batch(
@@ -389,7 +403,7 @@ class FakeEngine:
         level: AckLevel,
         request_id: str = "",
     ) -> Progress:
-        memory = self._find(namespace, name)
+        memory = self.find(namespace, name)
         state = memory.producers.setdefault(producer, _Producer()) if producer else _Producer()
         session = FakeSession(self, memory, state)
         await session.submit(first_sequence, items)
@@ -397,9 +411,9 @@ class FakeEngine:
 
     def store(self, memory: _Memory, number: int, item: NewObservation) -> Outcome:
         """One observation straight to long-term."""
-        self._made += 1
+        self.made += 1
         fragment = Fragment(
-            encode_ulid(self._made),
+            encode_ulid(self.made),
             item.content,
             Tier.LONG_TERM,
             structured=item.structured,
@@ -420,7 +434,7 @@ class FakeEngine:
         return Outcome(number, fragment.id, EventType.OBSERVED, "", Tier.LONG_TERM)
 
     async def recall(self, namespace: str, name: str, query: Query) -> RecallAnswer:
-        memory = self._find(namespace, name)
+        memory = self.find(namespace, name)
         self.script.queries.append(query)
         try:
             if query.text.startswith("wait"):
@@ -452,7 +466,7 @@ class FakeEngine:
     async def watch(
         self, namespace: str, name: str, uid: str, revision: int, ordinal: int
     ) -> AsyncGenerator[Step, None]:
-        memory = self._find(namespace, name)
+        memory = self.find(namespace, name)
         if uid != memory.record.uid:
             raise CursorVoid("the memory was made anew since")
         seen = revision

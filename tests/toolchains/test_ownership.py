@@ -353,7 +353,7 @@ async def test_nothing_in_ram_is_served_once_the_lease_is_over_by_the_local_cloc
     lost: list[float] = []
     async with engine_on(url, hands, embedder, index) as engine:
         engine.ownership.on_loss(lambda: lost.append(hands.ahead_s))
-        await engine.create_memory(memory("joy"))
+        await engine.memories.create(memory("joy"))
         await say(engine, "joy", "words")
         assert await found(engine, "joy", "words") == {"words"}
         hands.ahead_s += LEASE_S * 0.89
@@ -361,14 +361,14 @@ async def test_nothing_in_ram_is_served_once_the_lease_is_over_by_the_local_cloc
         hands.ahead_s += LEASE_S * 0.02
         with pytest.raises(LeaseLost):
             await found(engine, "joy", "words")
-        assert (await engine.get_memory("comedy", "joy")).name == "joy", "what the journal answers needs no lease"
+        assert (await engine.memories.get("comedy", "joy")).name == "joy", "what the journal answers needs no lease"
         await until(lambda: _answers(engine))
         assert len(lost) == 1
         embedder.leap_s = LEASE_S
         with pytest.raises(LeaseLost):  # it ran out while the answer was made
             await found(engine, "joy", "words")
         await until(lambda: _answers(engine))
-        assert (await engine.get_memory("comedy", "joy")).epoch == 3
+        assert (await engine.memories.get("comedy", "joy")).epoch == 3
 
 
 async def _answers(engine: Engine) -> bool:
@@ -385,7 +385,7 @@ async def test_a_memory_that_leaves_ram_is_anothers_to_take_and_one_that_is_used
         engine_on(url, hands, ScriptedEmbedder(), index) as two,
     ):
         for name in ("a", "b"):
-            await one.create_memory(memory(name))
+            await one.memories.create(memory(name))
             await say(one, name, f"words of {name}")
         with pytest.raises(OwnedElsewhere):
             await say(two, "b", "mine")
@@ -411,13 +411,13 @@ async def test_the_index_is_written_by_one_engine_and_followed_by_the_others(url
         engine_on(url, hands, ScriptedEmbedder(), index, dense_in_memory_max=0, index_overlay_s=0.0) as two,
     ):
         await until(lambda: _leads(one))
-        await two.create_memory(memory("joy"))
+        await two.memories.create(memory("joy"))
         session = await two.open_observe("comedy", "joy", "p")
         items = [NewObservation(content=f"words {n}", digest=bytes([n] * 16)) for n in range(20)]
         await session.submit(1, items)
         await asyncio.wait_for(session.reached(AckLevel.INDEXED, 20), 60)
         session.close()
-        uid = (await two.get_memory("comedy", "joy")).uid
+        uid = (await two.memories.get("comedy", "joy")).uid
         assert await index.count(uid) == 20
         actor = two._registry.peek(uid)
         assert actor is not None

@@ -1,7 +1,7 @@
-"""One active memory's actor: gives order at receipt, decides one group at a time, commits, then shows it.
+"""One active memory's actor: decides what was received one group at a time, commits, then shows it.
 
 Rule 1. Everything that changes the memory passes `_decide_loop`, one decision after another.
-Rule 2. `submit` gives numbers, ids and positions synchronously, so that order is fixed before anything is awaited.
+Rule 2. What is observed is decided in the order of its receipt, which is fixed before it comes here (receiving.py).
 Rule 3. After a commit that was refused or whose outcome is unknown the actor is finished: its sessions end with a
 retryable error and the memory is read again from the journal (see registry.py).
 """
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,25 +30,21 @@ from memstream_server.engine.decision import (
     jobs_of,
 )
 from memstream_server.engine.errors import (
-    BacklogFull,
     EngineError,
     JournalUnavailable,
     MemoryExists,
     MemoryNotFound,
-    ProducerSuperseded,
     ShuttingDown,
     StorageIsFull,
 )
 from memstream_server.engine.gather import Gathered
-from memstream_server.engine.intake import Batch, batch_of, observations_in, verify_repeats
-from memstream_server.engine.producers import ObserveSession, ProducerState
-from memstream_server.engine.requests import NewObservation, Opened, Outcome, Refusal
+from memstream_server.engine.intake import Batch, observations_in
+from memstream_server.engine.receiving import STORAGE_RETRY_S, Receiving
 from memstream_server.engine.working_set import WorkingSet
 from memstream_server.ports.journal import (
     AlreadyExists,
     Conflict,
     Image,
-    JournalError,
     OutcomeUnknown,
     Recorded,
     StorageFull,
@@ -59,10 +55,6 @@ if TYPE_CHECKING:
     from memstream_server.ports.models import Account
 
 log = structlog.get_logger(__name__)
-
-STORAGE_RETRY_S = 5.0
-"""Pause before a decision that found the disk full is committed again, and what clients are told."""
-
 
 Decide = Callable[["Actor"], "Decision | Awaitable[Decision | None] | None"]
 
@@ -91,34 +83,16 @@ class Actor:
         self._uses = 0
         self._deciding = False
         self._dependencies = dependencies
-        waiting = {receipt.producer for receipt in image.pending}
-        self._producers = {  # those with a session, or with something that is not stored
-            producer.name: ProducerState(
-                producer.name,
-                producer.epoch,
-                producer.received,
-                producer.stored,
-                submitted=producer.received,
-                revision=image.record.revision,
-            )
-            for producer in image.producers
-            if producer.name in waiting
-        }
-        self._next_position = image.next_position
-        self._backlog = 0
         self._pending: deque[Batch] = deque()
-        self._unstored: dict[int, Batch] = {}
         self._more = asyncio.Event()
         self._inbox: asyncio.Queue[_Prepared | _Work] = asyncio.Queue()
         self._held_back: deque[_Prepared] = deque()
         """Taken from the inbox while another one waited for room on the disk."""
         self._room = asyncio.Semaphore(2)
-        self._receiving: set[asyncio.Task[None]] = set()
-        self._sessions = 0
-        self._unnumbered: set[ProducerState] = set()
         self._revised = asyncio.Event()
-        for receipt in image.pending:
-            self._enqueue(Batch(receipt, self._producers.get(receipt.producer)))
+        self.receiving = Receiving(image, self, dependencies)
+        """The way in; what it has received comes back by `store`."""
+        self.receiving.resume(image.pending)
         self._tasks = [asyncio.create_task(self._prepare_loop()), asyncio.create_task(self._decide_loop())]
 
     # ---- what it is
@@ -131,24 +105,9 @@ class Actor:
         return self.working.record.revision
 
     @property
-    def backlog(self) -> int:
-        """Observations between submission and stored."""
-        return self._backlog
-
-    @property
-    def sessions(self) -> int:
-        """Streams and calls that hold a producer open."""
-        return self._sessions
-
-    def producers(self) -> list[ProducerState]:
-        """Everyone whose observations come in here now, unnumbered calls included."""
-        return [*self._producers.values(), *self._unnumbered]
-
-    @property
     def idle(self) -> bool:
         """Whether nothing is under way that an eviction would cut off."""
-        waiting = self._backlog or self._inbox.qsize() or self._receiving
-        return not (waiting or self._sessions or self._uses or self._deciding)
+        return self.receiving.idle and not (self._inbox.qsize() or self._uses or self._deciding)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -159,207 +118,26 @@ class Actor:
         finally:
             self._uses -= 1
 
-    def unstored(self, ids: Collection[str]) -> bool:
-        """Whether one of these was received and is not stored yet."""
-        return any(one.id in ids for batch in self._unstored.values() for one in batch.receipt.fragments)
-
     async def revision_reached(self, revision: int) -> None:
         """Waits until the memory is at `revision` or beyond."""
         while self.revision < revision:
-            self._raise_if_failed()
+            self.raise_if_failed()
             revised = self._revised
             await revised.wait()
 
-    # ---- the way in
-    async def open_session(self, name: str, *, one_call: bool = False) -> ObserveSession:
-        """Make this stream the producer's only one. Raises JournalUnavailable when the write fails.
-
-        A producer made for `one_call` is forgotten after a while, as an answer to a request_id is.
-        """
-        self._raise_if_failed()
-        self._sessions += 1
-        opening = asyncio.create_task(self._open(name, one_call))
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # The journal raises the producer's epoch all the same, so the state here has to follow.
-            opening.add_done_callback(_close_unused)
-            raise
-
-    async def _open(self, name: str, one_call: bool) -> ObserveSession:
-        epoch = self.working.record.epoch
-        try:
-            producer = await self._dependencies.journal.open_producer(self.uid, epoch, name, one_call=one_call)
-            self._raise_if_failed()
-        except (Conflict, OutcomeUnknown) as error:
-            self._sessions -= 1
-            raise self.fail(JournalUnavailable(f"the memory moved on: {error}", retry_after_s=0.1)) from error
-        except BaseException:
-            self._sessions -= 1
-            raise
-        state = self._producers.setdefault(name, ProducerState(name, revision=self.revision))
-        if state.session is not None:
-            state.session.fail(
-                ProducerSuperseded(f"a newer stream of producer {name!r} was opened; this one is superseded")
-            )
-        state.epoch = producer.epoch
-        state.received = state.submitted = producer.received
-        state.forget_after(state.received)
-        state.stored = max(state.stored, producer.stored)
-        session = ObserveSession(
-            self, state, Opened(state.received, state.stored, state.epoch, self.uid, self.revision)
-        )
-        state.session = session
-        return session
-
-    def anonymous(self) -> ObserveSession:
-        """A session of its own for the unnumbered observations of one call."""
-        self._raise_if_failed()
-        self._sessions += 1
-        state = ProducerState("")
-        self._unnumbered.add(state)
-        state.session = ObserveSession(self, state, Opened(0, 0, 0, self.uid, self.revision))
-        return state.session
-
-    def released(self, state: ProducerState) -> None:
-        """A session of this producer was closed."""
-        self._sessions -= 1
-        self._unnumbered.discard(state)
-        self._let_go(state)
-
-    def _let_go(self, state: ProducerState) -> None:
-        """What the journal knows as well leaves RAM, or every producer there ever was would stay in it."""
-        if state.session is None and state.stored >= state.submitted and self._producers.get(state.name) is state:
-            del self._producers[state.name]
-
-    def take_position(self) -> int:
-        """The next place in the order of receipt, for a fragment that was not observed."""
-        self._next_position += 1
-        return self._next_position - 1
-
-    def take_positions_until(self, position: int) -> None:
-        """Places in the order of receipt that imported fragments bring along."""
-        self._next_position = max(self._next_position, position + 1)
-
-    def submit(
-        self, state: ProducerState, first: int, items: Sequence[NewObservation | Refusal]
-    ) -> asyncio.Future[None]:
-        """Number, order and journal a batch; see ObserveSession.submit."""
-        self._raise_if_failed()
-        state.check_gap(first)
-        new_from = max(first, state.expected())
-        repeats, fresh = items[: new_from - first], items[new_from - first :]
-        state.check_repeats(first, repeats)
-        # A batch larger than the bound is taken when nothing waits: refused then, it would be refused for ever.
-        if self._backlog and self._backlog + len(fresh) > self.working.record.policy.backlog_max:
-            raise BacklogFull(
-                f"{self._backlog} observations wait to be stored, the most this memory's policy allows",
-                retry_after_s=0.5,
-            )
-        batch = None
-        if fresh:
-            batch = batch_of(self._dependencies, self.working.record, state, new_from, fresh, self._next_position)
-            # A batch of refused items takes a position too: a receipt is known by its own.
-            self._next_position += max(1, batch.count)
-            self._backlog += batch.count
-            state.submitted = new_from + len(fresh) - 1
-            state.remember(new_from, batch.receipt.hashes, batch.receipt.rejections)
-        task = asyncio.create_task(self._receive(state, first, repeats, batch))
-        self._receiving.add(task)
-        task.add_done_callback(self._receiving.discard)
-        if batch is not None:
-            state.receiving = task
-        # Shielded: whoever stops waiting must not take from the actor the news that the journal has the batch.
-        return asyncio.shield(task)
-
-    async def _receive(
-        self, state: ProducerState, first: int, repeats: Sequence[NewObservation | Refusal], batch: Batch | None
-    ) -> None:
-        # The journal is given the batch before anything else is awaited: its order is the order of `submit`.
-        session, before = state.session, state.receiving
-        try:
-            if batch is not None:
-                await self._dependencies.journal.receive(batch.receipt)
-        except Exception as error:
-            raise self._ended(session, self._unreceived(state, session, batch, error)) from error
-        try:
-            if batch is not None:
-                self._received(state, batch)
-            if repeats:
-                await self._repeated(state, first, repeats, before)
-        except EngineError as error:
-            raise self._ended(session, error) from error
-        except JournalError as error:
-            # What was received stays so; only what the repeats were told the first time could not be read.
-            raise self._ended(session, JournalUnavailable(f"reading failed: {error}", retry_after_s=0.2)) from error
-
-    async def _repeated(
-        self,
-        state: ProducerState,
-        first: int,
-        items: Sequence[NewObservation | Refusal],
-        before: asyncio.Task[None] | None,
-    ) -> None:
-        """Tell of repeats what was told the first time, and not before what they repeat is received."""
-        session = state.session
-        if first + len(items) - 1 > state.received and before is not None:
-            await asyncio.wait({before})
-            before.result()
-        again = await verify_repeats(self._dependencies.journal, self.uid, state, first, items)
-        if session is not None:
-            session.reject(again)
-
-    @staticmethod
-    def _ended(session: ObserveSession | None, error: EngineError) -> EngineError:
-        if session is not None:
-            session.fail(error)
-        return error
-
-    def _received(self, state: ProducerState, batch: Batch) -> None:
-        receipt = batch.receipt
-        last = receipt.first_sequence + len(receipt.hashes) - 1
-        if receipt.rejections and state.session is not None:
-            state.session.reject(receipt.rejections)
-        self._dependencies.metrics.received(batch.count, len(receipt.rejections), self._age_s(batch) or 0.0)
-        self._backlog -= batch.count  # counted again by _enqueue
-        self._enqueue(batch)
-        state.advance(received=last)
-
-    def _enqueue(self, batch: Batch) -> None:
-        self._backlog += batch.count
+    # ---- deciding
+    def store(self, batch: Batch) -> None:
+        """What was received next is decided after what was received before it."""
         self._pending.append(batch)
-        self._unstored[batch.receipt.position] = batch
         self._more.set()
 
-    def _unreceived(
-        self, state: ProducerState, session: ObserveSession | None, batch: Batch | None, error: Exception
-    ) -> EngineError:
-        """What the refusal of a batch means for its producer. A refusal that RAM does not explain ends the actor."""
-        if batch is not None:
-            self._backlog -= batch.count
-            if batch.receipt.producer_epoch != state.epoch:
-                return ProducerSuperseded(
-                    f"a newer stream of producer {state.name!r} was opened; this one is superseded"
-                )
-            state.submitted = state.received
-            state.forget_after(state.received)
-            self._let_go(state)
-        if isinstance(error, StorageFull):
-            return StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S)
-        if isinstance(error, Conflict) and session is not None and session.error is not None:
-            return session.error  # an earlier batch was refused, so this one did not follow on
-        if not isinstance(error, JournalError):
-            log.error("receive_failed", memory=self.uid, exc_info=error)
-        return self.fail(JournalUnavailable(f"the journal refused the batch: {error}", retry_after_s=0.2))
-
-    # ---- deciding
     async def run(self, decide: Decide) -> int:
         """Decide in the memory's order; returns the revision after it.
 
         `decide` may read the journal (nothing changes meanwhile) but asks no model. None from it changes nothing.
         Raises what `decide` raises, or the actor's end.
         """
-        self._raise_if_failed()
+        self.raise_if_failed()
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._inbox.put_nowait(_Work(decide, done))
         return await done
@@ -439,7 +217,7 @@ class Actor:
                 log.warning("storage_full", memory=self.uid, error=str(error))
                 await self._wait_for_room()
         self._room.release()
-        self._stored(prepared.batches, outcomes)
+        self.receiving.stored(prepared.batches, outcomes)
 
     async def _wait_for_room(self) -> None:
         """A pause in which what was asked for goes on: what adds is refused as well, and what removes makes room.
@@ -462,24 +240,6 @@ class Actor:
             return {}
         found = await self._dependencies.journal.fragments(self.uid, sorted(wanted))
         return {fragment.external_id: fragment for fragment in found}
-
-    def _stored(self, batches: tuple[Batch, ...], outcomes: dict[int, Outcome]) -> None:
-        for batch in batches:
-            self._backlog -= batch.count
-            del self._unstored[batch.receipt.position]
-            self._dependencies.metrics.stored(batch.count, self._age_s(batch))
-            state, receipt = batch.producer, batch.receipt
-            if state is None:
-                continue
-            if state.session is not None:
-                numbered = zip(receipt.sequences, receipt.fragments, strict=True)
-                state.session.decided([replace(outcomes[part.position], sequence=number) for number, part in numbered])
-            last = receipt.first_sequence + len(receipt.hashes) - 1
-            state.advance(received=last, stored=last, revision=self.revision)
-            self._let_go(state)
-
-    def _age_s(self, batch: Batch) -> float | None:
-        return None if batch.arrived_s is None else self._dependencies.clock.monotonic_s() - batch.arrived_s
 
     async def _commit(self, decision: Decision) -> None:
         decision = await self._revector(decision)
@@ -534,11 +294,9 @@ class Actor:
         """Let what is received be stored where that needs no waiting, then end."""
         if self.failed is None:
             self.failed = ShuttingDown("the server is going away", retry_after_s=0.5)
-        current = asyncio.current_task()
-        waiting = [task for task in (*self._receiving,) if task is not current]
-        if waiting:
-            await asyncio.wait(waiting, timeout=2.0)
+        await self.receiving.settled(2.0)
         self._end()
+        current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
                 with contextlib.suppress(asyncio.CancelledError):
@@ -554,9 +312,7 @@ class Actor:
         for task in self._tasks:
             if task is not current:
                 task.cancel()
-        for state in self.producers():
-            if state.session is not None:
-                state.session.fail(error)
+        self.receiving.end(error)
         while not self._inbox.empty():
             item = self._inbox.get_nowait()
             if isinstance(item, _Work):
@@ -564,7 +320,8 @@ class Actor:
         revised, self._revised = self._revised, asyncio.Event()
         revised.set()
 
-    def _raise_if_failed(self) -> None:
+    def raise_if_failed(self) -> None:
+        """Raises what finished the actor, if anything did."""
         if self.failed is not None:
             raise self.failed
 
@@ -572,8 +329,3 @@ class Actor:
 def _settle(future: asyncio.Future[int], error: EngineError) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-def _close_unused(opening: asyncio.Task[ObserveSession]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()

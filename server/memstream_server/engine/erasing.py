@@ -104,7 +104,7 @@ class Erasing:
     # ---- fragments
     async def _fragments(self, actor: Actor, ids: Sequence[str], progress: Progress) -> None:
         named = set(ids)
-        while actor.unstored(named):
+        while actor.receiving.unstored(named):
             await progress.at(0, len(ids))
             await actor.revision_reached(actor.revision + 1)
         while True:  # again, until nothing derives from them: streams and jobs go on meanwhile

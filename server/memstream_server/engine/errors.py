@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import TypeVar
+
+from memstream_server.ports.journal import AlreadyExists, Conflict, JournalError, StorageFull
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +208,17 @@ class CapabilityMissing(EngineError):
     """This server does not have that capability."""
 
     reason = "CAPABILITY_MISSING"
+
+
+async def written(writing: Awaitable[T]) -> T:
+    """A journal write with its refusals as the engine's."""
+    try:
+        return await writing
+    except StorageFull as error:
+        raise StorageIsFull(str(error), retry_after_s=5.0) from error
+    except AlreadyExists:
+        raise
+    except Conflict as error:
+        raise MemoryNotFound(f"the memory was deleted meanwhile: {error}") from error
+    except JournalError as error:
+        raise JournalUnavailable(f"the journal refused: {error}", retry_after_s=0.5) from error

@@ -58,11 +58,11 @@ class Following:
 
 
 def _reached(actor: Actor) -> list[tuple[ProducerState, int]]:
-    return [(state, state.stored) for state in actor.producers()]
+    return [(state, state.stored) for state in actor.receiving.producers()]
 
 
 def _behind(actor: Actor) -> bool:
-    return bool(actor.working.unsettled()) or any(state.indexed < state.stored for state in actor.producers())
+    return bool(actor.working.unsettled()) or any(state.indexed < state.stored for state in actor.receiving.producers())
 
 
 def indexed(reached: Sequence[tuple[ProducerState, int]]) -> None:

@@ -290,7 +290,7 @@ class Indexer:
         self._wake.clear()
         self._full.clear()
         self._waiting = 0
-        reached = [(state, state.stored) for actor in self._registry.actors() for state in actor.producers()]
+        reached = [(state, state.stored) for actor in self._registry.actors() for state in actor.receiving.producers()]
         while entries := await dependencies.journal.outbox(dependencies.limits.flush_rows):
             await self._adopt()  # here too: with steady writes the outbox may never be found empty
             await self._write(entries)

@@ -231,7 +231,7 @@ class Jobs:
             create_time_us=now_us,
             access_time_us=now_us,
             sources=sources,
-            position=actor.take_position(),
+            position=actor.receiving.take_position(),
         )
 
     async def _insights_of(self, actor: Actor) -> list[Held]:

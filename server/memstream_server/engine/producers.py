@@ -14,7 +14,7 @@ from memstream_server.ports.journal import Rejection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memstream_server.engine.actor import Actor
+    from memstream_server.engine.receiving import Receiving
     from memstream_server.engine.requests import NewObservation, Refusal
 
 RECENT_MAX = 4_096
@@ -94,9 +94,9 @@ class ProducerState:
 class ObserveSession:
     """One open Observe stream of a producer. Not for use by several tasks at once, `changed` excepted."""
 
-    def __init__(self, actor: Actor, state: ProducerState, opened: Opened) -> None:
+    def __init__(self, receiving: Receiving, state: ProducerState, opened: Opened) -> None:
         self.opened = opened
-        self._actor = actor
+        self._receiving = receiving
         self._state = state
         self._news = asyncio.Event()
         self._error: EngineError | None = None
@@ -110,7 +110,7 @@ class ObserveSession:
         Raises SequenceGap, SequenceConflict, BacklogFull or the session's own end, at once or in the future.
         """
         self._raise_if_ended()
-        return self._actor.submit(self._state, first_sequence, items)
+        return self._receiving.submit(self._state, first_sequence, items)
 
     async def changed(self) -> Progress:
         """Waits until something is new and returns where the producer stands. Raises what ended the session."""
@@ -135,7 +135,7 @@ class ObserveSession:
         self._closed = True
         if self._state.session is self:
             self._state.session = None
-        self._actor.released(self._state)
+        self._receiving.released(self._state)
 
     @property
     def error(self) -> EngineError | None:

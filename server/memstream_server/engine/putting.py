@@ -37,7 +37,7 @@ async def put(
         if etag and etag not in map(fragment_etag, existing):
             current = fragment_etag(existing[0]) if existing else ""
             raise EtagMismatch(f"fragment {new.external_id!r} has changed since; read it again", etag=current)
-        position = now.take_position()
+        position = now.receiving.take_position()
         seen = part.under(now.working.embedding.name)
         placed = replace(seen, fragment=seen.fragment.but(position=position))
         keyed = {fragment.external_id: fragment for fragment in existing}

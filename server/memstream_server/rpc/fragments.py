@@ -47,7 +47,7 @@ class FragmentMethods:
         else:
             validation.fragment_id(found, "id", request.id)
         found.check()
-        fragment, merged, revision = await self._engine.get_fragment(
+        fragment, merged, revision = await self._engine.fragments.get(
             namespace, name, id=request.id, external_id=request.external_id
         )
         return pb.GetFragmentResponse(fragment=fragment_message(fragment, merged), revision=revision)
@@ -60,7 +60,7 @@ class FragmentMethods:
         found.check()
         position, _, uid_before = page_tokens.read(request).partition(":")
         after = int(position) if position else -1
-        fragments, following, revision, uid = await self._engine.list_fragments(
+        fragments, following, revision, uid = await self._engine.fragments.page(
             namespace, name, chosen, request.forgotten, after, size
         )
         if uid_before and uid_before != uid:
@@ -88,7 +88,7 @@ class FragmentMethods:
         call = repeatable(request, namespace, request_id, pb.PutFragmentResponse)
 
         async def put() -> pb.PutFragmentResponse:
-            return _put(await self._engine.put_fragment(namespace, name, new, request.etag, once_of(call, _put)))
+            return _put(await self._engine.fragments.put(namespace, name, new, request.etag, once_of(call, _put)))
 
         return await answered(call, self._engine, put)
 
@@ -101,7 +101,7 @@ class FragmentMethods:
         call = repeatable(request, namespace, request_id, pb.UpdateFragmentResponse)
 
         async def update() -> pb.UpdateFragmentResponse:
-            return _updated(await self._engine.update_fragment(namespace, name, change, once_of(call, _updated)))
+            return _updated(await self._engine.fragments.update(namespace, name, change, once_of(call, _updated)))
 
         return await answered(call, self._engine, update)
 
@@ -112,7 +112,7 @@ class FragmentMethods:
         call = repeatable(request, namespace, request.request_id, pb.ForgetFragmentsResponse)
 
         async def forget() -> pb.ForgetFragmentsResponse:
-            return _forgotten(await self._engine.forget_fragments(namespace, name, which, once_of(call, _forgotten)))
+            return _forgotten(await self._engine.fragments.forget(namespace, name, which, once_of(call, _forgotten)))
 
         return await answered(call, self._engine, forget)
 
@@ -123,7 +123,7 @@ class FragmentMethods:
         call = repeatable(request, namespace, request.request_id, pb.RestoreFragmentsResponse)
 
         async def restore() -> pb.RestoreFragmentsResponse:
-            return _restored(await self._engine.restore_fragments(namespace, name, which, once_of(call, _restored)))
+            return _restored(await self._engine.fragments.restore(namespace, name, which, once_of(call, _restored)))
 
         return await answered(call, self._engine, restore)
 

@@ -49,13 +49,13 @@ class MemoryService(FragmentMethods):
         answer = _answering(call, lambda record: _created(record, True))
 
         async def create() -> pb.CreateMemoryResponse:
-            return _created(*await self._engine.create_memory(new, answer))
+            return _created(*await self._engine.memories.create(new, answer))
 
         return await answered(call, self._engine, create)
 
     async def get_memory(self, request: pb.GetMemoryRequest, _context: _Context) -> pb.GetMemoryResponse:
         namespace, name = self._named(request)
-        record = await self._engine.get_memory(namespace, name)
+        record = await self._engine.memories.get(namespace, name)
         return pb.GetMemoryResponse(memory=policies.memory_message(record))
 
     async def list_memories(self, request: pb.ListMemoriesRequest, _context: _Context) -> pb.ListMemoriesResponse:
@@ -63,7 +63,7 @@ class MemoryService(FragmentMethods):
         namespace = validation.name(found, "namespace", request.namespace, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
         found.check()
-        records = await self._engine.list_memories(namespace, page_tokens.read(request), size + 1)
+        records = await self._engine.memories.page(namespace, page_tokens.read(request), size + 1)
         return pb.ListMemoriesResponse(
             memories=[policies.memory_message(record) for record in records[:size]],
             next_page_token=page_tokens.make(request, records[size - 1].name) if len(records) > size else "",
@@ -87,10 +87,10 @@ class MemoryService(FragmentMethods):
         self, request: pb.UpdateMemoryRequest, namespace: str, name: str, answer: AnswerOf | None
     ) -> MemoryRecord:
         for tries_left in reversed(range(_UPDATE_TRIES)):
-            current = await self._engine.get_memory(namespace, name)
+            current = await self._engine.memories.get(namespace, name)
             change = self._change(request, current)
             try:
-                return await self._engine.update_memory(namespace, name, change, answer)
+                return await self._engine.memories.update(namespace, name, change, answer)
             except EtagMismatch:
                 if request.memory.etag or not tries_left:
                     raise
@@ -112,7 +112,7 @@ class MemoryService(FragmentMethods):
         answer = answer_of(call, pb.DeleteMemoryResponse)
 
         async def delete() -> pb.DeleteMemoryResponse:
-            await self._engine.delete_memory(namespace, name, request.etag, answer)
+            await self._engine.memories.delete(namespace, name, request.etag, answer)
             return pb.DeleteMemoryResponse()
 
         return await answered(call, self._engine, delete)
@@ -130,7 +130,7 @@ class MemoryService(FragmentMethods):
         answer = _answering(call, _cloned)
 
         async def clone() -> pb.CloneMemoryResponse:
-            return _cloned(await self._engine.clone_memory(namespace, name, new_namespace, new_name, answer))
+            return _cloned(await self._engine.memories.clone(namespace, name, new_namespace, new_name, answer))
 
         return await answered(call, self._engine, clone)
 
@@ -145,7 +145,7 @@ class MemoryService(FragmentMethods):
         call = repeatable(request, namespace, request_id, pb.ClearMemoryResponse)
 
         async def clear() -> pb.ClearMemoryResponse:
-            return _cleared(await self._engine.clear_memory(namespace, name, tiers, once_of(call, _cleared)))
+            return _cleared(await self._engine.fragments.clear(namespace, name, tiers, once_of(call, _cleared)))
 
         return await answered(call, self._engine, clear)
 
@@ -153,7 +153,7 @@ class MemoryService(FragmentMethods):
         found = Violations()
         size = validation.page_size(found, request.page_size, self._limits)
         found.check()
-        namespaces = await self._engine.list_namespaces(page_tokens.read(request), size + 1)
+        namespaces = await self._engine.memories.namespaces(page_tokens.read(request), size + 1)
         return pb.ListNamespacesResponse(
             namespaces=[pb.Namespace(name=name, memories=count) for name, count in namespaces[:size]],
             next_page_token=page_tokens.make(request, namespaces[size - 1][0]) if len(namespaces) > size else "",
@@ -162,7 +162,7 @@ class MemoryService(FragmentMethods):
     async def get_memory_stats(
         self, request: pb.GetMemoryStatsRequest, _context: _Context
     ) -> pb.GetMemoryStatsResponse:
-        statistics = await self._engine.statistics(*self._named(request))
+        statistics = await self._engine.memories.statistics(*self._named(request))
         return pb.GetMemoryStatsResponse(stats=policies.stats_message(statistics))
 
     async def reflect_memory(self, request: pb.ReflectMemoryRequest, _context: _Context) -> pb.ReflectMemoryResponse:

@@ -77,7 +77,7 @@ class RecallStream:
 
     async def responses(self, requests: AsyncIterator[pb.RecallRequest]) -> AsyncGenerator[pb.RecallResponse, None]:
         """Every message of the server, until all queries are answered after `close`, or an error."""
-        record = await self._engine.get_memory(self._opening.namespace, self._opening.memory)
+        record = await self._engine.memories.get(self._opening.namespace, self._opening.memory)
         try:
             with self._drain.told(self._drained):
                 yield pb.RecallResponse(
@@ -182,7 +182,7 @@ async def recall_once(
     answering = asyncio.create_task(engine.recall(namespace, memory, query))
     try:
         await asyncio.wait({answering}, timeout=max(0.0, time_remaining_s - min(0.1, time_remaining_s / 10)))
-        revision = query.min_revision if answering.done() else (await engine.get_memory(namespace, memory)).revision
+        revision = query.min_revision if answering.done() else (await engine.memories.get(namespace, memory)).revision
         if revision < query.min_revision:
             raise RevisionNotReached(
                 f"{namespace}/{memory} is at revision {revision}, {query.min_revision - revision} behind the "

@@ -112,7 +112,7 @@ class WatchStream:
     async def _start(self) -> event_pb2.Cursor:
         """Where the watch starts. A void or compacted cursor is for the engine to refuse."""
         watching = self._watching
-        record = await self._engine.get_memory(watching.namespace, watching.memory)
+        record = await self._engine.memories.get(watching.namespace, watching.memory)
         if not watching.uid:
             return event_pb2.Cursor(memory_uid=record.uid, revision=record.revision)
         if watching.uid == record.uid and watching.revision > record.revision:
@@ -153,7 +153,7 @@ class WatchStream:
         if not self._watching.include_fragments:
             return []
         ids = list(dict.fromkeys(event.fragment_id for event in events if event.fragment_id))
-        found = await self._engine.fragments(self._watching.namespace, self._watching.memory, ids) if ids else []
+        found = await self._engine.fragments.read(self._watching.namespace, self._watching.memory, ids) if ids else []
         return [fragments.fragment_message(fragment) for fragment in found]
 
 

@@ -286,7 +286,7 @@ class Importer:
         parts = await _while_wanted(gathered(new, record, self._dependencies), lambda: progress.at(done, total))
 
         def decide(now: Actor) -> Decision:
-            now.take_positions_until(new[-1].position)
+            now.receiving.take_positions_until(new[-1].position)
             seen = [part.under(now.working.embedding.name) for part in parts]
             transition = transition_of(now.working.state, new, seen, self._dependencies.enhances(record))
             jobs = jobs_of(now.working, transition, seen, self._dependencies)

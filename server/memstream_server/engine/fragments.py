@@ -1,0 +1,129 @@
+"""Fragments as resources: read, put, changed, forgotten, restored, cleared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from memstream_server.core.enhancement import merged_text
+from memstream_server.core.filters import Filter, passes
+from memstream_server.core.values import Enhancement, Fragment, Tier
+from memstream_server.engine import lifecycle, putting
+from memstream_server.engine.errors import FragmentNotFound
+from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.requests import Changed, NewObservation, Once, Put
+from memstream_server.ports.journal import FragmentQuery, MemoryRecord
+
+if TYPE_CHECKING:
+    from memstream_server.engine.actor import Actor
+    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.registry import Registry
+
+PAGE = 200
+"""Fragments read at once while a filter is applied."""
+
+
+class Fragments:
+    """Those of every memory."""
+
+    def __init__(self, dependencies: Dependencies, registry: Registry) -> None:
+        self._dependencies = dependencies
+        self._journal = dependencies.journal
+        self._registry = registry
+
+    async def get(self, namespace: str, name: str, id: str = "", external_id: str = "") -> tuple[Fragment, str, int]:
+        """(fragment, merged text of a promoted one, the memory's revision). Raises FragmentNotFound."""
+        record = await self._registry.record(namespace, name)
+        if external_id:
+            async with self._registry.use(namespace, name) as actor:
+                id = actor.working.id_of(external_id)
+                self._registry.ownership.check(actor)
+        found = await self._journal.fragments(record.uid, [id]) if id else []
+        if not found:
+            key = external_id or id
+            raise FragmentNotFound(f"there is no fragment {key!r} in {namespace}/{name}", id=key)
+        return found[0], await self._merged(record, found[0]), record.revision
+
+    async def _merged(self, record: MemoryRecord, fragment: Fragment) -> str:
+        """The text of a promoted fragment with its enhancers', each once. Derived, so that no text is stored twice.
+
+        An enhancer received before the anchor was a recollection, whose text is not merged.
+        """
+        if record.policy.short_term.merge_content or not fragment.sources:
+            return ""
+        sources = await self._journal.fragments(record.uid, fragment.sources)
+        told = tuple(Enhancement(one.id, one.content, recollection=one.position < fragment.position) for one in sources)
+        return merged_text(fragment, told, recollections=False)
+
+    async def read(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
+        """Those of the ids that exist."""
+        record = await self._registry.record(namespace, name)
+        return await self._journal.fragments(record.uid, ids)
+
+    async def page(
+        self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
+    ) -> tuple[list[Fragment], int | None, int, str]:
+        """(fragments in order of receipt, where the next page starts or None, revision, memory uid)."""
+        record = await self._registry.record(namespace, name)
+        found: list[Fragment] = []
+        while True:
+            query = FragmentQuery(
+                tiers=chosen.tiers,
+                sessions=chosen.sessions,
+                speakers=chosen.speakers,
+                kinds=tuple(kind.value for kind in chosen.kinds),
+                forgotten=forgotten,
+                after=after,
+                limit=PAGE,
+            )
+            page = await self._journal.list_fragments(record.uid, query)
+            for fragment in page:
+                if passes(fragment, chosen):
+                    found.append(fragment)
+                    if len(found) > limit:
+                        return found[:limit], found[limit - 1].position, record.revision, record.uid
+            if len(page) < PAGE:
+                return found, None, record.revision, record.uid
+            after = page[-1].position
+
+    async def put(
+        self, namespace: str, name: str, new: NewObservation, etag: str = "", once: Once[Put] | None = None
+    ) -> Put:
+        """Observe, or update the fragment of that external_id. Raises EtagMismatch."""
+        async with self._registry.use(namespace, name) as actor:
+            return await putting.put(actor, new, etag, self._dependencies, once)
+
+    async def update(
+        self, namespace: str, name: str, change: FragmentChange, once: Once[tuple[Fragment, int]] | None = None
+    ) -> tuple[Fragment, int]:
+        """(the fragment as changed, revision). Raises FragmentNotFound, EtagMismatch."""
+        async with self._registry.use(namespace, name) as actor:
+            return await lifecycle.update(actor, change, self._dependencies, once)
+
+    async def forget(
+        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
+    ) -> Changed:
+        """By ids or by filter. Restorable within the policy's grace."""
+        async with self._registry.use(namespace, name) as actor:
+            ids = await self._ids(actor, which, forgotten=False)
+            return await lifecycle.forget(actor, ids, self._dependencies, once)
+
+    async def restore(
+        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
+    ) -> Changed:
+        """By ids or by filter. Raises ModelDown."""
+        async with self._registry.use(namespace, name) as actor:
+            ids = await self._ids(actor, which, forgotten=True)
+            return await lifecycle.restore(actor, ids, self._dependencies, once)
+
+    async def _ids(self, actor: Actor, which: Sequence[str] | Filter, forgotten: bool) -> Sequence[str]:
+        if isinstance(which, Filter):
+            return await lifecycle.matching(actor.uid, which, forgotten, self._dependencies)
+        return which
+
+    async def clear(
+        self, namespace: str, name: str, tiers: Sequence[Tier], once: Once[Changed] | None = None
+    ) -> Changed:
+        """Fragments of these tiers leave for good; no tiers are all."""
+        async with self._registry.use(namespace, name) as actor:
+            return await lifecycle.clear(actor, tiers, self._dependencies, once)

@@ -1,0 +1,156 @@
+"""Memories as resources: created, cloned, read, changed, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memstream_server.core.events import Event, EventType
+from memstream_server.engine.decision import Decision
+from memstream_server.engine.errors import EtagMismatch, JournalUnavailable, MemoryExists, written
+from memstream_server.engine.requests import AnswerOf, MemoryChange, NewMemory, Statistics, memory_etag
+from memstream_server.ports.journal import AlreadyExists, Answer, MemoryRecord
+
+if TYPE_CHECKING:
+    from memstream_server.engine.actor import Actor
+    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.registry import Registry
+
+
+class Memories:
+    """All memories there are. `gone` is told the uid of each that was deleted."""
+
+    def __init__(self, dependencies: Dependencies, registry: Registry, gone: Callable[[str], None]) -> None:
+        self._dependencies = dependencies
+        self._journal = dependencies.journal
+        self._registry = registry
+        self._gone = gone
+        self._deletions: set[asyncio.Task[None]] = set()
+
+    async def create(self, new: NewMemory, answer: AnswerOf | None = None) -> tuple[MemoryRecord, bool]:
+        """(the memory, whether it is new). Raises MemoryExists unless `exist_ok`."""
+        existing = await self._journal.get_memory(new.namespace, new.name)
+        if existing is None:
+            record = self._new_record(new)
+            try:
+                await written(
+                    self._journal.create_memory(
+                        record, (Event(EventType.MEMORY_CREATED, ""),), None if answer is None else answer(record)
+                    )
+                )
+            except AlreadyExists:
+                existing = await self._journal.get_memory(new.namespace, new.name)
+            else:
+                return record, True
+        if existing is not None and new.exist_ok:
+            return await self._registry.record(new.namespace, new.name), False
+        raise MemoryExists(
+            f"memory {new.namespace}/{new.name} exists; pass exist_ok to use it, or choose another name",
+            namespace=new.namespace,
+            memory=new.name,
+        )
+
+    def _new_record(self, new: NewMemory) -> MemoryRecord:
+        now_us = self._dependencies.clock.now_us()
+        return MemoryRecord(
+            uid=self._dependencies.ids.next(),
+            namespace=new.namespace,
+            name=new.name,
+            kind=new.kind,
+            policy=new.policy,
+            seed=os.urandom(16),
+            labels=new.labels,
+            revision=1,
+            create_time_us=now_us,
+            update_time_us=now_us,
+        )
+
+    async def clone(
+        self, namespace: str, name: str, new_namespace: str, new_name: str, answer: AnswerOf | None = None
+    ) -> MemoryRecord:
+        """A new memory of that kind, policy and labels, without content. Raises MemoryNotFound, MemoryExists."""
+        source = await self._registry.record(namespace, name)
+        new = NewMemory(new_namespace, new_name, source.kind, source.policy, source.labels)
+        return (await self.create(new, answer))[0]
+
+    async def get(self, namespace: str, name: str) -> MemoryRecord:
+        """Raises MemoryNotFound."""
+        return await self._registry.record(namespace, name)
+
+    async def page(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
+        """Ascending by name, after `after`."""
+        return await self._journal.list_memories(namespace, after, limit)
+
+    async def namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
+        """(namespace, memories) ascending, after `after`."""
+        return await self._journal.list_namespaces(after, limit)
+
+    async def update(
+        self, namespace: str, name: str, change: MemoryChange, answer: AnswerOf | None = None
+    ) -> MemoryRecord:
+        """The memory as changed. Raises EtagMismatch when `change.etag` is given and not current."""
+        made: list[MemoryRecord] = []
+        async with self._registry.use(namespace, name) as actor:
+
+            def decide(now: Actor) -> Decision:
+                record, now_us = now.working.record, self._dependencies.clock.now_us()
+                _check_etag(change.etag, record)
+                after = replace(
+                    record,
+                    policy=change.policy or record.policy,
+                    labels=record.labels if change.labels is None else change.labels,
+                    revision=record.revision + 1,
+                    update_time_us=now_us,
+                )
+                made.append(after)
+                decision = Decision(
+                    policy=change.policy,
+                    labels=change.labels,
+                    events=(Event(EventType.MEMORY_UPDATED, ""),),
+                    answer=None if answer is None else answer(after),
+                    time_us=now_us,
+                )
+                return now.settle(decision)
+
+            await actor.run(decide)
+            return made[0]
+
+    async def delete(self, namespace: str, name: str, etag: str = "", answer: Answer | None = None) -> None:
+        """The memory and all it holds are gone for good. Raises EtagMismatch, MemoryNotFound."""
+        record = await self._registry.record(namespace, name)
+        _check_etag(etag, record)
+        deleting = asyncio.create_task(self.remove(record, answer))
+        self._deletions.add(deleting)
+        deleting.add_done_callback(self._deletions.discard)
+        await asyncio.shield(deleting)  # once begun it ends, whoever waits for it
+
+    async def remove(self, record: MemoryRecord, answer: Answer | None = None) -> None:
+        """As `delete`; whoever gives up waiting for it cuts it off."""
+        ownership = self._registry.ownership
+        with self._registry.deleting(record):
+            try:
+                # Taken first where others could: else it would live on in the RAM of whoever takes it meanwhile.
+                epoch = await written(ownership.take(record.uid)) if ownership.shared else None
+                await written(self._journal.delete_memory(record.uid, answer, epoch))
+            except JournalUnavailable:  # it may have happened
+                self._registry.reread(record.uid)
+                raise
+            self._registry.deleted(record)
+        self._gone(record.uid)
+
+    async def statistics(self, namespace: str, name: str) -> Statistics:
+        """How much the memory holds."""
+        record = await self._registry.record(namespace, name)
+        counts = await self._journal.counts(record.uid)
+        actor = self._registry.peek(record.uid)
+        return Statistics(record.revision, counts, actor is not None, 0 if actor is None else actor.working.size_bytes)
+
+
+def _check_etag(etag: str, record: MemoryRecord) -> None:
+    if etag and etag != memory_etag(record):
+        raise EtagMismatch(
+            f"memory {record.namespace}/{record.name} has changed since; read it again", etag=memory_etag(record)
+        )

@@ -1,0 +1,313 @@
+"""Receiving: who writes into a memory, in what order, and what of it waits to be stored.
+
+Rule 1. `submit` gives numbers, ids and positions synchronously, so that order is fixed before anything is awaited.
+Rule 2. What the journal has received is handed to the actor (`Actor.store`) in that order, and only then acknowledged.
+Rule 3. A refusal that RAM does not explain ends the actor (`Actor.fail`); the memory is read again from the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from memstream_server.engine.errors import (
+    BacklogFull,
+    EngineError,
+    JournalUnavailable,
+    ProducerSuperseded,
+    StorageIsFull,
+)
+from memstream_server.engine.intake import Batch, batch_of, verify_repeats
+from memstream_server.engine.producers import ObserveSession, ProducerState
+from memstream_server.engine.requests import NewObservation, Opened, Outcome, Refusal
+from memstream_server.ports.journal import Conflict, Image, JournalError, OutcomeUnknown, Receipt, StorageFull
+
+if TYPE_CHECKING:
+    from memstream_server.engine.actor import Actor
+    from memstream_server.engine.dependencies import Dependencies
+
+log = structlog.get_logger(__name__)
+
+STORAGE_RETRY_S = 5.0
+"""Pause before a decision that found the disk full is committed again, and what clients are told."""
+
+
+class Receiving:
+    """One active memory's way in: its producers with their sessions, the order of receipt, the backlog."""
+
+    def __init__(self, image: Image, actor: Actor, dependencies: Dependencies) -> None:
+        self._actor = actor
+        self._dependencies = dependencies
+        waiting = {receipt.producer for receipt in image.pending}
+        self._producers = {  # those with a session, or with something that is not stored
+            producer.name: ProducerState(
+                producer.name,
+                producer.epoch,
+                producer.received,
+                producer.stored,
+                submitted=producer.received,
+                revision=image.record.revision,
+            )
+            for producer in image.producers
+            if producer.name in waiting
+        }
+        self._unnumbered: set[ProducerState] = set()
+        self._next_position = image.next_position
+        self._backlog = 0
+        self._unstored: dict[int, Batch] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sessions = 0
+
+    def resume(self, receipts: Sequence[Receipt]) -> None:
+        """Hand over what an earlier process received and did not store."""
+        for receipt in receipts:
+            self._enqueue(Batch(receipt, self._producers.get(receipt.producer)))
+
+    @property
+    def backlog(self) -> int:
+        """Observations between submission and stored."""
+        return self._backlog
+
+    @property
+    def sessions(self) -> int:
+        """Streams and calls that hold a producer open."""
+        return self._sessions
+
+    def producers(self) -> list[ProducerState]:
+        """Everyone whose observations come in here now, unnumbered calls included."""
+        return [*self._producers.values(), *self._unnumbered]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nobody holds a producer open."""
+        return not (self._backlog or self._tasks or self._sessions)
+
+    def unstored(self, ids: Collection[str]) -> bool:
+        """Whether one of these was received and is not stored yet."""
+        return any(one.id in ids for batch in self._unstored.values() for one in batch.receipt.fragments)
+
+    # ---- sessions
+    async def open_session(self, name: str, *, one_call: bool = False) -> ObserveSession:
+        """Make this stream the producer's only one. Raises JournalUnavailable when the write fails.
+
+        A producer made for `one_call` is forgotten after a while, as an answer to a request_id is.
+        """
+        self._actor.raise_if_failed()
+        self._sessions += 1
+        opening = asyncio.create_task(self._open(name, one_call))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The journal raises the producer's epoch all the same, so the state here has to follow.
+            opening.add_done_callback(_close_unused)
+            raise
+
+    async def _open(self, name: str, one_call: bool) -> ObserveSession:
+        epoch = self._actor.working.record.epoch
+        try:
+            producer = await self._dependencies.journal.open_producer(self._actor.uid, epoch, name, one_call=one_call)
+            self._actor.raise_if_failed()
+        except (Conflict, OutcomeUnknown) as error:
+            self._sessions -= 1
+            raise self._actor.fail(JournalUnavailable(f"the memory moved on: {error}", retry_after_s=0.1)) from error
+        except BaseException:
+            self._sessions -= 1
+            raise
+        state = self._producers.setdefault(name, ProducerState(name, revision=self._actor.revision))
+        if state.session is not None:
+            state.session.fail(
+                ProducerSuperseded(f"a newer stream of producer {name!r} was opened; this one is superseded")
+            )
+        state.epoch = producer.epoch
+        state.received = state.submitted = producer.received
+        state.forget_after(state.received)
+        state.stored = max(state.stored, producer.stored)
+        session = ObserveSession(
+            self, state, Opened(state.received, state.stored, state.epoch, self._actor.uid, self._actor.revision)
+        )
+        state.session = session
+        return session
+
+    def anonymous(self) -> ObserveSession:
+        """A session of its own for the unnumbered observations of one call."""
+        self._actor.raise_if_failed()
+        self._sessions += 1
+        state = ProducerState("")
+        self._unnumbered.add(state)
+        state.session = ObserveSession(self, state, Opened(0, 0, 0, self._actor.uid, self._actor.revision))
+        return state.session
+
+    def released(self, state: ProducerState) -> None:
+        """A session of this producer was closed."""
+        self._sessions -= 1
+        self._unnumbered.discard(state)
+        self._let_go(state)
+
+    def _let_go(self, state: ProducerState) -> None:
+        """What the journal knows as well leaves RAM, or every producer there ever was would stay in it."""
+        if state.session is None and state.stored >= state.submitted and self._producers.get(state.name) is state:
+            del self._producers[state.name]
+
+    def take_position(self) -> int:
+        """The next place in the order of receipt, for a fragment that was not observed."""
+        self._next_position += 1
+        return self._next_position - 1
+
+    def take_positions_until(self, position: int) -> None:
+        """Places in the order of receipt that imported fragments bring along."""
+        self._next_position = max(self._next_position, position + 1)
+
+    # ---- receipts
+    def submit(
+        self, state: ProducerState, first: int, items: Sequence[NewObservation | Refusal]
+    ) -> asyncio.Future[None]:
+        """Number, order and journal a batch; see ObserveSession.submit."""
+        self._actor.raise_if_failed()
+        state.check_gap(first)
+        new_from = max(first, state.expected())
+        repeats, fresh = items[: new_from - first], items[new_from - first :]
+        state.check_repeats(first, repeats)
+        # A batch larger than the bound is taken when nothing waits: refused then, it would be refused for ever.
+        if self._backlog and self._backlog + len(fresh) > self._actor.working.record.policy.backlog_max:
+            raise BacklogFull(
+                f"{self._backlog} observations wait to be stored, the most this memory's policy allows",
+                retry_after_s=0.5,
+            )
+        batch = None
+        if fresh:
+            batch = batch_of(
+                self._dependencies, self._actor.working.record, state, new_from, fresh, self._next_position
+            )
+            # A batch of refused items takes a position too: a receipt is known by its own.
+            self._next_position += max(1, batch.count)
+            self._backlog += batch.count
+            state.submitted = new_from + len(fresh) - 1
+            state.remember(new_from, batch.receipt.hashes, batch.receipt.rejections)
+        task = asyncio.create_task(self._receive(state, first, repeats, batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if batch is not None:
+            state.receiving = task
+        # Shielded: whoever stops waiting must not take from the actor the news that the journal has the batch.
+        return asyncio.shield(task)
+
+    async def _receive(
+        self, state: ProducerState, first: int, repeats: Sequence[NewObservation | Refusal], batch: Batch | None
+    ) -> None:
+        # The journal is given the batch before anything else is awaited: its order is the order of `submit`.
+        session, before = state.session, state.receiving
+        try:
+            if batch is not None:
+                await self._dependencies.journal.receive(batch.receipt)
+        except Exception as error:
+            raise self._ended(session, self._unreceived(state, session, batch, error)) from error
+        try:
+            if batch is not None:
+                self._received(state, batch)
+            if repeats:
+                await self._repeated(state, first, repeats, before)
+        except EngineError as error:
+            raise self._ended(session, error) from error
+        except JournalError as error:
+            # What was received stays so; only what the repeats were told the first time could not be read.
+            raise self._ended(session, JournalUnavailable(f"reading failed: {error}", retry_after_s=0.2)) from error
+
+    async def _repeated(
+        self,
+        state: ProducerState,
+        first: int,
+        items: Sequence[NewObservation | Refusal],
+        before: asyncio.Task[None] | None,
+    ) -> None:
+        """Tell of repeats what was told the first time, and not before what they repeat is received."""
+        session = state.session
+        if first + len(items) - 1 > state.received and before is not None:
+            await asyncio.wait({before})
+            before.result()
+        again = await verify_repeats(self._dependencies.journal, self._actor.uid, state, first, items)
+        if session is not None:
+            session.reject(again)
+
+    @staticmethod
+    def _ended(session: ObserveSession | None, error: EngineError) -> EngineError:
+        if session is not None:
+            session.fail(error)
+        return error
+
+    def _received(self, state: ProducerState, batch: Batch) -> None:
+        receipt = batch.receipt
+        last = receipt.first_sequence + len(receipt.hashes) - 1
+        if receipt.rejections and state.session is not None:
+            state.session.reject(receipt.rejections)
+        self._dependencies.metrics.received(batch.count, len(receipt.rejections), self._age_s(batch) or 0.0)
+        self._backlog -= batch.count  # counted again by _enqueue
+        self._enqueue(batch)
+        state.advance(received=last)
+
+    def _enqueue(self, batch: Batch) -> None:
+        self._backlog += batch.count
+        self._unstored[batch.receipt.position] = batch
+        self._actor.store(batch)
+
+    def _unreceived(
+        self, state: ProducerState, session: ObserveSession | None, batch: Batch | None, error: Exception
+    ) -> EngineError:
+        """What the refusal of a batch means for its producer. A refusal that RAM does not explain ends the actor."""
+        if batch is not None:
+            self._backlog -= batch.count
+            if batch.receipt.producer_epoch != state.epoch:
+                return ProducerSuperseded(
+                    f"a newer stream of producer {state.name!r} was opened; this one is superseded"
+                )
+            state.submitted = state.received
+            state.forget_after(state.received)
+            self._let_go(state)
+        if isinstance(error, StorageFull):
+            return StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S)
+        if isinstance(error, Conflict) and session is not None and session.error is not None:
+            return session.error  # an earlier batch was refused, so this one did not follow on
+        if not isinstance(error, JournalError):
+            log.error("receive_failed", memory=self._actor.uid, exc_info=error)
+        return self._actor.fail(JournalUnavailable(f"the journal refused the batch: {error}", retry_after_s=0.2))
+
+    # ---- told by the actor
+    def stored(self, batches: Sequence[Batch], outcomes: dict[int, Outcome]) -> None:
+        """These are decided and committed: whoever waits for them is told."""
+        for batch in batches:
+            self._backlog -= batch.count
+            del self._unstored[batch.receipt.position]
+            self._dependencies.metrics.stored(batch.count, self._age_s(batch))
+            state, receipt = batch.producer, batch.receipt
+            if state is None:
+                continue
+            if state.session is not None:
+                numbered = zip(receipt.sequences, receipt.fragments, strict=True)
+                state.session.decided([replace(outcomes[part.position], sequence=number) for number, part in numbered])
+            last = receipt.first_sequence + len(receipt.hashes) - 1
+            state.advance(received=last, stored=last, revision=self._actor.revision)
+            self._let_go(state)
+
+    def _age_s(self, batch: Batch) -> float | None:
+        return None if batch.arrived_s is None else self._dependencies.clock.monotonic_s() - batch.arrived_s
+
+    # ---- the end
+    async def settled(self, timeout_s: float) -> None:
+        """Waits, for so long at most, until the journal has answered what was submitted."""
+        tasks = self._tasks - {asyncio.current_task()}
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+
+    def end(self, error: EngineError) -> None:
+        """Every open session ends with `error`."""
+        for state in self.producers():
+            if state.session is not None:
+                state.session.fail(error)
+
+
+def _close_unused(opening: asyncio.Task[ObserveSession]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
