@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
 from memstream import sync
 from memstream.values import Tier
 from memstream_server.adapters.milvus.existing import PAGE_ROWS
 from memstream_server.adapters.models.hashing import HashingEmbedder
+from memstream_server.cli.group import root
 from tests.cli.commands import run
 from tests.support.server import ServerProcess
 
@@ -26,6 +28,11 @@ TEXTS = {
     "z'9": "Grandmother's cake needs four eggs",
 }
 MODEL = "hashing-1"
+
+
+def adopt(server: ServerProcess, *words: str) -> Result:
+    """In this process, which has pymilvus imported already."""
+    return CliRunner().invoke(root, ["adopt", *words], env={"MEMSTREAM_TARGET": server.address})
 
 
 @contextmanager
@@ -86,11 +93,11 @@ def everything(path: Path, name: str) -> list[dict[str, Any]]:
         )
 
 
-def test_a_hybrid_memory_from_a_collection_goes_on_working(server: ServerProcess, lite: Path, tmp_path: Path) -> None:
+def test_a_hybrid_memory_from_a_collection_goes_on_working(server: ServerProcess, lite: Path) -> None:
     before = everything(lite, "notes")
     named = ("--speaker-field", "author", "--time-field", "at", "--metadata-field", "topic", "--model", MODEL)
-    words = ("adopt", str(lite), "notes", "adopted/joy", *named)
-    done = run(*words, target=server.address)
+    words = (str(lite), "notes", "adopted/joy", *named)
+    done = run("adopt", *words, target=server.address)
     assert (done.returncode, done.stdout) == (0, "adopted 3 rows of notes as long-term memory of adopted/joy\n")
     assert done.stderr == "left out 1 rows without text\n"
     assert everything(lite, "notes") == before
@@ -122,8 +129,8 @@ def test_a_hybrid_memory_from_a_collection_goes_on_working(server: ServerProcess
 
         # The memory has gone on: the rows are known to be there, by the request of the first time.
         count = len(tiers)
-        again = run(*words, target=server.address)
-        assert (again.returncode, "has the 3 rows of notes already: nothing was changed" in again.stdout) == (0, True)
+        again = adopt(server, *words)
+        assert (again.exit_code, "has the 3 rows of notes already: nothing was changed" in again.stdout) == (0, True)
         assert len(list(joy.list_fragments())) == count
 
     taken = {
@@ -137,9 +144,9 @@ def test_a_hybrid_memory_from_a_collection_goes_on_working(server: ServerProcess
 
 
 def test_vectors_of_another_model_are_made_anew_page_by_page(server: ServerProcess, lite: Path) -> None:
-    words = ("adopt", str(lite), "small", "adopted/small", "--kind", "long_term", "--importance", "0.8", "--json")
-    done = run(*words, target=server.address)
-    assert done.returncode == 0, done.stderr
+    words = (str(lite), "small", "adopted/small", "--kind", "long_term", "--importance", "0.8", "--json")
+    done = adopt(server, *words)
+    assert done.exit_code == 0, done.stderr
     said = json.loads(done.stdout)
     count = 2 * PAGE_ROWS + 2
     assert (said["fragments"], said["empty"], said["changed"]) == (count, 0, True)
@@ -153,14 +160,14 @@ def test_vectors_of_another_model_are_made_anew_page_by_page(server: ServerProce
         assert len(contents) == count
         assert contents[:2] == ["line 0", "line 1"]
         revision = small.describe().revision
-        again = json.loads(run(*words, target=server.address).stdout)
+        again = json.loads(adopt(server, *words).stdout)
         assert (again["changed"], again["operation"]["id"]) == (False, said["operation"]["id"])
         assert small.describe().revision == revision
 
 
 def test_the_text_of_a_collection_without_a_schema_for_it_is_found(server: ServerProcess, lite: Path) -> None:
-    done = run("adopt", str(lite), "quick", "adopted/quick", "--profile", "dbgpt", target=server.address)
-    assert done.returncode == 0, done.stderr
+    done = adopt(server, str(lite), "quick", "adopted/quick", "--profile", "dbgpt")
+    assert done.exit_code == 0, done.stderr
     with sync.connect(server.address) as client:
         quick = client.memory("adopted/quick")
         assert quick.describe().policy.profile.value == "dbgpt"
@@ -171,8 +178,13 @@ def test_the_text_of_a_collection_without_a_schema_for_it_is_found(server: Serve
     ("collection", "options", "code", "said"),
     [
         ("nothing", (), 4, "there is no collection 'nothing': there is long, notes, quick, small, untold"),
-        ("untold", (), 2, "no field is named text or content: name the text with --text-field, of id (int64), vector"),
-        ("untold", (), 2, "body (dynamic)"),
+        (
+            "untold",
+            (),
+            2,
+            "no field is named text or content: name the text with --text-field, of id (int64), "
+            "vector (float_vector), body (dynamic)",
+        ),
         ("notes", ("--text-field", "at"), 2, "at is no text: name it with --text-field, of pk (varchar)"),
         ("notes", ("--text-field", "gone"), 1, "no row of notes has text in gone"),
         ("notes", ("--model", "other-2"), 2, "the server's vectors are of hashing-1, those of other-2 cannot"),
@@ -184,10 +196,9 @@ def test_the_text_of_a_collection_without_a_schema_for_it_is_found(server: Serve
 def test_what_cannot_be_adopted_is_told(
     server: ServerProcess, lite: Path, collection: str, options: tuple[str, ...], code: int, said: str
 ) -> None:
-    done = run("adopt", str(lite), collection, "adopted/never", *options, target=server.address)
-    assert (done.returncode, done.stdout) == (code, "")
+    done = adopt(server, str(lite), collection, "adopted/never", *options)
+    assert (done.exit_code, done.stdout) == (code, "")
     assert said in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
     with sync.connect(server.address) as client:
         assert "adopted/never" not in {memory.path for memory in client.list_memories("adopted")}
 
@@ -196,22 +207,20 @@ def test_another_memory_of_that_name_is_left_as_it_is(server: ServerProcess, lit
     with sync.connect(server.address) as client:
         taken = client.create_memory("adopted/taken")
         taken.observe_batch(["mine"])
-        done = run("adopt", str(lite), "notes", "adopted/taken", target=server.address)
-        assert done.returncode == 1
+        done = adopt(server, str(lite), "notes", "adopted/taken")
+        assert done.exit_code == 1
         assert "there is another memory adopted/taken" in done.stderr
         assert [fragment.content for fragment in taken.list_fragments()] == ["mine"]
 
 
 def test_a_directory_that_cannot_be_opened_is_told_and_left(server: ServerProcess, lite: Path, tmp_path: Path) -> None:
-    for path, code, said in (
-        (tmp_path / "gone.db", 4, "there is no Milvus Lite directory"),
-        (tmp_path, 4, "is no directory of Milvus Lite"),
+    for path, said in (
+        (tmp_path / "gone.db", "there is no Milvus Lite directory"),
+        (tmp_path, "is no directory of Milvus Lite"),
     ):
-        done = run("adopt", str(path), "notes", "adopted/never", target=server.address)
-        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+        done = adopt(server, str(path), "notes", "adopted/never")
+        assert (done.exit_code, said in done.stderr) == (4, True), done.stderr
     assert list(tmp_path.iterdir()) == []
     with milvus(lite):
-        done = run("adopt", str(lite), "notes", "adopted/never", target=server.address)
-        assert (done.returncode, "another process holds the lock" in done.stderr) == (1, True), done.stderr
-    done = run("adopt", "http://127.0.0.1:1", "notes", "adopted/never", target=server.address)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        done = adopt(server, str(lite), "notes", "adopted/never")
+        assert (done.exit_code, "another process holds the lock" in done.stderr) == (1, True), done.stderr
