@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from memstream import sync
 from memstream.values import Tier
-from memstream_server.adapters.milvus.existing import PAGE_ROWS
+from memstream_server.adapters.milvus.existing import PAGE_ROWS, ExistingCollection
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.cli.group import root
 from tests.cli.commands import run
@@ -80,6 +80,7 @@ def lite(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make(client, "long", rows_of({"k1": "fits", "k2": "x" * 70_000}, np.ones((2, 4), np.float32)))
         client.create_collection("quick", dimension=4)
         client.insert("quick", [{"id": 1, "vector": [1.0, 0, 0, 0], "content": "dynamic bees"}])
+        make(client, "moving", rows_of({"a": "one"}, np.ones((1, 4), np.float32)))
         client.create_collection("untold", dimension=4)
         client.insert("untold", [{"id": 1, "vector": [1.0, 0, 0, 0], "body": "bees"}])
     return path
@@ -177,7 +178,7 @@ def test_the_text_of_a_collection_without_a_schema_for_it_is_found(server: Serve
 @pytest.mark.parametrize(
     ("collection", "options", "code", "said"),
     [
-        ("nothing", (), 4, "there is no collection 'nothing': there is long, notes, quick, small, untold"),
+        ("nothing", (), 4, "there is no collection 'nothing': there is long, moving, notes, quick, small, untold"),
         (
             "untold",
             (),
@@ -201,6 +202,27 @@ def test_what_cannot_be_adopted_is_told(
     assert said in " ".join(done.stderr.split())
     with sync.connect(server.address) as client:
         assert "adopted/never" not in {memory.path for memory in client.list_memories("adopted")}
+
+
+def test_a_collection_that_changes_while_it_is_read_is_not_adopted(
+    server: ServerProcess, lite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    pages = ExistingCollection.pages
+
+    def changed(self: ExistingCollection, fields: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            self._client.insert("moving", rows_of({"b": "two"}, np.ones((1, 4), np.float32)))
+        return pages(self, fields)
+
+    monkeypatch.setattr(ExistingCollection, "pages", changed)
+    words = (str(lite), "moving", "adopted/moving")
+    done = adopt(server, *words)
+    assert (done.exit_code, "was changed while it was read" in done.stderr) == (1, True)
+    done = adopt(server, *words)
+    assert (done.exit_code, done.stdout) == (0, "adopted 2 rows of moving as long-term memory of adopted/moving\n")
 
 
 def test_another_memory_of_that_name_is_left_as_it_is(server: ServerProcess, lite: Path) -> None:
