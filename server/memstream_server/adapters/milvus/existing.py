@@ -19,6 +19,8 @@ from memstream_server.ports.index import IndexUnavailable
 PAGE_ROWS = 256
 CONNECT_S = 10.0
 CALL_S = 60.0
+LOAD_S = 600.0
+"""A server needs long for a large collection."""
 SCHEMES = ("http://", "https://", "tcp://", "unix:")
 
 
@@ -54,7 +56,7 @@ class ExistingCollection:
         with unavailable("load collection"):
             state = str(self._client.get_load_state(self._name, timeout=CALL_S)["state"])
             if state != "Loaded":
-                self._client.load_collection(self._name, timeout=CALL_S)
+                self._client.load_collection(self._name, timeout=LOAD_S)
         try:
             yield
         finally:
@@ -71,7 +73,7 @@ class ExistingCollection:
         return self._schema + tuple(Field(name, "") for name in (rows[0] if rows else ()) if name not in known)
 
     def rows_about(self) -> int:
-        """How many rows there are; deleted ones may be counted."""
+        """About how many rows there are: a server counts what is flushed, deleted rows too."""
         with unavailable("count"):
             return int(self._client.get_collection_stats(self._name, timeout=CALL_S)["row_count"])
 
