@@ -18,6 +18,7 @@ COMMANDS = {
     "info": ("showing", "Show what the server is and can do."),
     "export": ("transfer", "Write a memory, or all of a namespace, to a file."),
     "import": ("transfer", "Bring an export into a server."),
+    "adopt": ("adopt", "Bring a Milvus collection into a new memory, as its long-term memory."),
     "erase": ("long_work", "Erase fragments for good, with all that derives from them."),
     "purge": ("long_work", "Erase now what is forgotten and past its grace."),
     "reindex": ("long_work", "Rebuild the vector index, or embed everything anew."),

@@ -26,7 +26,7 @@ class _Type(msgspec.Struct):
 
 
 @contextmanager
-def _bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
+def bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
     """A bar on a terminal's standard error, nothing elsewhere."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("fragments"))
     with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
@@ -75,7 +75,7 @@ def export_command(what: str, output: Path | None, vectors: bool, server: Server
 
 async def _export(client: Client, namespace: str, memory: str, vectors: bool, file: IO[bytes]) -> int:
     done, last = 0, b""
-    with _bar("exporting") as (progress, task):
+    with bar("exporting") as (progress, task):
         async for part in client.export(namespace, memory, include_vectors=vectors):
             file.write(part.lines)
             done, last = part.done, part.lines
@@ -126,7 +126,7 @@ def import_command(
         )
         if validate_only or not wait:
             return started
-        with _bar("importing") as (progress, task):
+        with bar("importing") as (progress, task):
             return await client.finished(
                 started, lambda now: progress.update(task, completed=now.done, total=now.total or None)
             )

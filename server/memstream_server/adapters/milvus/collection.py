@@ -62,7 +62,7 @@ KEYED_SINCE = (2, 4)
 METRIC = "IP"
 """Of unit vectors the inner product is the cosine, and neither engine has to compute norms."""
 
-_CHANNEL = {"grpc.keepalive_time_ms": 600_000}
+CHANNEL = {"grpc.keepalive_time_ms": 600_000}
 """The 10 s of pymilvus make Lite close the connection (too_many_pings). The deadlines of calls find a dead one."""
 
 
@@ -113,7 +113,7 @@ class MilvusCollection:
         with unavailable("connect"):
             # Dedicated: a shared connection would outlive this object and be handed to the next one.
             client = pymilvus.MilvusClient(
-                uri, token=token, timeout=timeouts.connect_s, dedicated=True, grpc_options=_CHANNEL
+                uri, token=token, timeout=timeouts.connect_s, dedicated=True, grpc_options=CHANNEL
             )
         return cls(client, name, space, timeouts, consistency)
 

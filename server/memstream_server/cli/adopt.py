@@ -1,0 +1,307 @@
+"""`memstream adopt`: an existing Milvus collection of text and vectors becomes the long-term memory of a new memory.
+
+Twice read, never kept: once to find what cannot be taken over and to count, once more to send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import click
+
+from memstream.client import Client
+from memstream.errors import MemoryNotFound
+from memstream.memory import AgentMemory
+from memstream.resources import Operation
+from memstream_server.cli.failures import Failure, Missing, Misuse
+from memstream_server.cli.options import json_option
+from memstream_server.cli.output import print_json
+from memstream_server.cli.rows import Adoption, Columns, Unfit, fragment, opening
+from memstream_server.cli.server import Server, server_options
+from memstream_server.cli.transfer import bar
+from memstream_server.core.policy import PROFILES, Profile
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.transfer.lines import End, encoded
+from memstream_server.ports.index import IndexUnavailable
+
+if TYPE_CHECKING:
+    from memstream_server.adapters.milvus.existing import ExistingCollection, Field
+
+TEXT_FIELDS = ("text", "content")
+"""Where the text is looked for when no field is named, in this order."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What reading the collection to its end has found."""
+
+    fragments: int = 0
+    empty: int = 0
+    digest: str = ""
+    """Of the fragments' lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """The memory that is to be made."""
+
+    kind: MemoryKind
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What came of it."""
+
+    collection: str
+    memory: str
+    fragments: int
+    empty: int
+    changed: bool
+    """Whether anything is new."""
+    operation: Operation
+
+
+@click.command("adopt", short_help="Bring a Milvus collection into a new memory, as its long-term memory.")
+@click.argument("uri")
+@click.argument("collection")
+@click.argument("memory")
+@click.option("--milvus-token", envvar="MILVUS_TOKEN", default="", show_envvar=True, help="Who you are to Milvus.")
+@click.option("--text-field", default="", metavar="FIELD", help="The text. Default: text, or content.")
+@click.option("--id-field", default="", metavar="FIELD", help="For the external id. Default: the primary key.")
+@click.option("--speaker-field", default="", metavar="FIELD", help="Who said it.")
+@click.option("--session-field", default="", metavar="FIELD", help="Its session.")
+@click.option("--time-field", default="", metavar="FIELD", help="When: ISO 8601, or Unix seconds, ms or µs.")
+@click.option("--metadata-field", multiple=True, metavar="FIELD", help="Kept as metadata (may be repeated).")
+@click.option("--importance-field", default="", metavar="FIELD", help="Its importance, 0 to 1.")
+@click.option("--importance", type=click.FloatRange(0, 1), metavar="NUMBER", help="Of rows that say none.")
+@click.option("--model", default="", metavar="NAME", help="Take the vectors over: they are of this model.")
+@click.option("--vector-field", default="", metavar="FIELD", help="With --model: the vector, where there are several.")
+@click.option(
+    "--kind",
+    type=click.Choice([MemoryKind.HYBRID.value, MemoryKind.LONG_TERM.value]),
+    default=MemoryKind.HYBRID.value,
+    show_default=True,
+    help="Which tiers the memory has.",
+)
+@click.option(
+    "--profile",
+    type=click.Choice([each.value for each in Profile]),
+    default=Profile.DEFAULT.value,
+    show_default=True,
+    help="Where its policy's defaults come from.",
+)
+@server_options
+@json_option
+def adopt_command(
+    uri: str,
+    collection: str,
+    memory: str,
+    milvus_token: str,
+    text_field: str,
+    id_field: str,
+    speaker_field: str,
+    session_field: str,
+    time_field: str,
+    metadata_field: tuple[str, ...],
+    importance_field: str,
+    importance: float | None,
+    model: str,
+    vector_field: str,
+    kind: str,
+    profile: str,
+    server: Server,
+    as_json: bool,
+) -> None:
+    """Bring the rows of a Milvus COLLECTION into a new MEMORY (NAMESPACE/NAME), as its long-term fragments.
+
+    URI is that of a Milvus server, or the path of a Milvus Lite directory, which no other process may have open. The
+    collection is read and not changed. Texts are embedded anew, unless --model says that the vectors are of the
+    server's own model (`memstream info` names it). Rows without text are left out. A second run changes nothing.
+
+    \b
+      memstream adopt ./notes.db notes demo/joy
+      memstream adopt ./notes.db notes demo/joy --speaker-field author --time-field written --metadata-field topic
+      memstream adopt http://127.0.0.1:19530 docs demo/library --kind long_term --model my-model
+    """
+    if vector_field and not model:
+        raise click.UsageError("--vector-field goes with --model, which says whose the vectors are.")
+    new = New(MemoryKind(kind), Profile(profile))
+    wanted = Columns(
+        key="",
+        text=text_field,
+        vector=vector_field,
+        id=id_field,
+        speaker=speaker_field,
+        session=session_field,
+        time=time_field,
+        importance=importance_field,
+        metadata=metadata_field,
+    )
+    namespace, _, name = memory.partition("/")
+    default = PROFILES[new.profile].importance_default
+    importance = default if importance is None else importance
+    adoption = Adoption(collection, namespace, name, wanted, importance, time_us=0, model=model)
+    from memstream_server.adapters.milvus.collection import CollectionMissing
+    from memstream_server.adapters.milvus.existing import existing_collection
+
+    try:
+        with existing_collection(uri, milvus_token, collection) as source:
+            done = server.ask(lambda client: _adopt(client, source, adoption, new))
+    except (FileNotFoundError, CollectionMissing) as error:
+        raise Missing(str(error)) from error
+    except IndexUnavailable as error:
+        raise Failure(str(error)) from error
+    except Unfit as error:
+        raise Misuse(f"nothing was sent: {error}") from error
+    _report(done, as_json)
+
+
+async def _adopt(client: Client, source: ExistingCollection, adoption: Adoption, new: New) -> Adopted:
+    path = f"{adoption.namespace}/{adoption.memory}"
+    named = client.memory(path)
+    info = await client.server_info()
+    fields = await asyncio.to_thread(source.fields)
+    columns = chosen(fields, source.dynamic, adoption.columns, bool(adoption.model))
+    if adoption.model:
+        _check_model(adoption.model, info.embedding.name, info.embedding.dimension, columns.vector, fields)
+    made_us = await _made_us(named)
+    adoption = replace(
+        adoption,
+        columns=columns,
+        time_us=time.time_ns() // 1_000 if made_us is None else made_us,
+        content_bytes_max=info.limits.content_bytes_max,
+        name_bytes_max=info.limits.name_bytes_max,
+    )
+    found = Tally()
+    with bar("reading") as (progress, task):
+        progress.update(task, total=await asyncio.to_thread(source.rows_about))
+        async for _ in _pages(source, adoption, found):
+            progress.update(task, completed=found.fragments + found.empty)
+    if not found.fragments:
+        raise Failure(f"no row of {adoption.collection} has text in {columns.text}: there is nothing to adopt")
+    head = opening(adoption, info.version, new.kind, PROFILES[new.profile], found.fragments)
+    with bar("sending") as (progress, task):
+        progress.update(task, total=found.fragments)
+        begun = await client.import_(
+            adoption.namespace,
+            _export(source, adoption, head, found, lambda done: progress.update(task, completed=done)),
+            memory=adoption.memory,
+            request_id=f"adopt-{sha256(head + found.digest.encode()).hexdigest()[:32]}",
+        )
+    with bar("adopting") as (progress, task):
+        ended = await client.finished(
+            begun, lambda now: progress.update(task, completed=now.done, total=now.total or None)
+        )
+    if ended.state.value != "succeeded":
+        raise Failure(f"the adoption was {ended.state.value} after {ended.done:,} fragments")
+    return Adopted(adoption.collection, path, found.fragments, found.empty, made_us is None, ended)
+
+
+async def _made_us(memory: AgentMemory) -> int | None:
+    """When the memory was made, if it was: a repeat gives the lines of the first adoption."""
+    try:
+        made = (await memory.describe()).create_time
+    except MemoryNotFound:
+        return None
+    return None if made is None else (made - _EPOCH) // timedelta(microseconds=1)
+
+
+def chosen(fields: Sequence[Field], dynamic: bool, wanted: Columns, vectors: bool) -> Columns:
+    """The fields to read. Raises Misuse that lists what there is."""
+    there = {field.name: field for field in fields}
+    listed = ", ".join(f"{field.name} ({field.type.lower() or 'dynamic'})" for field in fields)
+    text = wanted.text or next((name for name in TEXT_FIELDS if name in there), "")
+    if not text:
+        raise Misuse(f"no field is named {' or '.join(TEXT_FIELDS)}: name the text with --text-field, of {listed}")
+    vector = ""
+    if vectors:
+        of_vectors = [field.name for field in fields if field.type == "FLOAT_VECTOR"]
+        if not wanted.vector and len(of_vectors) != 1:
+            raise Misuse(f"name the vector with --vector-field: there are {len(of_vectors)} float vectors in {listed}")
+        vector = wanted.vector or of_vectors[0]
+    key = next(field.name for field in fields if field.primary)
+    columns = replace(wanted, key=key, text=text, vector=vector)
+    if not dynamic and (missing := [name for name in columns.named() if name not in there]):
+        raise Misuse(f"there is no field {', '.join(missing)}: there are {listed}")
+    if text in there and there[text].type not in ("VARCHAR", "TEXT", ""):
+        raise Misuse(f"{text} is no text: name it with --text-field, of {listed}")
+    if vector and (vector not in there or there[vector].type != "FLOAT_VECTOR"):
+        raise Misuse(f"{vector} is no vector of floats: there are {listed}")
+    return columns
+
+
+def _check_model(model: str, served: str, dimension: int, vector: str, fields: Sequence[Field]) -> None:
+    if model != served:
+        raise Misuse(
+            f"the server's vectors are of {served}, those of {model} cannot be taken over: leave --model out, and the "
+            "texts are embedded anew"
+        )
+    found = next(field.dimension for field in fields if field.name == vector)
+    if found != dimension:
+        raise Misuse(
+            f"{vector} has {found} numbers, {served} has {dimension}: it is of another model. Leave --model out, and "
+            "the texts are embedded anew"
+        )
+
+
+async def _pages(source: ExistingCollection, adoption: Adoption, tally: Tally) -> AsyncGenerator[bytes, None]:
+    """The fragments' lines, some hundred at a time; `tally` is complete at the end. Raises Unfit."""
+    digest = sha256()
+    pages = source.pages(adoption.columns.named())
+    while (page := await asyncio.to_thread(next, pages, None)) is not None:
+        lines = bytearray()
+        for row in page:
+            line = fragment(row, tally.fragments, adoption)
+            if line is None:
+                tally.empty += 1
+            else:
+                tally.fragments += 1
+                lines += line
+        digest.update(lines)
+        yield bytes(lines)
+    tally.digest = digest.hexdigest()
+
+
+async def _export(
+    source: ExistingCollection, adoption: Adoption, head: bytes, expected: Tally, tell: Callable[[int], None]
+) -> AsyncIterator[bytes]:
+    """A whole export. Raises Failure when the collection is not as it was when it was counted."""
+    digest = sha256(head)
+    yield head
+    found = Tally()
+    async for lines in _pages(source, adoption, found):
+        digest.update(lines)
+        yield lines
+        tell(found.fragments)
+    if found != expected:
+        raise Failure("the collection was changed while it was read, so nothing was adopted: run the command again")
+    yield encoded(
+        End(
+            memories=1,
+            fragments=found.fragments,
+            conversations=0,
+            messages=0,
+            plans=0,
+            sha256=digest.hexdigest(),
+        )
+    )
+
+
+def _report(done: Adopted, as_json: bool) -> None:
+    if as_json:
+        print_json(done)
+        return
+    if done.empty:
+        click.echo(f"left out {done.empty:,} rows without text", err=True)
+    if done.changed:
+        click.echo(f"adopted {done.fragments:,} rows of {done.collection} as long-term memory of {done.memory}")
+    else:
+        click.echo(f"{done.memory} has the {done.fragments:,} rows of {done.collection} already: nothing was changed")

@@ -1,0 +1,218 @@
+"""Rows of a collection of text and vectors as lines of an export: the long-term fragments of a new memory.
+
+Pure: no I/O, no clock. The same rows, fields and time give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from memstream_server.cli.options import zoned
+from memstream_server.core.policy import Policy
+from memstream_server.core.values import MemoryKind, MetadataValue, Tier
+from memstream_server.engine.clock import encode_ulid
+from memstream_server.engine.transfer.lines import (
+    FragmentLine,
+    Header,
+    MemoryLine,
+    decoded,
+    encoded,
+    policy_line,
+)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND_US = 1_000_000
+_UNIT_MAX = 100_000_000_000
+"""A larger number is not of that unit: as seconds it would be of the year 5138."""
+NAMED = ("speaker", "session", "external_id")
+
+
+class Unfit(ValueError):
+    """A row that cannot become a fragment; the text says which one, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which field of a row says what; empty: none does."""
+
+    key: str
+    """The primary key."""
+    text: str
+    vector: str = ""
+    id: str = ""
+    """For external_id; the primary key where it is empty."""
+    speaker: str = ""
+    session: str = ""
+    time: str = ""
+    importance: str = ""
+    metadata: tuple[str, ...] = ()
+
+    def named(self) -> tuple[str, ...]:
+        """All that are to be read."""
+        one = (self.key, self.text, self.vector, self.id, self.speaker, self.session, self.time, self.importance)
+        return tuple(name for name in (*one, *self.metadata) if name)
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What holds for all rows."""
+
+    collection: str
+    namespace: str
+    memory: str
+    columns: Columns
+    importance: float
+    time_us: int
+    """When: of creation, and of rows that say none."""
+    model: str = ""
+    """Whose the vectors are; empty leaves them where they are."""
+    content_bytes_max: int = 0
+    """Of the server; 0: it did not say."""
+    name_bytes_max: int = 0
+
+
+def identity(adoption: Adoption, key: object) -> str:
+    """The ULID of a row in this memory: the time of the adoption, and a hash of where the row comes from."""
+    where = f"{adoption.namespace}/{adoption.memory}\n{adoption.collection}\n{type(key).__name__}:{key}"
+    digest = blake2b(where.encode(), digest_size=10).digest()
+    return encode_ulid(adoption.time_us // 1_000 << 80 | int.from_bytes(digest))
+
+
+def opening(adoption: Adoption, server: str, kind: MemoryKind, policy: Policy, fragments: int) -> bytes:
+    """The first line, and that of the memory."""
+    header = Header(
+        format="memstream-export", version=1, server=server, time_us=adoption.time_us, vectors=bool(adoption.model)
+    )
+    uid = identity(adoption, None)
+    memory = MemoryLine(
+        namespace=adoption.namespace,
+        name=adoption.memory,
+        uid=uid,
+        kind=kind,
+        policy=policy_line(policy),
+        labels={},
+        seed=blake2b(uid.encode(), digest_size=16).hexdigest(),
+        revision=1,
+        create_time_us=adoption.time_us,
+        update_time_us=adoption.time_us,
+        reflection_aggregate=0.0,
+        fragments=fragments,
+    )
+    return encoded(header) + encoded(memory)
+
+
+def fragment(row: Mapping[str, Any], position: int, adoption: Adoption) -> bytes | None:
+    """The line of a row; None where it has no text. Raises Unfit."""
+    columns = adoption.columns
+    text = row.get(columns.text)
+    if text is None or (isinstance(text, str) and not text.strip()):
+        return None
+    key = row[columns.key]
+    try:
+        line = FragmentLine(
+            id=identity(adoption, key),
+            position=position,
+            content=_content(columns.text, text, adoption.content_bytes_max),
+            tier=Tier.LONG_TERM,
+            importance=_importance(row, adoption),
+            observe_time_us=_time_us(row, adoption),
+            create_time_us=adoption.time_us,
+            access_time_us=adoption.time_us,
+            speaker=_name(row, columns.speaker),
+            session=_name(row, columns.session),
+            metadata={name: _metadata(row[name]) for name in columns.metadata if row.get(name) is not None},
+            external_id=f"{adoption.collection}:{_name(row, columns.id or columns.key)}",
+        )
+        if adoption.model and (vector := _vector(columns.vector, row.get(columns.vector))) is not None:
+            line = msgspec.structs.replace(line, model=adoption.model, vector=vector)
+        return _checked(line, adoption.name_bytes_max)
+    except ValueError as error:
+        raise Unfit(f"the row of {columns.key} {key!r}: {error}") from error
+
+
+def _checked(line: FragmentLine, name_bytes_max: int) -> bytes:
+    """The encoded line. Raises ValueError, in the words of the row and not of the line's number, as a server would."""
+    for name in NAMED:
+        size = len(getattr(line, name).encode())
+        if name_bytes_max and size > name_bytes_max:
+            raise ValueError(f"its {name} has {size:,} bytes, the server allows {name_bytes_max:,}")
+    raw = encoded(line)
+    try:
+        decoded(raw)
+    except msgspec.ValidationError as error:
+        text, _, field = str(error).rstrip("`").partition(" - at `$.")
+        raise ValueError(f"its {field}: {text[:1].lower()}{text[1:]}") from error
+    return raw
+
+
+def _content(name: str, text: object, bytes_max: int) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"{name} is no text but {text!r}")
+    size = len(text.encode())
+    if bytes_max and size > bytes_max:
+        raise ValueError(
+            f"{name} has {size:,} bytes, the server takes {bytes_max:,} at most: start it with a larger "
+            "content_max_bytes, or divide the text"
+        )
+    return text
+
+
+def _name(row: Mapping[str, Any], field: str) -> str:
+    value = row.get(field) if field else None
+    return "" if value is None else str(value)
+
+
+def _importance(row: Mapping[str, Any], adoption: Adoption) -> float:
+    field = adoption.columns.importance
+    value = row.get(field) if field else None
+    if value is None:
+        return adoption.importance
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{field} must be a number from 0 to 1, is {value!r}")
+    return float(value)
+
+
+def _time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
+    """ISO 8601, or a number since the Unix epoch: seconds, or milliseconds or smaller where it is too large."""
+    field = adoption.columns.time
+    value = row.get(field) if field else None
+    if value is None:
+        return adoption.time_us
+    if isinstance(value, str):
+        try:
+            return (zoned(datetime.fromisoformat(value)) - _EPOCH) // timedelta(microseconds=1)
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{field} must be ISO 8601, is {value!r}") from error
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ValueError(f"{field} must be a time, is {value!r}")
+    for power in (0, 3, 6):
+        if abs(value) < _UNIT_MAX * 10**power:
+            return int(value * (_SECOND_US // 10**power))
+    raise ValueError(f"{field} must be a time in seconds, milliseconds or microseconds, is {value!r}")
+
+
+def _metadata(value: object) -> MetadataValue:
+    """As it is, or as JSON where it is more than one value."""
+    return value if isinstance(value, str | int | float | bool) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _vector(field: str, value: object) -> bytes | None:
+    """Of unit length; None for a vector of zeros, which says nothing. Raises ValueError."""
+    if value is None:
+        return None
+    vector = np.asarray(value, dtype=np.float64)
+    length = float(np.linalg.norm(vector))
+    if not np.isfinite(length):
+        raise ValueError(f"{field} has a number that is not finite")
+    return (vector / length).astype("<f4").tobytes() if length else None
+
+
+__all__ = ["Adoption", "Columns", "Unfit", "fragment", "identity", "opening"]

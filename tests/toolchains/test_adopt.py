@@ -1,0 +1,56 @@
+"""`memstream adopt` from a real Milvus server, whose filters page through its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memstream import sync
+from memstream_server.adapters.milvus.existing import PAGE_ROWS
+from tests.cli.commands import run
+from tests.support.server import ServerProcess
+from tests.toolchains.milvus import MilvusServer
+
+pytestmark = pytest.mark.toolchain
+
+
+def test_a_collection_of_a_server_is_adopted(milvus: MilvusServer, tmp_path: Path) -> None:
+    from pymilvus import DataType, MilvusClient
+
+    count = 2 * PAGE_ROWS + 20
+    keys = [f'{number:04} "it\'s" \\ ü' for number in range(count)]
+    client = MilvusClient(milvus.uri, timeout=30, dedicated=True)
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=True)
+    schema.add_field("pk", DataType.VARCHAR, is_primary=True, max_length=64)
+    schema.add_field("content", DataType.VARCHAR, max_length=500)
+    schema.add_field("vec", DataType.FLOAT_VECTOR, dim=4)
+    index = client.prepare_index_params()
+    index.add_index("vec", index_type="HNSW", metric_type="L2", params={"M": 8, "efConstruction": 32})
+    client.create_collection("letters", schema=schema, index_params=index)
+    rows = [
+        {"pk": key, "content": f"letter {place}", "vec": np.ones(4, np.float32), "author": "ann"}
+        for place, key in enumerate(keys)
+    ]
+    for start in range(0, count, 100):  # several segments
+        client.insert("letters", rows[start : start + 100])
+        if start == 200:
+            client.flush("letters")
+
+    with ServerProcess(tmp_path / "data") as server:
+        words = ("adopt", milvus.uri, "letters", "adopted/letters", "--speaker-field", "author")
+        done = run(*words, target=server.address)
+        assert (done.returncode, done.stderr) == (0, "")
+        with sync.connect(server.address) as asked:
+            letters = list(asked.memory("adopted/letters").list_fragments())
+        assert [letter.content for letter in letters] == [f"letter {place}" for place in range(count)]
+        assert {letter.speaker for letter in letters} == {"ann"}
+        assert letters[1].external_id == f"letters:{keys[1]}"
+        again = run(*words, target=server.address)
+        assert (again.returncode, "nothing was changed" in again.stdout) == (0, True)
+        missing = run("adopt", milvus.uri, "nothing", "adopted/x", target=server.address)
+        assert (missing.returncode, "there is letters" in missing.stderr) == (4, True)
+    assert str(client.get_load_state("letters")["state"]) == "Loaded"
+    assert client.query("letters", output_fields=["count(*)"], consistency_level="Strong")[0]["count(*)"] == count
+    client.close()
