@@ -119,6 +119,10 @@ def _status_of(error: grpc.aio.AioRpcError) -> Status:
     return plain
 
 
+_REASON_LOST = "Internal error from Core"
+"""grpc.aio's own status of a call whose end overtook a write: it forgets what the server said."""
+
+
 def translate(error: BaseException) -> e.MemstreamError:
     """The exception for whatever a call raised: grpc.aio reports one broken stream in three ways.
 
@@ -128,6 +132,10 @@ def translate(error: BaseException) -> e.MemstreamError:
     if isinstance(error, e.MemstreamError):
         return error
     if isinstance(error, grpc.aio.AioRpcError):
+        if error.details() == _REASON_LOST:
+            return e.Unavailable(
+                "the call ended while it was written to, and its reason was lost: repeat it", code=error.code()
+            )
         return from_rpc(error)
     if isinstance(error, asyncio.InvalidStateError | asyncio.CancelledError | grpc.aio.UsageError):
         return e.Unavailable("the call has ended", code=grpc.StatusCode.CANCELLED)

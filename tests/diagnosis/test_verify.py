@@ -164,7 +164,8 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "is not held",
         lambda data_dir: changed(
             data_dir,
-            f"INSERT INTO anchors SELECT memory, id, NULL, :none FROM fragments WHERE key = ({ONE})",
+            "INSERT INTO anchors (memory, id, vector, enhancements)"
+            f" SELECT memory, id, NULL, :none FROM fragments WHERE key = ({ONE})",
             none=codec.encode_enhancements(()),
         ),
     ),
@@ -230,7 +231,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     "rows of no memory": (
         "store",
         "which does not exist",
-        _sql("INSERT INTO producers VALUES (99, 'stray', 1, 0, 0)"),
+        _sql("INSERT INTO producers (memory, name, epoch, received, stored) VALUES (99, 'stray', 1, 0, 0)"),
     ),
     "a generation that is no number": (
         "store",

@@ -144,7 +144,7 @@ async def test_deleted_memories_leave_nothing_in_ram(tmp_path: Path) -> None:
         await engine.maintain()
         held = engine.held()
         assert (held.memories, held.size_bytes, held.producers, held.watchers) == (0, 0, 0, 0)
-        assert not engine._registry._owned
+        assert not engine.ownership._epochs
 
 
 # ---- watchers

@@ -348,17 +348,15 @@ async def test_capabilities_are_what_is_really_there(wire: Wire) -> None:
 async def test_what_is_not_there_says_which_capability_is_missing(wire: Wire) -> None:
     conversations = conversation_service_pb2_grpc.ConversationServiceStub(wire.channel)
     append = conversation_service_pb2.AppendMessageRequest(namespace="ns")
+    watch = conversation_service_pb2.WatchMessagesRequest(namespace="ns")
     calls = {
-        "ERASE": wire.memories.EraseFragments(pb.EraseFragmentsRequest(**NAMED)),
-        "EXPORT": wire.memories.ExportMemories(pb.ExportMemoriesRequest(**NAMED)).read(),
-        "CONVERSATIONS": conversations.AppendMessage(append),
+        "AppendMessage": conversations.AppendMessage(append),
+        "WatchMessages": conversations.WatchMessages(watch).read(),
     }
-    for capability, call in calls.items():
+    for call in calls.values():
         error = await refused(call)
         assert (error.code, error.reason) == (grpc.StatusCode.UNIMPLEMENTED, "CAPABILITY_MISSING")
-        assert error.metadata == {"capability": capability}
-    importing = wire.memories.ImportMemories(iter([pb.ImportMemoriesRequest(lines=b"x")]))
-    assert (await refused(importing)).metadata == {"capability": "EXPORT"}
+        assert error.metadata == {"capability": "CONVERSATIONS"}
 
 
 @pytest.mark.parametrize("header", ["ns/other", "other/m", "m", "", "ns/m/x"])

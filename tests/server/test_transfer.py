@@ -287,8 +287,12 @@ async def test_an_endless_stream_is_cut_off(make_server: MakeServer) -> None:
                     number += 1
                     yield json.dumps(fragment(number)).encode() + b"\n"
 
-            with pytest.raises(memstream.InvalidRequest, match="1000000 bytes"):
-                await client.import_("ns", endless())
+            for _ in range(20):  # grpc.aio may lose the reason of a call that ends while it is written to
+                with pytest.raises((memstream.InvalidRequest, memstream.Unavailable)) as refused:
+                    await client.import_("ns", endless())
+                if refused.type is memstream.InvalidRequest:
+                    break
+            assert "1000000 bytes" in str(refused.value)
             assert list((server.data_dir / "transfers").iterdir()) == []
 
 

@@ -146,6 +146,7 @@ class Registry:
             raise JournalUnavailable(f"the memory could not be read: {error}", retry_after_s=0.5) from error
         self.ownership.confirm(uid, epoch, image.record.epoch)
         if uid in self._deleting | self._outlived and await self._is_gone(image.record):
+            self.ownership.forget(uid)
             raise MemoryNotFound("the memory was deleted")
         working = WorkingSet(image, embedding, dependencies.limits.dense_in_memory_max)
         actor = Actor(image, working, dependencies)
@@ -251,7 +252,8 @@ class Registry:
         actor = self._actors.get(record.uid)
         if actor is not None:
             actor.gone()
-        self.ownership.forget(record.uid)
+        if record.uid not in self._activating:  # which finds out by itself
+            self.ownership.forget(record.uid)
         self._unname(record)
 
     async def _is_gone(self, record: MemoryRecord) -> bool:

@@ -1,0 +1,105 @@
+"""LangGraph's items as fragments and back.
+
+What is searched is a fragment's content: the texts of the fields that are indexed, a line each. The whole value is the
+content itself where all of it is indexed, or none; else it lies beside it as JSON in the metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from langgraph.store.base import Item, PutOp, SearchItem, get_text_at_path
+
+from memstream.langgraph.naming import Namespace, external_id
+from memstream.values import Fragment, MetadataValue, Observation
+
+WHOLE = "$"
+"""The path of all of a value."""
+INDEXED = "indexed"
+"""Metadata of every item: whether a query may find it."""
+_VALUE, _KEY, _TTL_S = "value", "key", "ttl_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An item as it lies on the server."""
+
+    id: str
+    namespace: Namespace
+    key: str
+    value: dict[str, Any]
+    created_at: datetime
+    updated_at: datetime
+    ttl_s: float | None
+
+    def item(self) -> Item:
+        """As `get` returns it."""
+        return Item(
+            namespace=self.namespace,
+            key=self.key,
+            value=self.value,
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+        )
+
+    def found(self, score: float | None) -> SearchItem:
+        """As `search` returns it."""
+        return SearchItem(
+            namespace=self.namespace,
+            key=self.key,
+            value=self.value,
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+            score=score,
+        )
+
+
+def observation_of(put: PutOp, fields: Sequence[str]) -> Observation:
+    """What keeps an item; `fields` are indexed where the put names none. Raises TypeError for what is no JSON."""
+    value: Mapping[str, Any] = put.value or {}
+    whole = json.dumps(value, ensure_ascii=False)
+    paths = [] if put.index is False else list(fields if put.index is None else put.index)
+    texts = [text for path in paths for text in _texts(value, path)]
+    metadata: dict[str, MetadataValue] = {INDEXED: bool(texts)}
+    content = "\n".join(texts)
+    if texts and paths != [WHOLE]:
+        metadata[_VALUE] = whole
+    else:
+        content = whole
+    if external_id(put.key) != put.key:
+        metadata[_KEY] = put.key
+    if put.ttl is not None:
+        metadata[_TTL_S] = put.ttl * 60
+    return Observation(
+        content,
+        external_id=external_id(put.key),
+        metadata=metadata,
+        ttl=None if put.ttl is None else timedelta(minutes=put.ttl),
+    )
+
+
+def _texts(value: Mapping[str, Any], path: str) -> list[str]:
+    texts: list[str] = get_text_at_path(value, path)
+    return [text for text in texts if text and not text.isspace()]
+
+
+def kept(namespace: Namespace, fragment: Fragment, now: datetime) -> Kept | None:
+    """The item a fragment keeps; None when it is forgotten, has expired, or is not a store's."""
+    expired = fragment.expire_time is not None and fragment.expire_time <= now
+    if INDEXED not in fragment.metadata or fragment.forget_time is not None or expired:
+        return None
+    created = fragment.create_time or datetime.fromtimestamp(0, UTC)
+    ttl_s = fragment.metadata.get(_TTL_S)
+    return Kept(
+        id=fragment.id,
+        namespace=namespace,
+        key=str(fragment.metadata.get(_KEY, fragment.external_id)),
+        value=json.loads(str(fragment.metadata.get(_VALUE, fragment.content))),
+        created_at=created,
+        updated_at=max(created, fragment.observe_time or created),
+        ttl_s=float(ttl_s) if ttl_s is not None else None,
+    )

@@ -1,0 +1,82 @@
+"""Which values a search's filter means, and which namespaces a listing's conditions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from memstream.langgraph.naming import Namespace
+
+_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+
+
+class Condition(Protocol):
+    """LangGraph's MatchCondition: a path whose "*" stands for any label, at the beginning or the end."""
+
+    @property
+    def match_type(self) -> Literal["prefix", "suffix"]: ...
+    @property
+    def path(self) -> Sequence[str]: ...
+
+
+def passes(value: Mapping[str, Any], filter: Mapping[str, Any] | None) -> bool:
+    """Whether a value has, under every key of the filter, what is asked for: a value, or operators.
+
+    Raises ValueError for an operator that there is not.
+    """
+    return all(_meets(value.get(key), wanted) for key, wanted in (filter or {}).items())
+
+
+def _meets(value: object, wanted: object) -> bool:
+    if isinstance(wanted, Mapping):
+        if any(str(key).startswith("$") for key in wanted):
+            return all(_compares(value, name, other) for name, other in wanted.items())
+        return isinstance(value, Mapping) and all(_meets(value.get(key), each) for key, each in wanted.items())
+    if isinstance(wanted, list | tuple):
+        return (
+            isinstance(value, list | tuple)
+            and len(value) == len(wanted)
+            and all(_meets(*pair) for pair in zip(value, wanted, strict=True))
+        )
+    return _equal(value, wanted)
+
+
+def _compares(value: object, name: str, other: object) -> bool:
+    if name == "$eq":
+        return _equal(value, other)
+    if name == "$ne":
+        return not _equal(value, other)
+    if name not in _ORDERS:
+        raise ValueError(f"there is no operator {name!r}: use one of $eq, $ne, {', '.join(_ORDERS)}")
+    comparable = (_is_number(value) and _is_number(other)) or (isinstance(value, str) and isinstance(other, str))
+    return comparable and _ORDERS[name](value, other)
+
+
+def _equal(value: object, other: object) -> bool:
+    # As in JSON: true is no number.
+    return isinstance(value, bool) is isinstance(other, bool) and value == other
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def meets(namespace: Namespace, conditions: Iterable[Condition] | None) -> bool:
+    """Whether a namespace meets all conditions. Raises ValueError for a kind of condition that there is not."""
+    return all(_meets_one(namespace, each) for each in conditions or ())
+
+
+def _meets_one(namespace: Namespace, condition: Condition) -> bool:
+    path, count = condition.path, len(condition.path)
+    if condition.match_type not in ("prefix", "suffix"):
+        raise ValueError(f"there is no match_type {condition.match_type!r}: use 'prefix' or 'suffix'")
+    if len(namespace) < count:
+        return False
+    part = namespace[:count] if condition.match_type == "prefix" else namespace[len(namespace) - count :]
+    return all(wanted in ("*", label) for wanted, label in zip(path, part, strict=True))

@@ -1,0 +1,62 @@
+"""LangGraph's namespaces as names of memories, its keys as external ids: different ones never share a name.
+
+A namespace ("users", "bob@home") is the memory `n.users.bob~40home`: an n, then each label after a dot, with letters,
+digits, "-" and "_" as they are and every other byte of its UTF-8 as "~" and two hexadecimal digits. A name that would
+be too long is cut and ends in "~~" and a hash, which no other name contains. The namespace itself is a label of the
+memory, so that names are never read back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from hashlib import blake2b
+
+NAME_MAX = 128
+"""Characters of a memory's name, bytes of an external id, where the server's settings leave that as it is."""
+LABEL = "langgraph.namespace"
+"""Of a memory: its namespace as a JSON array."""
+
+Namespace = tuple[str, ...]
+
+_ESCAPED = re.compile(r"[^A-Za-z0-9_-]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_HASHED = "~~"
+
+
+def memory_name(namespace: Namespace) -> str:
+    """The name of a namespace's memory."""
+    name = "n" + "".join(f".{_ESCAPED.sub(_escaped, label)}" for label in namespace)
+    return name if len(name) <= NAME_MAX else _shortened(name, namespace_label(namespace))
+
+
+def namespace_label(namespace: Namespace) -> str:
+    """The value of LABEL for a namespace."""
+    return json.dumps(namespace)
+
+
+def namespace_of(labels: Mapping[str, str]) -> Namespace | None:
+    """The namespace a memory with these labels is for; None when it is not a store's."""
+    return tuple(json.loads(labels[LABEL])) if LABEL in labels else None
+
+
+def external_id(key: str) -> str:
+    """The external id of a key: the key itself, or a hash where the server would not take it."""
+    fits = 0 < len(key.encode("utf-8", "surrogatepass")) <= NAME_MAX
+    if fits and not _CONTROL.search(key) and not key.startswith(_HASHED):
+        return key
+    return _HASHED + _digest(key)
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return "".join(f"~{byte:02x}" for byte in character[0].encode("utf-8", "surrogatepass"))
+
+
+def _shortened(name: str, whole: str) -> str:
+    digest = _digest(whole)
+    return f"{name[: NAME_MAX - len(_HASHED) - len(digest)]}{_HASHED}{digest}"
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

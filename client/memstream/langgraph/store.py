@@ -1,0 +1,273 @@
+"""LangGraph's BaseStore over a server: a namespace is a long-term memory of its own, an item a fragment.
+
+Rule 1. As in LangGraph's own stores, a batch reads first and writes then, and of several writes of one key the last
+        counts. What a put returned from, every later read of any process sees.
+Rule 2. Nothing leaves but by delete and ttl: these memories have no other tier, no capacity and no reflection.
+Rule 3. All work runs on the SDK's own event loop, so one store serves graphs with and without one, in any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    Item,
+    ListNamespacesOp,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+    TTLConfig,
+)
+
+from memstream.errors import FragmentNotFound, MemoryNotFound, NotFound
+from memstream.langgraph.items import INDEXED, WHOLE, Kept, kept, observation_of
+from memstream.langgraph.matching import meets, passes
+from memstream.langgraph.naming import LABEL, Namespace, external_id, memory_name, namespace_label, namespace_of
+from memstream.memory import AgentMemory
+from memstream.sync import Client
+from memstream.sync.loop import LOOP
+from memstream.values import Filter, FragmentKind, MemoryKind, Observation, Weights
+
+T = TypeVar("T")
+BATCH_MAX = 128
+"""Observations in one call: below the server's bounds of a batch and, with the longest values, of a message."""
+RECALL_MAX = 1_000
+PAGE = 1_000
+CALLS_MAX = 16
+"""Calls in flight on behalf of one operation."""
+POLICY = {
+    "score_importance": False,
+    "reflection": {"threshold": 0, "insight_on_promotion": False},
+    "recall": {"reinforce": False},
+    "retention": {"forget_grace": timedelta(0)},
+}
+"""Of every memory made here: no LLM is asked, and what is deleted is erased by the next maintenance."""
+
+
+class MemstreamStore(BaseStore):
+    """A store in the memstream namespace `namespace`, which is best left to it alone.
+
+    `fields` are the paths of a value that are searched (LangGraph's syntax; "$" is all of it) where a put says nothing
+    else; the server embeds them. `ttl` is LangGraph's TTLConfig; expired items are never read, and the server erases
+    them, so `omit_expired` and `sweep_interval_minutes` have no effect.
+    """
+
+    supports_ttl = True
+
+    def __init__(
+        self, client: Client, namespace: str, *, fields: Sequence[str] = (WHOLE,), ttl: TTLConfig | None = None
+    ) -> None:
+        super().__init__()
+        self.ttl_config = ttl
+        self._client = client
+        self._namespace = namespace
+        self._fields = tuple(fields)
+        self._made: set[Namespace] = set()
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Results in the order of the operations; None for a put."""
+        return LOOP.run(self._batch(list(ops)))
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """The same, from any event loop."""
+        return await asyncio.wrap_future(LOOP.submit(self._batch(list(ops))))
+
+    # ---- on the SDK's own event loop
+
+    async def _batch(self, ops: Sequence[Op]) -> list[Result]:
+        results = list(await asyncio.gather(*(self._read(op) for op in ops)))
+        puts = {(tuple(op.namespace), op.key): op for op in ops if isinstance(op, PutOp)}
+        by_namespace: dict[Namespace, list[PutOp]] = {}
+        for (namespace, _), op in puts.items():
+            by_namespace.setdefault(namespace, []).append(op)
+        await _each(by_namespace, lambda namespace: self._write(namespace, by_namespace[namespace]))
+        return results
+
+    async def _read(self, op: Op) -> Result:
+        if isinstance(op, GetOp):
+            return await self._get(op)
+        if isinstance(op, SearchOp):
+            return await self._search(op)
+        if isinstance(op, ListNamespacesOp):
+            return await self._list(op)
+        if isinstance(op, PutOp):
+            return None
+        raise ValueError(f"there is no operation {type(op).__name__}")
+
+    def _memory(self, namespace: Namespace) -> AgentMemory:
+        return self._client.asynchronous.memory(f"{self._namespace}/{memory_name(namespace)}")
+
+    async def _namespaces(self) -> list[Namespace]:
+        listed = self._client.asynchronous.list_memories(self._namespace, page_size=PAGE)
+        return sorted([named async for memory in listed if (named := namespace_of(memory.labels)) is not None])
+
+    # ---- get
+
+    async def _get(self, op: GetOp) -> Item | None:
+        found = await self._kept(tuple(op.namespace), op.key)
+        if found is None:
+            return None
+        if op.refresh_ttl:
+            await self._refresh([found])
+        return found.item()
+
+    async def _kept(self, namespace: Namespace, key: str) -> Kept | None:
+        try:
+            fragment = await self._memory(namespace).get_fragment(external_id=external_id(key))
+        except (FragmentNotFound, MemoryNotFound):
+            return None
+        return kept(namespace, fragment, datetime.now(UTC))
+
+    async def _refresh(self, items: Iterable[Kept]) -> None:
+        async def refresh(one: Kept, ttl_s: float) -> None:
+            try:
+                expires = datetime.now(UTC) + timedelta(seconds=ttl_s)
+                await self._memory(one.namespace).update_fragment(one.id, expire_time=expires)
+            except NotFound:  # deleted since it was read
+                return
+
+        expiring = {one.id: (one, one.ttl_s) for one in items if one.ttl_s is not None}
+        await _each(expiring, lambda id_: refresh(*expiring[id_]))
+
+    # ---- put and delete
+
+    async def _write(self, namespace: Namespace, puts: Sequence[PutOp]) -> None:
+        observations = [observation_of(put, self._fields) for put in puts if put.value is not None]
+        gone = [put.key for put in puts if put.value is None]
+        if gone:
+            await self._delete(namespace, gone)
+        for start in range(0, len(observations), BATCH_MAX):
+            await self._observe(namespace, observations[start : start + BATCH_MAX])
+
+    async def _observe(self, namespace: Namespace, observations: Sequence[Observation]) -> None:
+        if namespace not in self._made:
+            await self._make(namespace)
+        try:
+            done = await self._memory(namespace).observe_batch(observations)
+        except MemoryNotFound:  # deleted by somebody since
+            await self._make(namespace)
+            done = await self._memory(namespace).observe_batch(observations)
+        for refused in done.rejected:
+            raise refused.error
+
+    async def _make(self, namespace: Namespace) -> None:
+        await self._client.asynchronous.create_memory(
+            self._memory(namespace).path,
+            kind=MemoryKind.LONG_TERM,
+            policy=POLICY,
+            labels={LABEL: namespace_label(namespace)},
+            exist_ok=True,
+        )
+        self._made.add(namespace)
+
+    async def _delete(self, namespace: Namespace, keys: Sequence[str]) -> None:
+        found = await _each(keys, lambda key: self._kept(namespace, key))
+        ids = [one.id for one in found if one is not None]
+        for start in range(0, len(ids), PAGE):
+            await self._memory(namespace).forget_fragments(ids[start : start + PAGE])
+
+    # ---- search
+
+    async def _search(self, op: SearchOp) -> list[SearchItem]:
+        prefix, end = tuple(op.namespace_prefix), op.offset + op.limit
+        within = [namespace for namespace in await self._namespaces() if namespace[: len(prefix)] == prefix]
+        if op.query:
+            found = await self._ranked(within, op, end)
+        else:
+            found = [(one, None) for one in await self._listed(within, op, end)]
+        page = found[op.offset : end]
+        if op.refresh_ttl:
+            await self._refresh(one for one, _ in page)
+        return [one.found(score) for one, score in page]
+
+    async def _listed(self, within: Sequence[Namespace], op: SearchOp, end: int) -> list[Kept]:
+        found: list[Kept] = []
+        for namespace in within:
+            if len(found) >= end:
+                break
+            async for one in self._items(namespace, PAGE if op.filter else end):
+                if passes(one.value, op.filter):
+                    found.append(one)
+                if len(found) >= end:
+                    break
+        return found
+
+    async def _items(self, namespace: Namespace, page: int) -> AsyncIterator[Kept]:
+        listing = self._memory(namespace).list_fragments(page_size=max(1, min(PAGE, page)))
+        try:
+            async for fragment in listing:
+                if (one := kept(namespace, fragment, datetime.now(UTC))) is not None:
+                    yield one
+        except MemoryNotFound:
+            return
+
+    async def _ranked(self, within: Sequence[Namespace], op: SearchOp, end: int) -> list[tuple[Kept, float | None]]:
+        each = await _each(within, lambda namespace: self._recalled(namespace, op, end))
+        found = [one for part in each for one in part]
+        return sorted(found, key=lambda one: one[1] or 0.0, reverse=True)
+
+    async def _recalled(self, namespace: Namespace, op: SearchOp, end: int) -> list[tuple[Kept, float | None]]:
+        """The `end` best that pass the filter, which the server does not know: it is asked until there are as many."""
+        memory, found, seen = self._memory(namespace), list[tuple[Kept, float | None]](), list[str]()
+        limit = min(RECALL_MAX, end if not op.filter else max(end, PAGE // 10))
+        while len(found) < end:
+            chosen = Filter(kinds=[FragmentKind.OBSERVATION], metadata={INDEXED: True}, exclude_ids=seen)
+            try:
+                answer = await memory.recall_once(
+                    op.query or "",
+                    limit=limit,
+                    weights=Weights(alpha=0, beta=1, gamma=0),
+                    filter=chosen,
+                    reinforce=False,
+                    omit_working_memory=True,
+                )
+            except MemoryNotFound:
+                return found
+            for hit in answer:
+                seen.append(hit.fragment.id)
+                one = kept(namespace, hit.fragment, datetime.now(UTC))
+                if one is not None and passes(one.value, op.filter):
+                    found.append((one, hit.relevance))
+            if not answer or len(answer) >= answer.eligible:
+                break
+        return found
+
+    # ---- list namespaces
+
+    async def _list(self, op: ListNamespacesOp) -> list[Namespace]:
+        """Those that hold something, which only their memories know: they are asked until there are enough."""
+        meant = [namespace for namespace in await self._namespaces() if meets(namespace, op.match_conditions)]
+        found: dict[Namespace, None] = {}
+        end = op.offset + op.limit
+        for start in range(0, len(meant), CALLS_MAX):
+            if len(found) >= end:
+                break
+            part = meant[start : start + CALLS_MAX]
+            for namespace, held in zip(part, await _each(part, self._holds), strict=True):
+                if held:
+                    found[namespace if op.max_depth is None else namespace[: op.max_depth]] = None
+        return list(found)[op.offset : end]
+
+    async def _holds(self, namespace: Namespace) -> bool:
+        try:
+            return (await self._memory(namespace).stats()).long_term > 0
+        except MemoryNotFound:
+            return False
+
+
+async def _each(keys: Iterable[Any], work: Callable[[Any], Awaitable[T]]) -> list[T]:
+    """What `work` gives for each key, in order, a bounded number at once."""
+    free = asyncio.Semaphore(CALLS_MAX)
+
+    async def one(key: Any) -> T:
+        async with free:
+            return await work(key)
+
+    return list(await asyncio.gather(*(one(key) for key in keys)))

@@ -1,0 +1,166 @@
+"""The four tools over a client.
+
+Rule 1. The memory that the host configured is made when it is first used; any other must exist.
+Rule 2. Contents travel as fields of results, never as instructions or descriptions.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from memstream import errors
+from memstream.client import Client
+from memstream.mcp.schema import (
+    After,
+    Forgotten,
+    Ids,
+    Importance,
+    Key,
+    Listing,
+    ListLimit,
+    Memory,
+    Metadata,
+    Observed,
+    OfSession,
+    OfSpeaker,
+    Query,
+    Recalled,
+    RecallLimit,
+    Recollections,
+    Remembered,
+    Session,
+    Since,
+    Speaker,
+    Until,
+    With,
+    Words,
+    remembered,
+)
+from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions
+
+PAGE = 1_000
+"""Fragments asked of the server at once when a page starts in the middle."""
+
+
+class Tools:
+    """What each tool does; a MemstreamError it raises is told as `advice` of it."""
+
+    def __init__(self, client: Client, path: str, target: str = "the server") -> None:
+        self.path = client.memory(path).path
+        self._client = client
+        self._target = target
+        self._made = False
+
+    async def observe(
+        self,
+        content: Words,
+        speaker: Speaker = "",
+        session: Session = "",
+        importance: Importance = None,
+        metadata: Metadata = None,
+        key: Key = "",
+        memory: Memory = "",
+    ) -> Observed:
+        """Remember something. When this returns it is stored, and every later recall can find it."""
+        given: dict[str, MetadataValue] = dict(metadata or {})
+        observation = Observation(
+            content, speaker=speaker, session=session, importance=importance, metadata=given, external_id=key
+        )
+        path = await self._there(memory)
+        done = await self._client.memory(path).observe_batch([observation], ack_level=AckLevel.STORED)
+        for refused in done.rejected:
+            raise refused.error
+        became = done.outcomes[0]
+        if became.other_id:
+            return Observed(id=became.other_id, outcome="repeated")
+        if became.tier is None:
+            return Observed(id=became.fragment_id, outcome="not_kept")
+        return Observed(id=became.fragment_id, outcome="updated" if became.type == "updated" else "remembered")
+
+    async def recall(
+        self,
+        query: Query,
+        limit: RecallLimit = 10,
+        speaker: OfSpeaker = "",
+        session: OfSession = "",
+        since: Since = None,
+        until: Until = None,
+        metadata: With = None,
+        memory: Memory = "",
+    ) -> Recollections:
+        """Ask what is remembered about something; the best answers come first, beside what is recent."""
+        path = await self._there(memory)
+        options = RecallOptions(limit=limit, filter=_filter(speaker, session, since, until, metadata))
+        answer = await self._client.memory(path).recall_once(query, **options)
+        found = [
+            Recalled(**remembered(hit.fragment), score=round(hit.score, 4), relevance=round(hit.relevance, 4))
+            for hit in answer
+        ]
+        ranked = {hit.fragment.id for hit in answer}
+        working = [Remembered(**remembered(one)) for one in answer.working_memory if one.id not in ranked]
+        return Recollections(memory=path, recollections=found, working_memory=working, incomplete=answer.degraded)
+
+    async def forget(self, ids: Ids, memory: Memory = "") -> Forgotten:
+        """Take fragments out of the memory by id, for instance because they are wrong or the user asks for it."""
+        path = await self._there(memory)
+        return Forgotten(forgotten=await self._client.memory(path).forget_fragments(ids))
+
+    async def list(
+        self,
+        limit: ListLimit = 50,
+        after: After = "",
+        speaker: OfSpeaker = "",
+        session: OfSession = "",
+        since: Since = None,
+        until: Until = None,
+        metadata: With = None,
+        memory: Memory = "",
+    ) -> Listing:
+        """Go through everything that is remembered, page by page. To find something, use recall."""
+        path = await self._there(memory)
+        page: list[Fragment] = []
+        # Ids are in order of receipt, as the listing is.
+        async for fragment in self._client.memory(path).list_fragments(
+            _filter(speaker, session, since, until, metadata), page_size=PAGE if after else limit + 1
+        ):
+            if fragment.id > after:
+                page.append(fragment)
+            if len(page) > limit:
+                break
+        kept = [Remembered(**remembered(fragment)) for fragment in page[:limit]]
+        return Listing(memory=path, fragments=kept, more=len(page) > limit)
+
+    async def _there(self, named: str) -> str:
+        if named and named != self.path:
+            return self._client.memory(named).path
+        if not self._made:
+            await self._client.create_memory(self.path, exist_ok=True)
+            self._made = True
+        return self.path
+
+    def advice(self, error: errors.MemstreamError) -> str:
+        """What went wrong and what to do, for a model to read."""
+        if isinstance(error, errors.MemoryNotFound):
+            self._made = False
+            return f"{error.message}; leave `memory` out for {self.path}, or ask for the right name"
+        if isinstance(error, errors.Unavailable) and not error.reason:
+            return f"no memstream server answers at {self._target}; it must be started, then try again"
+        if isinstance(error, errors.Transient):
+            wait = f" in {error.retry_after:g} s" if error.retry_after else " later"
+            return f"{error.message}; try again{wait}"
+        wrong = "; ".join(f"{each.field}: {each.description}" for each in error.violations)
+        return f"{error.message} ({wrong})" if wrong and wrong not in error.message else error.message
+
+
+def _filter(speaker: str, session: str, since: datetime | None, until: datetime | None, metadata: With) -> Filter:
+    return Filter(
+        speakers=[speaker] if speaker else (),
+        sessions=[session] if session else (),
+        observe_time_min=_zoned(since),
+        observe_time_max=_zoned(until),
+        metadata={**(metadata or {})},
+    )
+
+
+def _zoned(time: datetime | None) -> datetime | None:
+    return time.replace(tzinfo=UTC) if time is not None and time.tzinfo is None else time

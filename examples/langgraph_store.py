@@ -1,0 +1,59 @@
+"""A LangGraph graph whose nodes keep what they learn on a memstream server. Run it twice: it knows what it knew.
+
+pip install 'memstream[langgraph]' langgraph
+memstream serve                              # in another terminal
+python examples/langgraph_store.py [ADDRESS]
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TypedDict
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.store.base import BaseStore
+
+import memstream
+from memstream.langgraph import MemstreamStore
+
+ABOUT_BOB = ("users", "bob", "facts")
+
+
+class Turn(TypedDict):
+    """One question of a user."""
+
+    question: str
+    answer: str
+
+
+def learn(turn: Turn, *, store: BaseStore) -> dict[str, str]:
+    """A node that writes. A key makes an item one item, however often the node runs."""
+    store.put(ABOUT_BOB, "plays", {"text": "Bob likes plays about trains"})
+    store.put(ABOUT_BOB, "tea", {"text": "Bob takes his tea without milk"})
+    return {}
+
+
+def answer(turn: Turn, *, store: BaseStore) -> dict[str, str]:
+    """A node that asks."""
+    (best,) = store.search(("users", "bob"), query=turn["question"], limit=1)
+    return {"answer": str(best.value["text"])}
+
+
+def main(address: str) -> None:
+    """Ask two questions of a graph."""
+    with memstream.sync.connect(address) as client:
+        store = MemstreamStore(client, "langgraph-example", fields=["text"])
+        graph = StateGraph(Turn)
+        graph.add_node("learn", learn)
+        graph.add_node("answer", answer)
+        graph.add_edge(START, "learn")
+        graph.add_edge("learn", "answer")
+        graph.add_edge("answer", END)
+        agent = graph.compile(store=store)
+        for question in ("Which plays does he like?", "How does he take his tea?"):
+            print(f"{question} {agent.invoke({'question': question, 'answer': ''})['answer']}")
+        print(f"{len(store.search(ABOUT_BOB))} things are known of Bob, in {store.list_namespaces()}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7700")

@@ -1,0 +1,83 @@
+"""`memstream mcp`: a memory of a running server as tools of the Model Context Protocol."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+
+import click
+
+from memstream.client import Client
+from memstream_server.cli.failures import Failure, Misuse
+from memstream_server.cli.options import json_option
+from memstream_server.cli.server import Server, server_options
+
+
+@click.command("mcp", short_help="Serve a memory's tools over the Model Context Protocol.")
+@click.option("--memory", required=True, metavar="NAMESPACE/NAME", help="The agent's memory; made when first used.")
+@click.option("--any-memory", is_flag=True, help="Let the tools name other memories of the server too.")
+@click.option(
+    "--transport",
+    type=click.Choice(["stdio", "http"]),
+    default="stdio",
+    show_default=True,
+    help="stdio: for the one host that starts this command. http: streamable HTTP, for any number.",
+)
+@click.option(
+    "--listen",
+    default="127.0.0.1:7710",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where to serve HTTP; port 0 takes a free one.",
+)
+@server_options
+@json_option
+def mcp_command(memory: str, any_memory: bool, transport: str, listen: str, server: Server, as_json: bool) -> None:
+    """Serve observe, recall, forget and list of a memory to agent hosts that speak MCP.
+
+    It is a client of the server at --target. Over HTTP it asks nobody who they are: it listens on loopback unless told
+    otherwise.
+
+    \b
+      memstream mcp --memory demo/joy                                # a host starts this
+      memstream mcp --memory demo/joy --transport http --listen 127.0.0.1:7710
+    """
+    try:
+        from memstream import mcp
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "memstream":
+            raise
+        raise Failure(f"{error.name} is not installed: pip install 'memstream[mcp]'") from error
+    bound = _bound(listen) if transport == "http" else None
+
+    async def serve(client: Client) -> None:
+        served = mcp.mcp_server(client, memory, any_memory=any_memory, target=server.target)
+        if bound is None:
+            await mcp.serve_stdio(served)
+        else:
+            _announce(memory, bound, mcp.HTTP_PATH, as_json)
+            await mcp.serve_http(served, bound)
+
+    server.ask(serve)
+
+
+def _announce(memory: str, bound: socket.socket, path: str, as_json: bool) -> None:
+    host, port = bound.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+    click.echo(json.dumps({"memory": memory, "url": url}) if as_json else f"{memory} is served at {url}")
+    if not ipaddress.ip_address(host).is_loopback:
+        click.echo("memstream: warning: whoever reaches this address can read and change the memory", err=True)
+
+
+def _bound(listen: str) -> socket.socket:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65_535:
+        raise Misuse(f"--listen is {listen!r}: give HOST:PORT, for instance 127.0.0.1:7710")
+    host = host.strip("[]") or "127.0.0.1"
+    try:
+        return socket.create_server(
+            (host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+        )
+    except OSError as error:
+        raise Failure(f"cannot listen on {listen}: {error.strerror or error}; name another with --listen") from error

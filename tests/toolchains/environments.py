@@ -1,0 +1,73 @@
+"""Python environments of their own, for packages that cannot be, or need not be, beside the server and the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.toolchains.programs import Absent
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALL_S = 900
+RUN_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What requirements/NAME.txt locks, with memstream itself. `only` is the one Python it has wheels for."""
+
+    name: str
+    only: str = ""
+
+    def python(self) -> Path:
+        """Its interpreter; it is made when it is not there or the requirements have changed. Raises Absent."""
+        requirements = ROOT / "requirements" / f"{self.name}.txt"
+        digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
+        folder = ROOT / ".cache" / f"{self.name}-{digest}"
+        found, done = folder / "bin" / "python", folder / "installed"
+        if done.exists():
+            return found
+        shutil.rmtree(folder, ignore_errors=True)  # of an installation that was broken off
+        self._install([self._base(), "-m", "venv", str(folder)])
+        pip = [str(found), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]
+        self._install([*pip, "--require-hashes", "--requirement", str(requirements)])
+        self._install([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)])
+        done.touch()
+        return found
+
+    def _base(self) -> str:
+        if self.only in ("", ".".join(map(str, sys.version_info[:2]))):
+            return sys.executable
+        base = shutil.which(f"python{self.only}")
+        if base is None:
+            raise Absent(f"{self.name} has wheels for Python {self.only} only, which is not here")
+        return base
+
+    def _install(self, command: list[str]) -> None:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise Absent(f"installing {self.name} took longer than {INSTALL_S} s") from None
+        if done.returncode:
+            raise Absent(f"{self.name} cannot be installed: {done.stderr.strip()[-300:]}")
+
+    def run(self, *command: str, home: Path, stdin: str = "", **variables: str) -> str:
+        """What `python COMMAND` prints; `home` is where it may write. Raises AssertionError with what went wrong."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("MEMSTREAM_", "OPENAI_"))}
+        done = subprocess.run(
+            [str(self.python()), *command],
+            input=stdin,
+            env=kept | {"HOME": str(home), "PYTHONPATH": str(ROOT)} | variables,
+            cwd=home,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command} failed:\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
+        return done.stdout

@@ -1,0 +1,57 @@
+"""LangGraph over a real server: its stores' contract, its graphs and the page, in an environment of its own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.server.conftest import shared
+from tests.support.pages import blocks
+from tests.support.server import ServerProcess
+from tests.toolchains.environments import ROOT, Environment
+from tests.toolchains.programs import Absent
+
+__all__ = ["shared"]  # fixture
+
+pytestmark = pytest.mark.toolchain
+
+CONFORMANCE = Path(__file__).with_name("with_langgraph") / "conformance.py"
+
+
+@pytest.fixture(scope="module")
+def langgraph() -> Environment:
+    environment = Environment("langgraph")
+    try:
+        environment.python()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    return environment
+
+
+def test_the_store_does_what_langgraphs_own_does(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:
+    """Every test of conformance.py, which runs most of them on LangGraph's InMemoryStore too."""
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(ROOT)]
+    printed = langgraph.run(
+        *("-m", "pytest", *options, str(CONFORMANCE)), home=tmp_path, MEMSTREAM_TARGET=shared.address
+    )
+    ended = re.search(r"^(\d+) passed in ", printed, re.M)
+    assert ended is not None, printed
+    assert int(ended[1]) > 150
+
+
+def test_the_example_is_a_graph_that_remembers(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:
+    example = str(ROOT / "examples" / "langgraph_store.py")
+    first = langgraph.run(example, shared.address, home=tmp_path)
+    assert "2 things are known of Bob" in first
+    assert "Bob likes plays about trains" in first
+    assert langgraph.run(example, shared.address, home=tmp_path) == first, "another process knows the same, once"
+
+
+def test_the_page_runs(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "langgraph.md").read_text("utf-8")
+    assert len(list(blocks(text))) > 1
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(line for line in text.splitlines() if not line.startswith("<!-- no-run")), "utf-8")
+    langgraph.run("-m", "tests.support.pages", str(page), shared.address, home=tmp_path)
