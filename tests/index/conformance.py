@@ -193,6 +193,17 @@ class Conformance:
         counts = [await index.count(other) for other in others]
         assert counts == [0] + [1] * 99
 
+    async def test_the_same_id_in_two_memories_is_two_rows(self, index: VectorIndex, memory: str) -> None:
+        """An import keeps the ids of the fragments, under whatever name."""
+        vectors, other = unit_vectors(3), f"{memory}-imported"
+        await index.upsert([*points(memory, vectors), *points(other, vectors)])
+        await index.flush()
+        await index.delete(memory, [fragment_id(1)])
+        await index.flush()
+        assert await index.ids(memory, "", 10) == [fragment_id(0), fragment_id(2)]
+        assert await index.ids(other, "", 10) == [fragment_id(0), fragment_id(1), fragment_id(2)]
+        assert (await index.search(other, vectors[1], 1))[0] == [fragment_id(1)]
+
     async def test_ids_come_in_order_page_by_page(self, index: VectorIndex, memory: str) -> None:
         numbers = np.random.default_rng(1).permutation(230)
         vectors = unit_vectors(230)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import structlog
@@ -36,6 +36,9 @@ RETRY_MAX_S = 30.0
 LOOK_S = 0.2
 """How often whoever waits for a rebuild looks how far it is."""
 REBUILDING = "the vector index is being rebuilt"
+
+_Key: TypeAlias = tuple[str, str]
+"""Memory and fragment."""
 
 
 class Indexer:
@@ -302,17 +305,14 @@ class Indexer:
         indexed(reached)
 
     async def _write(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:
-        latest = {entry.fragment: (entry.memory, row) for entry, row in entries}
+        # By both: an imported memory has the ids of the one that was exported.
+        latest = {(entry.memory, entry.fragment): row for entry, row in entries}
         for model in self._held:
             vectors = await self._vectors(latest, model)
-            points = [
-                Point(memory, id_, np.frombuffer(vectors[id_], dtype="<f4"))
-                for id_, (memory, _) in latest.items()
-                if id_ in vectors
-            ]
+            points = [Point(*key, np.frombuffer(vectors[key], dtype="<f4")) for key in latest if key in vectors]
             gone: dict[str, list[str]] = defaultdict(list)
-            for id_, (memory, _) in latest.items():
-                if id_ not in vectors:
+            for memory, id_ in latest:
+                if (memory, id_) not in vectors:
                     gone[memory].append(id_)
             points.sort(key=lambda point: point.memory)
             for start in range(0, len(points), UPSERT_ROWS):
@@ -320,17 +320,18 @@ class Indexer:
             for memory, ids in gone.items():
                 await self._dependencies.index.delete(memory, ids, model)
 
-    async def _vectors(self, latest: Mapping[str, tuple[str, Row | None]], model: str) -> dict[str, bytes]:
-        """Of what belongs in the index: its vectors in that space, by fragment."""
-        found: dict[str, bytes] = {}
+    async def _vectors(self, latest: Mapping[_Key, Row | None], model: str) -> dict[_Key, bytes]:
+        """Of what belongs in the index: its vectors in that space."""
+        found: dict[_Key, bytes] = {}
         elsewhere: dict[str, list[str]] = defaultdict(list)
-        for id_, (memory, row) in latest.items():
+        for (memory, id_), row in latest.items():
             if row is not None and row.vector is not None and row.fragment.model == model:
-                found[id_] = row.vector
+                found[memory, id_] = row.vector
             elif row is not None:
                 elsewhere[memory].append(id_)
         for memory, ids in elsewhere.items():
-            found |= await self._dependencies.journal.vectors(memory, model, ids)
+            there = await self._dependencies.journal.vectors(memory, model, ids)
+            found |= {(memory, id_): vector for id_, vector in there.items()}
         return found
 
     def _flushed(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:

@@ -27,9 +27,11 @@ import numpy.typing as npt
 
 from memstream_server.adapters.milvus.naming import (
     ID_LENGTH_MAX,
+    KEY_LENGTH_MAX,
     SCHEMA_VERSION,
+    fragment_of,
+    key_of,
     literal,
-    original,
     partition_name,
     partition_of,
     stored,
@@ -158,7 +160,7 @@ class MilvusCollection:
         groups: defaultdict[str | None, dict[str, dict[str, Any]]] = defaultdict(dict)
         for point in points:
             row = self._row(point)
-            groups[self._partition(point.memory)][row["fragment"]] = row
+            groups[self._partition(point.memory)][row["id"]] = row
         with unavailable("upsert"):
             for partition, rows in groups.items():
                 for batch in batches(list(rows.values()), rows_max):
@@ -170,7 +172,8 @@ class MilvusCollection:
         with unavailable("delete"):
             for batch in batches(fragments, DELETE_IDS_MAX):
                 # Of this form alone Lite makes a deletion by id; our own quoting, for pymilvus' `ids` has none.
-                chosen = f"fragment in [{', '.join(literal(fragment) for fragment in batch)}]"
+                keys = ", ".join(f'"{key_of(memory, fragment)}"' for fragment in batch)
+                chosen = f"id in [{keys}]"
                 self._client.delete(self._name, filter=chosen, partition_name=partition, timeout=self._timeouts.write_s)
 
     def flush(self) -> None:
@@ -194,7 +197,7 @@ class MilvusCollection:
         if not answers or not answers[0]:
             return [], np.empty(0, np.float32)
         # Not by the key's name in each hit: Milvus 2.3 does not send it.
-        ids = [original(fragment) for fragment in answers[0].ids]
+        ids = [fragment_of(key) for key in answers[0].ids]
         return ids, np.clip(np.asarray(answers[0].distances, dtype=np.float32), -1, 1)
 
     def count(self, memory: str) -> int:
@@ -205,19 +208,19 @@ class MilvusCollection:
 
     def ids(self, memory: str, after: str, limit: int) -> list[str]:
         """Fragment ids greater than `after`, ascending."""
-        chosen = f"memory == {literal(memory)} and fragment > {literal(after)}"
+        chosen = f'memory == {literal(memory)} and id > "{key_of(memory, after)}"'
         with unavailable("ids"):
             rows = self._query(
                 memory,
                 chosen,
-                output_fields=["fragment"],
+                output_fields=["id"],
                 limit=min(limit, LIMIT_MAX),
                 # What pymilvus' own iterator says: the first by primary key, not whichever come first. Milvus 2.3
                 # then returns that many from each of its segments.
                 iterator="True",
                 reduce_stop_for_best="True",
             )
-        return [original(fragment) for fragment in sorted(row["fragment"] for row in rows)[:limit]]
+        return [fragment_of(key) for key in sorted(row["id"] for row in rows)[:limit]]
 
     def _query(self, memory: str, chosen: str, **arguments: Any) -> list[dict[str, Any]]:
         answer: list[dict[str, Any]] = self._loaded(
@@ -250,7 +253,7 @@ class MilvusCollection:
         if point.vector.shape != (self._space.dimension,):
             raise ValueError(f"a vector of {self._space.dimension} numbers expected, got {point.vector.shape}")
         return {
-            "fragment": stored(point.fragment),
+            "id": key_of(point.memory, point.fragment),
             "memory": stored(point.memory),
             "vector": np.ascontiguousarray(point.vector, dtype=np.float32),
             "schema_version": SCHEMA_VERSION,
@@ -262,7 +265,7 @@ class MilvusCollection:
         from pymilvus import DataType
 
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
-        schema.add_field("fragment", DataType.VARCHAR, is_primary=True, max_length=ID_LENGTH_MAX)
+        schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=KEY_LENGTH_MAX)
         schema.add_field(
             "memory", DataType.VARCHAR, max_length=ID_LENGTH_MAX, **({"is_partition_key": True} if self._keyed else {})
         )

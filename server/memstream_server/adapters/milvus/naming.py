@@ -8,9 +8,10 @@ from urllib.parse import quote, unquote
 
 from memstream_server.ports.journal import Space
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the collection's columns. Lite cannot change a schema, so another version is another collection."""
 
+KEY_LENGTH_MAX = 1025
 ID_LENGTH_MAX = 512
 """Characters of a stored id; bytes too, because stored ids are ASCII (Lite counts characters, a server bytes)."""
 
@@ -46,6 +47,16 @@ def stored(identifier: str) -> str:
 def original(identifier: str) -> str:
     """The inverse of `stored`."""
     return unquote(identifier)
+
+
+def key_of(memory: str, fragment: str) -> str:
+    """The primary key of a row. An imported memory keeps the ids of its fragments, so these alone tell no two apart."""
+    return f"{stored(memory)}/{stored(fragment)}"
+
+
+def fragment_of(key: str) -> str:
+    """The fragment of a primary key."""
+    return original(key.partition("/")[2])
 
 
 def literal(identifier: str) -> str:
