@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Connection, Row, Table, Text, delete, insert, select, update
+from sqlalchemy import BigInteger, Boolean, Column, Connection, Row, Table, delete, insert, select, update
 
 from memstream_server.adapters.journal import writes
 from memstream_server.adapters.journal.conversations import Read, Write
@@ -22,14 +22,14 @@ operations = Table(
     Column("type", TEXT, nullable=False),
     Column("namespace", TEXT, nullable=False),
     Column("memory", TEXT, nullable=False),
-    Column("payload", Text, nullable=False),
+    Column("payload", TEXT, nullable=False),
     Column("state", TEXT, nullable=False),
     Column("done", BigInteger, nullable=False),
     Column("total", BigInteger, nullable=False),
     Column("unit", TEXT, nullable=False),
     Column("create_time_us", BigInteger, nullable=False),
     Column("end_time_us", BigInteger, nullable=False),
-    Column("error", Text),
+    Column("error", TEXT),
     Column("cancel_asked", Boolean, nullable=False),
     Column("process", BigInteger),
 )
