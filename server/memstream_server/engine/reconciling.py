@@ -43,8 +43,6 @@ async def _indexed(uid: str, dependencies: Dependencies) -> set[str]:
     while page := await dependencies.index.ids(uid, after, PAGE, dependencies.embedding.name):
         found.update(page)
         after = page[-1]
-        if len(page) < PAGE:
-            break
     return found
 
 
