@@ -89,12 +89,14 @@ async def test_a_watcher_left_behind_by_retention_gets_the_oldest_cursor(make_se
         start = memstream.Cursor((await memory.describe()).uid, 1)
         await memory.observe_batch(["before"])
         await memory.update(policy={"retention": {"event_retention": 1}})
+        await until(lambda: _refused(memory, start))
+        latest = (await memory.update(policy={"retention": {"event_retention": 0}})).revision  # kept from now on
         refused = await until(lambda: _refused(memory, start))
         oldest = memstream.Cursor(start.memory_uid, int(refused.details["oldest_revision"]))
-        assert oldest.revision >= 2
-        assert (await memory.update(labels={"later": "yes"})).revision == (
-            await anext(memory.watch(oldest))
-        ).cursor.revision
+        assert 2 <= oldest.revision < latest
+        async with memory.watch(oldest) as watch:
+            seen = [(await anext(watch)).cursor.revision for _ in range(oldest.revision, latest)]
+        assert seen == list(range(oldest.revision + 1, latest + 1))
 
 
 async def _refused(memory: memstream.AgentMemory, start: memstream.Cursor) -> memstream.CursorCompacted | None:
