@@ -132,7 +132,8 @@ async def _read_some(call: Any) -> bool:
 
 
 def defects(logged: Iterable[MutableMapping[str, Any]]) -> list[Any]:
-    return [entry for entry in logged if entry["log_level"] in ("error", "critical")]
+    """All that is logged, but for what long work says of itself as it goes."""
+    return [entry for entry in logged if entry["log_level"] != "info"]
 
 
 async def serves(wire: Wire) -> None:
