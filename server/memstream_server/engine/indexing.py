@@ -63,6 +63,8 @@ class Indexer:
         self._reconciled = False
         self._asked = self._dropped = self._rebuilt = 0
         """Rebuilds asked for, of these those whose old content is gone, and of these those that are complete."""
+        self._refilled = 0
+        """Rows that the last filling began with: a small one is over before anyone looks at the outbox."""
         self._written = 0
         """Entries done since the start, the oldest first."""
         self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
@@ -105,13 +107,14 @@ class Indexer:
         `at` is told rows done and rows to do. What it raises ends the waiting, not a rebuild that was begun.
         """
         self._asked += 1
-        ticket, total = self._asked, 0
+        ticket, left, total = self._asked, 0, 0
         while self._rebuilt < ticket:
             if self._dropped < ticket:
                 self._hurry()  # again: emptying the outbox takes what was said before it as done
             await asyncio.sleep(LOOK_S)
-            left = await self._dependencies.journal.outbox_size() if self._dropped >= ticket else 0
-            total = max(total, left)
+            if self._dropped >= ticket:
+                left = await self._dependencies.journal.outbox_size()
+                total = max(total, left, self._refilled)
             await at(total - left, total)
         await at(total, total)
 
@@ -214,7 +217,7 @@ class Indexer:
         self.entered(await self._dependencies.journal.outbox_size())
 
     async def _refill(self) -> None:
-        rows = await self._dependencies.journal.outbox_refill()
+        self._refilled = rows = await self._dependencies.journal.outbox_refill()
         log.info("index_refill", rows=rows)
         self.entered(max(rows, 1))
         self._full.set()
