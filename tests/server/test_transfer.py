@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 import memstream
-from memstream import AgentMemory, FragmentKind, MemoryKind, Observation, OperationState, Plan, Structured, Tier
+from memstream import FragmentKind, Memory, MemoryKind, Observation, OperationState, Plan, Structured, Tier
 from memstream.sync import connect as connect_sync
 from memstream_server.core.fold import fold_all, place_of
 from memstream_server.core.values import Enhancement
@@ -48,7 +48,7 @@ async def imported(
     return await client.finished(await client.import_(namespace, chunks(lines), **said))
 
 
-async def lived_in(client: memstream.Client, path: str) -> AgentMemory:
+async def lived_in(client: memstream.Client, path: str) -> Memory:
     """A memory with something of everything."""
     made = await client.create_memory(path, labels={"team": "bees"})
     lines = [f"note {number} on bees and the train" for number in range(12)]
@@ -90,12 +90,12 @@ def without(lines: Iterable[dict[str, Any]], *names: str) -> list[dict[str, Any]
     return [{key: value for key, value in line.items() if key not in names} for line in lines]
 
 
-async def recalled(made: AgentMemory, words: str) -> list[tuple[str, float]]:
+async def recalled(made: Memory, words: str) -> list[tuple[str, float]]:
     hits = await made.recall_once(words, now=NOW, reinforce=False, limit=30)
     return [(hit.fragment.id, hit.score) for hit in hits]
 
 
-async def places(made: AgentMemory, since: set[str]) -> list[tuple[Any, ...]]:
+async def places(made: Memory, since: set[str]) -> list[tuple[Any, ...]]:
     """Every fragment without what differs between two servers: the ids given after `since`."""
     return [
         (one.content, one.tier, one.enhancement_count, one.duplicate_count, one.id if one.id in since else "")

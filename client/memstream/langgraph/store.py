@@ -30,7 +30,7 @@ from memstream.errors import FragmentNotFound, MemoryNotFound, NotFound
 from memstream.langgraph.items import INDEXED, WHOLE, Kept, kept, observation_of
 from memstream.langgraph.matching import meets, passes
 from memstream.langgraph.naming import LABEL, Namespace, external_id, memory_name, namespace_label, namespace_of
-from memstream.memory import AgentMemory
+from memstream.memory import Memory
 from memstream.sync import Client
 from memstream.sync.loop import LOOP
 from memstream.values import Filter, FragmentKind, MemoryKind, Observation, Weights
@@ -101,7 +101,7 @@ class MemstreamStore(BaseStore):
             return None
         raise ValueError(f"there is no operation {type(op).__name__}")
 
-    def _memory(self, namespace: Namespace) -> AgentMemory:
+    def _memory(self, namespace: Namespace) -> Memory:
         return self._client.asynchronous.memory(f"{self._namespace}/{memory_name(namespace)}")
 
     async def _namespaces(self) -> list[Namespace]:
