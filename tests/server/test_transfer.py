@@ -65,10 +65,11 @@ async def lived_in(client: memstream.Client, path: str) -> Memory:
         for number, line in enumerate(lines)
     ]
     await made.observe_batch(said)
+    await made.observe_batch([Observation(Structured(thought="it rains", action="stay at home"))])
     for _ in range(3):  # repeats
         await made.observe_batch([Observation("same words said again", session="s1")])
     await made.observe_batch([Observation(f"the bees of Bob live on the roof, he says {n} times") for n in range(6)])
-    await made.observe_batch([Observation(Structured(thought="it rains", action="stay at home"))])
+    await made.observe_batch([Observation(Structured(thought="it rains again", action="stay at home"))])
     await made.observe_batch([Observation("a vector of my own", embedding=[1.0] + [0.0] * 383)])
     listed = await fragments(made)
     await made.update_fragment(listed[1].id, pinned=True)
@@ -123,7 +124,7 @@ async def test_what_is_imported_recalls_and_goes_on_as_what_was_exported(
         validator.validate(json.loads(line))
     exported_fragments = told(lines, "fragment")
     assert {line["tier"] for line in exported_fragments} == {"short_term", "long_term"}
-    assert any(line.get("enhancements") for line in exported_fragments)
+    assert any(each.get("structured") for line in exported_fragments for each in line.get("enhancements", []))
     assert any(line.get("duplicate_count") for line in exported_fragments)
     assert sum("forget_time_us" in line for line in exported_fragments) == 2
     assert ["vector" in line for line in exported_fragments] == [
