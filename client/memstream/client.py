@@ -133,11 +133,15 @@ class Client:
         """The memory as the server has it; `memory(path).describe()` by another name."""
         return await self.memory(path).describe()
 
-    async def list_memories(self, namespace: str, *, page_size: int = 0) -> AsyncIterator[MemoryInfo]:
-        """A namespace's memories by name."""
+    async def list_memories(
+        self, namespace: str, *, name_prefix: str = "", page_size: int = 0
+    ) -> AsyncIterator[MemoryInfo]:
+        """A namespace's memories by name: those whose name begins with `name_prefix`."""
 
         async def fetch(token: str) -> tuple[list[MemoryInfo], str]:
-            request = pb.ListMemoriesRequest(namespace=namespace, page_size=page_size, page_token=token)
+            request = pb.ListMemoriesRequest(
+                namespace=namespace, name_prefix=name_prefix, page_size=page_size, page_token=token
+            )
             answer = await self._link.call(self._link.memories.ListMemories, request)
             return [memory_from_wire(wire) for wire in answer.memories], answer.next_page_token
 

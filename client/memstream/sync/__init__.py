@@ -136,9 +136,9 @@ class Client:
         """The memory as the server has it."""
         return LOOP.run(self._inner.get_memory(path))
 
-    def list_memories(self, namespace: str, *, page_size: int = 0) -> Iterator[MemoryInfo]:
-        """A namespace's memories by name."""
-        return LOOP.iterate(self._inner.list_memories(namespace, page_size=page_size))
+    def list_memories(self, namespace: str, *, name_prefix: str = "", page_size: int = 0) -> Iterator[MemoryInfo]:
+        """A namespace's memories by name: those whose name begins with `name_prefix`."""
+        return LOOP.iterate(self._inner.list_memories(namespace, name_prefix=name_prefix, page_size=page_size))
 
     def list_namespaces(self, *, page_size: int = 0) -> Iterator[Namespace]:
         """Namespaces that have memories, by name."""
