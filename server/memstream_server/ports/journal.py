@@ -413,8 +413,8 @@ class Journal(Protocol):
 
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None: ...
 
-    async def list_memories(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
-        """Ascending by name, names greater than `after`."""
+    async def list_memories(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
+        """Ascending by name, names greater than `after` that begin with `prefix`."""
         ...
 
     async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
