@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc.aio
 
 import memstream
+from memstream.status import translate
 from memstream.v1 import event_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
@@ -79,6 +80,52 @@ async def _observe(memory: memstream.AgentMemory, producer: str, count: int) -> 
     async with memory.observe(producer) as stream:
         for number in range(count):
             await stream.send(f"{number} {CONTENT}")
+
+
+async def test_a_watcher_that_never_reads_is_ended_and_goes_on_at_its_cursor(make_server: MakeServer) -> None:
+    """Its place is free before it reads on; it reads what was on its way, then why it ended, and misses nothing."""
+    server = await started(make_server(watch_stalled_max_s=0.5))
+    async with (
+        memstream.connect(server.address) as client,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        memory = await client.create_memory("stalled/joy", kind=memstream.MemoryKind.LONG_TERM)
+        cursor = event_pb2.Cursor(memory_uid=(await memory.describe()).uid)
+        request = pb.WatchRequest(namespace="stalled", memory="joy", cursor=cursor, include_fragments=True)
+        watch = StreamServiceStub(channel).Watch
+        async with memory.watch("beginning", include_fragments=True) as resuming:
+            await _observe(memory, "joy", OBSERVATIONS)
+            call = watch(request)
+            seen = keys(await call.read())
+            await until(lambda: _ended(server, call))
+            details: dict[str, str] = {}
+            try:
+                while True:
+                    seen += keys(await call.read())
+            except grpc.aio.AioRpcError as error:
+                told = translate(error)
+                assert isinstance(told, memstream.QuotaExceeded)
+                assert told.retry_after == 1.0
+                details = dict(told.details)
+            expected = [(one.cursor.revision, one.cursor.ordinal) for one in await history(memory)]
+            assert seen == expected[: len(seen)]
+            assert (int(details["revision"]), int(details["ordinal"])) == seen[-1]
+            request.cursor.revision, request.cursor.ordinal = seen[-1]
+            resumed = watch(request)
+            while len(seen) < len(expected):
+                seen += keys(await resumed.read())
+            assert seen == expected
+            resumed.cancel()
+            # The SDK reads ahead of a program that does not iterate, but not far; then it is ended, too.
+            handed = [(await anext(resuming)).cursor for _ in expected]
+            assert [(one.revision, one.ordinal) for one in handed] == expected
+            assert resuming.connections > 1
+    assert await stopped(server) == 0
+
+
+async def _ended(server: ServerProcess, call: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.WatchResponse]) -> bool:
+    """Both that do not read were ended; the one that looks has not heard of it."""
+    return server.log().count("stalled_stream_ends") >= 2 and not call.done()
 
 
 async def test_a_watcher_left_behind_by_retention_gets_the_oldest_cursor(make_server: MakeServer) -> None:
