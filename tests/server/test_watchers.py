@@ -95,7 +95,7 @@ async def test_a_watcher_that_never_reads_is_ended_and_goes_on_at_its_cursor(mak
         watch = StreamServiceStub(channel).Watch
         async with memory.watch("beginning", include_fragments=True) as resuming:
             await _observe(memory, "joy", OBSERVATIONS)
-            call = watch(request)
+            call, silent = watch(request), watch(request)
             seen = keys(await call.read())
             await until(lambda: _ended(server, call))
             details: dict[str, str] = {}
@@ -120,12 +120,13 @@ async def test_a_watcher_that_never_reads_is_ended_and_goes_on_at_its_cursor(mak
             handed = [(await anext(resuming)).cursor for _ in expected]
             assert [(one.revision, one.ordinal) for one in handed] == expected
             assert resuming.connections > 1
-    assert await stopped(server) == 0
+            assert not silent.done()
+        assert await stopped(server) == 0  # while nobody has read why `silent` ended
 
 
 async def _ended(server: ServerProcess, call: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.WatchResponse]) -> bool:
-    """Both that do not read were ended; the one that looks has not heard of it."""
-    return server.log().count("stalled_stream_ends") >= 2 and not call.done()
+    """All that do not read were ended, the SDK's among them; none has heard of it."""
+    return server.log().count("stalled_stream_ends") >= 3 and not call.done()
 
 
 async def test_a_watcher_left_behind_by_retention_gets_the_oldest_cursor(make_server: MakeServer) -> None:

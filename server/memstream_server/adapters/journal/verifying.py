@@ -89,9 +89,8 @@ class Report:
 
 
 def verify(looked: Looked, told: Callable[[int, int], None]) -> Report:
-    """Check everything; `told(done, total)` after every memory and conversation. Raises Unreadable for what is no journal
-    of this
-    version; what cannot be read further in is among the violations."""
+    """Check everything; `told(done, total)` after every memory and conversation. Raises Unreadable for what is no
+    journal of this version; what cannot be read further in is among the violations."""
     report = Report()
     try:
         with looked.engine.begin() as connection:
