@@ -8,8 +8,10 @@ import grpc.aio
 
 import memstream
 from memstream.status import translate
+from memstream.v1 import conversation_service_pb2 as conversations
 from memstream.v1 import event_pb2
 from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.server.conftest import MakeServer, started, stopped
 from tests.server.listing import history
@@ -17,6 +19,7 @@ from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
 WATCHERS, OBSERVATIONS, CONTENT = 30, 2_500, "x" * 6_000
+MESSAGES = 300
 RAM_MAX = 150 << 20
 """What all watchers together may add to what observing takes; what they have not read is 30 times 15 MB."""
 
@@ -32,6 +35,10 @@ Key = tuple[int, int]
 
 def keys(response: pb.WatchResponse) -> list[Key]:
     return [(event.cursor.revision, event.cursor.ordinal) for event in response.events.events]
+
+
+def numbers(response: conversations.WatchMessagesResponse) -> list[int]:
+    return [message.number for message in response.messages]
 
 
 async def test_watchers_that_stop_reading_cost_little_and_lose_nothing(make_server: MakeServer) -> None:
@@ -127,6 +134,37 @@ async def test_a_watcher_that_never_reads_is_ended_and_goes_on_at_its_cursor(mak
 async def _ended(server: ServerProcess, call: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.WatchResponse]) -> bool:
     """All that do not read were ended, the SDK's among them; none has heard of it."""
     return server.log().count("stalled_stream_ends") >= 3 and not call.done()
+
+
+async def test_a_watcher_of_messages_that_never_reads_is_ended_and_goes_on(make_server: MakeServer) -> None:
+    server = await started(make_server(watch_stalled_max_s=0.5))
+    async with (
+        memstream.connect(server.address) as client,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        talk = client.conversation("stalled/talk")
+        for number in range(MESSAGES):
+            await talk.append("ann", f"{number} {'x' * 60_000}")
+        request = conversations.WatchMessagesRequest(namespace="stalled", conversation="talk")
+        call = ConversationServiceStub(channel).WatchMessages(request)
+        seen = numbers(await call.read())
+        await until(lambda: _says_so(server))
+        told = None
+        while told is None:
+            try:
+                seen += numbers(await call.read())
+            except grpc.aio.AioRpcError as error:
+                told = translate(error)
+        assert isinstance(told, memstream.QuotaExceeded)
+        assert told.details["number"] == str(seen[-1])
+        await talk.complete()
+        seen += [message.number async for message in talk.watch(after_number=seen[-1])]
+        assert seen == list(range(1, MESSAGES + 1))
+    assert await stopped(server) == 0
+
+
+async def _says_so(server: ServerProcess) -> bool:
+    return "stalled_stream_ends" in server.log()
 
 
 async def test_a_watcher_left_behind_by_retention_gets_the_oldest_cursor(make_server: MakeServer) -> None:
