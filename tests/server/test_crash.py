@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -56,7 +58,8 @@ async def test_producers_survive_kills_of_the_server(make_server: MakeServer) ->
 
 
 async def _killed_again_and_again(server: ServerProcess, producers: Sequence[Producer], draw: random.Random) -> None:
-    """The server dies in every round; a producer's process does in some, and begins again where it stood."""
+    """In every round a producer's process dies, now and then Milvus Lite alone, then the server; the producer begins
+    again where the server says it stood."""
     talking = [asyncio.create_task(producer.run()) for producer in producers]
     try:
         for _ in range(ROUNDS):
@@ -64,6 +67,8 @@ async def _killed_again_and_again(server: ServerProcess, producers: Sequence[Pro
             dead = draw.randrange(len(producers))
             talking[dead].cancel()
             await asyncio.gather(talking[dead], return_exceptions=True)
+            if draw.random() < 0.3:
+                _kill_milvus_lite(server)
             stored = [producer.ledger.stored for producer in producers]
             await restarted(server)
             await _holds(server, producers, stored)
@@ -74,6 +79,14 @@ async def _killed_again_and_again(server: ServerProcess, producers: Sequence[Pro
         for task in talking:
             task.cancel()
         await asyncio.gather(*talking, return_exceptions=True)
+
+
+def _kill_milvus_lite(server: ServerProcess) -> None:
+    """Where there is one, and the system tells of it."""
+    if sys.platform == "linux":
+        for child in server.children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
 async def _holds(server: ServerProcess, producers: Sequence[Producer], stored: Sequence[int]) -> None:
