@@ -151,3 +151,32 @@ async def test_settings_bound_what_a_request_holds(make_server: MakeServer) -> N
         with pytest.raises(memstream.InvalidRequest, match=r"query\.limit"):
             await memory.recall_once("x", limit=4)
         assert len(await contents(memory)) == 1
+
+
+async def test_calls_beyond_the_bound_are_refused_and_streams_go_on(make_server: MakeServer) -> None:
+    """Two calls wait for a revision that a stream is to bring: a third is told to come again, then there is room."""
+    server = await started(make_server(calls_in_flight_max=2))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("bounds/calls")
+        async with memory.observe("joy") as stream:
+            await stream.send("before")
+            await stream.flush()
+            awaited = (await memory.describe()).revision + 1
+            waiting = [asyncio.create_task(memory.recall_once("said", min_revision=awaited)) for _ in range(2)]
+            refused = await until(lambda: _refused(memory))
+            assert refused.retry_after == 1.0
+            assert "2 calls" in refused.message
+            assert not any(task.done() for task in waiting)
+            await stream.send("said at last")
+            await stream.flush()
+            answers = await asyncio.gather(*waiting)
+        assert ["said at last" in {hit.fragment.content for hit in answer} for answer in answers] == [True, True]
+        assert len(await contents(memory)) == 2
+
+
+async def _refused(memory: AgentMemory) -> memstream.QuotaExceeded | None:
+    try:
+        await memory.describe()
+    except memstream.QuotaExceeded as error:
+        return error
+    return None

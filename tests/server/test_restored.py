@@ -120,6 +120,19 @@ async def test_a_cursor_from_the_future_or_of_another_memory_is_refused(client: 
     assert (await memory.describe()).revision == here.revision
 
 
+async def test_cursors_of_a_name_that_was_made_anew_are_void(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path)
+    await memory.observe_batch(["before"])
+    old = await memory.describe()
+    await memory.delete()
+    memory = await client.create_memory(path)
+    await memory.observe_batch(["after", "and after"])
+    for revision in (0, 1, old.revision):
+        with pytest.raises(memstream.CursorVoid):
+            await anext(memory.watch(Cursor(old.uid, revision)))
+    assert [event.cursor.memory_uid for event in await history(memory)].count(old.uid) == 0
+
+
 async def test_what_a_foreign_producer_says_changes_nothing(client: memstream.Client, path: str) -> None:
     """Two processes under one name: the second ends the first, other words under a number are refused."""
     memory = await client.create_memory(path, kind=memstream.MemoryKind.LONG_TERM)

@@ -55,6 +55,12 @@ def checked(said: list[bytes], rename: str = "") -> Summary:
     return checker.summary()
 
 
+def with_a_gap() -> list[bytes]:
+    """Messages 1 and 3."""
+    said = whole()
+    return ended([*said[:7], conversation("talk", 3, 1) | {"messages": 2}, message(1), message(3), *said[10:]])
+
+
 def packed(*numbers: float) -> str:
     return base64.b64encode(np.array(numbers, "<f4").tobytes()).decode()
 
@@ -141,6 +147,9 @@ REFUSED: dict[str, tuple[Callable[[], list[bytes]], int, str]] = {
     "a message above the last number": (changed(9, number=3), 10, "number"),
     "a plan in no state": (changed(10, state="lost"), 11, "state"),
     "fewer messages than announced": (changed(7, messages=3, last_number=3), 12, "announced"),
+    "a message between is missing": (with_a_gap, 10, "must be 2"),
+    "the last message is missing": (changed(7, last_number=3), 12, "end at 2"),
+    "completed before its last message": (changed(7, completed=True, completions=1), 8, "completed_number"),
     "a conversation again": (with_line(11, conversation("talk")), 12, "name"),
     "another count at the end": (lambda: ended(whole(), fragments=9), 12, "fragments"),
     "another checksum": (lambda: ended(whole(), sha256="0" * 64), 12, "sha256"),

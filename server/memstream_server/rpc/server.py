@@ -102,7 +102,8 @@ def build_server(
     forwarding: Forwarding | None = None,
 ) -> RpcServer:
     """As `create_server`, from its parts; without conversations their service is refused."""
-    server = grpc.aio.server(interceptors=(Guard(drain, limits.streams_max, metrics),), options=_options(limits))
+    guard = Guard(drain, limits.streams_max, limits.calls_in_flight_max, metrics)
+    server = grpc.aio.server(interceptors=(guard,), options=_options(limits))
     info = ServerService(engine, limits)
     talk = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)

@@ -257,7 +257,8 @@ class Checker:
         self._named("name", line.name)
         if self._found.conversations and line.name <= self._found.conversations[-1]:
             raise self._wrong("name", "is not above the name of the conversation before")
-        if line.completed_number > line.last_number or (line.completed and not line.completions):
+        completed = line.completions > 0 and line.completed_number == line.last_number
+        if line.completed_number > line.last_number or (line.completed and not completed):
             raise self._wrong("completed_number", "does not fit last_number and completions")
         self._section = _Conversation(line, self._number)
         self._found.conversations.append(line.name)
@@ -268,6 +269,8 @@ class Checker:
             raise self._wrong("type", "is message where no conversation (or its plans) came before")
         if not talk.message < line.number <= talk.line.last_number:
             raise self._wrong("number", f"must be above {talk.message} and up to {talk.line.last_number}")
+        if talk.message and line.number != talk.message + 1:
+            raise self._wrong("number", f"must be {talk.message + 1}: messages follow one another without a gap")
         talk.message = line.number
         talk.messages += 1
         self._found.messages += 1
@@ -295,6 +298,8 @@ class Checker:
             if announced != (section.messages, section.plans):
                 came = f"{section.messages} messages and {section.plans} plans came"
                 raise self._wrong("", f"{announced[0]} messages and {announced[1]} plans were announced, {came}")
+            if section.messages and section.message != section.line.last_number:
+                raise self._wrong("", f"messages end at {section.message}, last_number is {section.line.last_number}")
 
     def _once(self, packed: bytearray, width: int, name: str, line_of: Callable[[int], int]) -> None:
         """Raises Malformed at the second of two equal values."""
