@@ -174,7 +174,7 @@ async def test_calls_beyond_the_bound_are_refused_and_streams_go_on(make_server:
         assert len(await contents(memory)) == 2
 
 
-async def _refused(memory: AgentMemory) -> memstream.QuotaExceeded | None:
+async def _refused(memory: memstream.Memory) -> memstream.QuotaExceeded | None:
     try:
         await memory.describe()
     except memstream.QuotaExceeded as error:
