@@ -706,9 +706,12 @@ class JournalConformance:
         ]
         assert [what for _, what in found] == [Row(live, None, vector(0)), None, None]
         assert await journal.outbox_size() == 3
+        assert await journal.outbox_last() == found[2][0].id
         assert [entry for entry, _ in await journal.outbox(1)] == [found[0][0]]
         await journal.outbox_done([found[1][0].id])
         assert [entry for entry, _ in await journal.outbox(9)] == [found[0][0], found[2][0]]
+        await journal.outbox_done([found[0][0].id, found[2][0].id])
+        assert (await journal.outbox_size(), await journal.outbox_last()) == (0, 0)
 
     async def test_of_several_entries_for_a_fragment_the_last_decides(self, journal: Journal) -> None:
         upsert, deletion = IndexEntry("u1", fragment(0).id), IndexEntry("u1", fragment(0).id, delete=True)

@@ -518,6 +518,10 @@ class Journal(Protocol):
 
     async def outbox_size(self) -> int: ...
 
+    async def outbox_last(self) -> int:
+        """Id of the newest entry; 0 when there is none."""
+        ...
+
     async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
         """(first, last) id of the entries of each of these memories that has any."""
         ...

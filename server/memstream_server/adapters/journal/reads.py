@@ -149,6 +149,7 @@ _OUTBOX_ROWS = (
     .group_by(outbox.c.memory)
 )
 _OUTBOX_SIZE = select(func.count()).select_from(outbox)
+_OUTBOX_LAST = select(func.max(outbox.c.id))
 _live = (
     (fragments.c.memory == memories.c.number)
     & (fragments.c.id == outbox.c.fragment)
@@ -446,6 +447,10 @@ def _outbox_rows(connection: Connection, limit: int, model: str | None) -> Itera
 
 def outbox_size(connection: Connection) -> int:
     return connection.execute(_OUTBOX_SIZE).scalar_one()
+
+
+def outbox_last(connection: Connection) -> int:
+    return connection.execute(_OUTBOX_LAST).scalar_one() or 0
 
 
 def outbox_rows(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[int, int]]:

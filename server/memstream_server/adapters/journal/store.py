@@ -256,6 +256,9 @@ class SqlJournal:
     async def outbox_size(self) -> int:
         return await self._read(reads.outbox_size)
 
+    async def outbox_last(self) -> int:
+        return await self._read(reads.outbox_last)
+
     async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
         return await self._read(reads.outbox_rows, memories)
 
