@@ -170,11 +170,11 @@ async def test_nonsense_from_the_endpoint_is_an_outage_and_no_vector(make_server
     server = await started(using(make_server, fake))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("models/joy", kind=memstream.MemoryKind.LONG_TERM)
-        fake.fail(Fault(body=b"<html>"), Fault(body=b'{"data": []}'), Fault(hang_up=True))
-        for number in range(3):
+        fake.fail(Fault(body=b"<html>"), Fault(body=b'{"data": []}'), Fault(hang_up=True), Fault(endless_s=0))
+        for number in range(4):
             await memory.observe_batch([f"said {number}"])
         await until(lambda: _all_have_vectors(memory))
-        assert await contents(memory) == ["said 0", "said 1", "said 2"]
+        assert await contents(memory) == ["said 0", "said 1", "said 2", "said 3"]
 
 
 async def test_another_model_is_refused_and_reindex_named(make_server: MakeServer, fake: FakeOpenAI) -> None:
