@@ -157,4 +157,10 @@ async def test_with_writes_that_never_stop_what_was_indexed_is_still_let_go(tmp_
         said = busy.said
         assert await parts.engine.observe_batch("test", "zoo", "", 0, [observation("a last one")], AckLevel.INDEXED)
         assert busy.said > said  # it went on all the while
+        assert not parts.engine._indexer._reconciled, "what is on its way is not missing"
         busy.engine = None
+        await until(lambda: reconciled(parts.engine))
+
+
+async def reconciled(engine: Engine) -> bool:
+    return engine._indexer._reconciled
