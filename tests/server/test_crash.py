@@ -63,6 +63,8 @@ async def _killed_again_and_again(server: ServerProcess, producers: Sequence[Pro
     talking = [asyncio.create_task(producer.run()) for producer in producers]
     try:
         for _ in range(ROUNDS):
+            received = [producer.ledger.received for producer in producers]
+            await until(lambda received=received: _talking_again(producers, received))  # type: ignore[misc]  # binds the loop's value
             await asyncio.sleep(draw.uniform(0.05, 0.7))
             dead = draw.randrange(len(producers))
             talking[dead].cancel()
@@ -81,6 +83,11 @@ async def _killed_again_and_again(server: ServerProcess, producers: Sequence[Pro
         await asyncio.gather(*talking, return_exceptions=True)
 
 
+async def _talking_again(producers: Sequence[Producer], received: Sequence[int]) -> bool:
+    """Whether a kill would hit anybody: a slow machine may take longer to connect again than a round lasts."""
+    return any(one.ledger.received > last for one, last in zip(producers, received, strict=True))
+
+
 def _kill_milvus_lite(server: ServerProcess) -> None:
     """Where there is one, and the system tells of it."""
     if sys.platform == "linux":
@@ -92,7 +99,8 @@ def _kill_milvus_lite(server: ServerProcess) -> None:
 async def _holds(server: ServerProcess, producers: Sequence[Producer], stored: Sequence[int]) -> None:
     """Whatever the dead server called stored is there at once: what was only received may come later."""
     names = dict.fromkeys(one.memory.name for one in producers if one.memory.name != LOSING)
-    async with memstream.connect(server.address) as client:  # the producers' may still wait to connect again
+    alone = [("grpc.use_local_subchannel_pool", 1)]  # the producers' connection may still wait to be made again
+    async with memstream.connect(server.address, options=alone) as client:
         kept = {name: set(await contents(client.memory(f"crash/{name}"))) for name in names}
     for producer, last in zip(producers, stored, strict=True):
         if producer.memory.name in kept:
