@@ -37,7 +37,7 @@ _GRACE_MAX_S = 30.0
 
 
 class ObserveStream:
-    """A producer's stream into one memory; made by `AgentMemory.observe`, opened by `async with`.
+    """A producer's stream into one memory; made by `Memory.observe`, opened by `async with`.
 
     Leaving the block normally flushes and closes; leaving it by an exception abandons the stream. A refused observation
     does not end the stream: it is in `rejected`, and awaiting what `send` returned raises why. `flush` does not raise

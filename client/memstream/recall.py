@@ -39,7 +39,7 @@ class _Question:
 
 
 class RecallStream:
-    """A stream of queries to one memory; made by `AgentMemory.recall`, opened by `async with`.
+    """A stream of queries to one memory; made by `Memory.recall`, opened by `async with`.
 
     Ask from as many tasks of one event loop as wanted; beyond what the server takes at once, queries wait their turn.
     """

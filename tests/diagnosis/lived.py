@@ -59,7 +59,7 @@ async def _busy(client: memstream.Client, path: str, profile: Profile) -> None:
     await memory.observe_batch([about(number) for number in range(7, 19)], producer="sam", first_sequence=1)
 
 
-async def _keyed(memory: memstream.AgentMemory) -> None:
+async def _keyed(memory: memstream.Memory) -> None:
     """Put, put again, forgotten until the grace has passed and they are erased."""
     for number in range(12):
         await memory.put_fragment(Observation(about(number), external_id=f"k{number}"))
@@ -81,5 +81,5 @@ async def _talked(client: memstream.Client) -> None:
     await client.conversation("lived/planned").save_plans([Plan(number=2, title="look"), Plan(number=7, title="tell")])
 
 
-async def _erased(memory: memstream.AgentMemory) -> bool:
+async def _erased(memory: memstream.Memory) -> bool:
     return not await fragments(memory, forgotten=True)

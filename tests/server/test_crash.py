@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import memstream
-from memstream import AgentMemory
+from memstream import Memory
 from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.server.listing import contents, indexed, observed_once
 from tests.server.producing import PATIENT, Producer, words
@@ -137,7 +137,7 @@ async def test_what_was_received_is_stored_after_a_kill_without_any_client(make_
         assert await observed_once(memory) == 500
 
 
-async def _all_stored(memory: AgentMemory) -> bool:
+async def _all_stored(memory: Memory) -> bool:
     return (await memory.stats()).backlog == 0
 
 

@@ -14,10 +14,10 @@ import pytest
 import memstream
 from memstream import (
     AckLevel,
-    AgentMemory,
     EventType,
     Fragment,
     FragmentKind,
+    Memory,
     MemoryKind,
     ModelUsage,
     ModelUse,
@@ -102,11 +102,11 @@ def using(make_server: MakeServer, fake: FakeOpenAI, **settings: str | float) ->
     return make_server(**(given | settings))
 
 
-async def insights(memory: AgentMemory) -> list[Fragment]:
+async def insights(memory: Memory) -> list[Fragment]:
     return [one for one in await fragments(memory) if one.kind is FragmentKind.INSIGHT]
 
 
-async def importances(memory: AgentMemory) -> dict[str, float]:
+async def importances(memory: Memory) -> dict[str, float]:
     return {one.content: round(one.importance, 6) for one in await fragments(memory)}
 
 
@@ -176,7 +176,7 @@ async def seen_more(fake: FakeOpenAI, count: int) -> bool:
     return len(fake.seen) > count
 
 
-async def all_stored(memory: AgentMemory) -> bool:
+async def all_stored(memory: Memory) -> bool:
     return (await memory.stats()).backlog == 0
 
 
@@ -293,7 +293,7 @@ async def test_reflection_begins_at_the_threshold_and_insights_bring_none_nearer
         assert llm.count("questions") == 2
 
 
-async def merged(memory: AgentMemory) -> bool:
+async def merged(memory: Memory) -> bool:
     return any(event.type is EventType.MERGED for event in await history(memory))
 
 
@@ -441,7 +441,7 @@ async def test_a_reflection_that_was_asked_for_survives_a_kill_and_is_kept_once(
         assert len(await insights(memory)) == 1
 
 
-async def all_rated(memory: AgentMemory, importance: float) -> bool:
+async def all_rated(memory: Memory, importance: float) -> bool:
     return set((await importances(memory)).values()) == {importance}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import memstream
-from memstream import AgentMemory, Cursor
+from memstream import Cursor, Memory
 from tests.cli.commands import run
 from tests.server.conftest import MakeServer, started
 from tests.server.listing import contents, history
@@ -21,7 +21,7 @@ SAVED, SAID = 4, 9
 """Lines in the backup, and lines said before the restore."""
 
 
-async def observed_and_restored(server: ServerProcess, memory: AgentMemory, file: Path) -> tuple[Cursor, Cursor]:
+async def observed_and_restored(server: ServerProcess, memory: Memory, file: Path) -> tuple[Cursor, Cursor]:
     """Says 9 lines, of which 4 are in the backup that is then restored; cursors of before and after the backup."""
     await memory.observe_batch(SOURCE[:SAVED], producer="joy", first_sequence=1)
     saved = (await history(memory))[-1].cursor

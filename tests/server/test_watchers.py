@@ -83,7 +83,7 @@ async def test_watchers_that_stop_reading_cost_little_and_lose_nothing(make_serv
     assert await stopped(server) == 0
 
 
-async def _observe(memory: memstream.AgentMemory, producer: str, count: int) -> None:
+async def _observe(memory: memstream.Memory, producer: str, count: int) -> None:
     async with memory.observe(producer) as stream:
         for number in range(count):
             await stream.send(f"{number} {CONTENT}")
@@ -185,7 +185,7 @@ async def test_a_watcher_left_behind_by_retention_gets_the_oldest_cursor(make_se
         assert seen == list(range(oldest.revision + 1, latest + 1))
 
 
-async def _refused(memory: memstream.AgentMemory, start: memstream.Cursor) -> memstream.CursorCompacted | None:
+async def _refused(memory: memstream.Memory, start: memstream.Cursor) -> memstream.CursorCompacted | None:
     try:
         async with memory.watch(start) as watch:
             await anext(watch)

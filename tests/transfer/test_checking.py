@@ -117,6 +117,11 @@ REFUSED: dict[str, tuple[Callable[[], list[bytes]], int, str]] = {
     "a kind nobody knows": (changed(1, kind="huge"), 2, "kind"),
     "enhancements in long-term": (changed(2, enhancements=[{"id": ulid(9), "text": ""}]), 3, "enhancements"),
     "a count that does not add up": (changed(3, enhancement_count=2), 4, "enhancement_count"),
+    "an enhancement that its parts do not say": (
+        changed(3, enhancements=[{"id": ulid(9), "text": "again", "structured": {"thought": "once"}}]),
+        4,
+        "enhancements",
+    ),
     "more repeats than hits": (changed(2, duplicate_count=1), 3, "duplicate_count"),
     "content that the parts do not say": (changed(6, content="it snows"), 7, "content"),
     "a vector without a model": (changed(2, vector=packed(1, 0, 0, 0)), 3, "vector"),

@@ -417,8 +417,8 @@ class Journal(Protocol):
 
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None: ...
 
-    async def list_memories(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
-        """Ascending by name, names greater than `after`."""
+    async def list_memories(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
+        """Ascending by name, names greater than `after` that begin with `prefix`."""
         ...
 
     async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
@@ -521,6 +521,10 @@ class Journal(Protocol):
         ...
 
     async def outbox_size(self) -> int: ...
+
+    async def outbox_last(self) -> int:
+        """Id of the newest entry; 0 when there is none."""
+        ...
 
     async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
         """(first, last) id of the entries of each of these memories that has any."""

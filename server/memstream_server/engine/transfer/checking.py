@@ -24,6 +24,7 @@ from memstream_server.engine.transfer.lines import (
     MemoryLine,
     MessageLine,
     PlanLine,
+    StructuredLine,
     decoded,
     policy_of,
     version_of,
@@ -220,6 +221,9 @@ class Checker:
             raise self._wrong("enhancements", f"are more than {ENHANCEMENTS_MAX}")
         if line.enhancement_count != len(line.enhancements) + line.duplicate_count:
             raise self._wrong("enhancement_count", "is not the sum of the enhancements and duplicate_count")
+        for one in line.enhancements:
+            if one.structured is not None and values_of(one.structured).text() != one.text:
+                raise self._wrong("enhancements", "have a text that is not that of the structured observation")
         memory.held[line.tier] += 1
         if memory.held[line.tier] > HELD_MAX[line.tier]:
             raise self._wrong("tier", f"{line.tier} holds more than {HELD_MAX[line.tier]}")
@@ -329,12 +333,12 @@ class Checker:
 
 def structured_text(line: FragmentLine) -> str:
     """What the content of a structured observation is."""
-    return "" if line.structured is None else values_of(line).text()
+    return "" if line.structured is None else values_of(line.structured).text()
 
 
-def values_of(line: FragmentLine) -> Structured:
-    """The structured observation of a line that has one."""
-    return Structured(**msgspec.structs.asdict(line.structured)) if line.structured is not None else Structured()
+def values_of(line: StructuredLine) -> Structured:
+    """The structured observation of its parts."""
+    return Structured(**msgspec.structs.asdict(line))
 
 
 __all__ = ["Checker", "Malformed", "Summary", "Terms", "structured_text", "values_of"]
