@@ -57,7 +57,7 @@ async def seen(journal: SqlJournal) -> object:
     held = [[one.fragment for one in image.short_term] for image in images]
     plain = [(image.record, image.rows, image.pending, image.producers, image.next_position) for image in images]
     besides = await talked(journal), await journal.operations.page("", "", "", 9), await journal.answer(_ANSWER.request)
-    return plain, held, events, await journal.outbox(9), await journal.jobs(9), besides
+    return besides, plain, held, events, await journal.outbox(9), await journal.jobs(9)
 
 
 async def talked(journal: SqlJournal) -> object:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import memstream
 from memstream import Memory
 
-PATIENT = memstream.Retry(first_s=60.0, later_s=120.0, delay_max_s=0.3)
+PATIENT = memstream.Retry(first_s=60.0, later_s=600.0, delay_max_s=0.3)
 """Reconnects soon, and does not give up while a server is started again."""
 
 
