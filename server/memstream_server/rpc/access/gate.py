@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-RECHECK_S = 5.0
+RECHECK_S = 2.0
 _OPERATION_ID = re.compile(r"[0-9A-Za-z]{1,64}")
 _Context = grpc.aio.ServicerContext[Any, Any]
 OperationOf = Callable[[str], Awaitable["Operation"]]

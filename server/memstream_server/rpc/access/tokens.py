@@ -23,7 +23,7 @@ ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "E
 """Asymmetric ones alone: with a shared secret whoever verifies could also issue."""
 REFRESH_S = 300.0
 """Keys of a URL are asked for again after this; the ones there serve meanwhile."""
-PAUSE_S = 10.0
+PAUSE_S = 3.0
 """How long after asking a URL it is asked again for a key that is not among those it gave."""
 FETCH_S = 5.0
 LEEWAY_S = 30.0
