@@ -117,8 +117,9 @@ def build_server(
     access: Access | None = None,
 ) -> RpcServer:
     """As `create_server`, from its parts; without conversations their service is refused."""
+    guard = Guard(drain, limits.streams_max, limits.calls_in_flight_max, metrics)
     gate = None if access is None else access.gate(lambda id: engine.operations.get(id))
-    interceptors = (Guard(drain, limits.streams_max, metrics), *(() if gate is None else (gate,)))
+    interceptors = (guard,) if gate is None else (guard, gate)
     server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
     info = ServerService(engine, limits)
     talk = object() if conversations is None else ConversationService(conversations, limits, drain)
