@@ -283,6 +283,30 @@ async def test_a_revoked_key_is_refused_and_ends_its_streams(guarded: Guarded) -
             await observe_after(made.id)
 
 
+async def test_a_stream_whose_token_is_no_longer_good_goes_on_with_the_token_of_now(guarded: Guarded) -> None:
+    (former, first), (_, second) = keys.create(guarded.keys_file, "alice"), keys.create(guarded.keys_file, "alice")
+    current, asked = [first], []
+
+    def token() -> str:
+        asked.append(current[0])
+        return current[0]
+
+    async with memstream.connect(guarded.server.address, token=token) as client:
+        await until(lambda: _reads(client))
+        joy = await client.create_memory("a/renewed", exist_ok=True)
+        async with joy.observe(producer="p") as stream:
+            await stream.send("one")
+            current[0] = second
+            keys.revoke(guarded.keys_file, former.id)
+
+            async def sends_on() -> bool:
+                await stream.send("more")
+                return second in asked
+
+            await until(sends_on)
+            await (await stream.send("by the second"))
+
+
 async def _reads(client: memstream.Client) -> bool:
     try:
         _ = [each async for each in client.list_memories("a")]
