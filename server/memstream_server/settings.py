@@ -161,6 +161,13 @@ class Settings(BaseSettings):
         SecretStr(""), "shared by the servers of one database: by it they tell each other who calls; 32 characters"
     )
 
+    caller_streams_max: int = _setting(
+        0, "streams one principal may have open at once; 0 is no limit", "streams", 0, 1_000_000
+    )
+    caller_calls_max: int = _setting(
+        0, "calls of one answer that one principal may have under way at once; 0 is no limit", "calls", 0, 1_000_000
+    )
+
     # ---- the vector index
     milvus_uri: str = _setting("", "Milvus or Zilliz to use; empty runs Milvus Lite in the data directory")
     milvus_token: SecretStr = _setting(SecretStr(""), "token of that Milvus, as user:password or an API key")

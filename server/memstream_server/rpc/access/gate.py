@@ -21,6 +21,7 @@ import grpc.aio
 import structlog
 
 from memstream_server.engine.errors import OperationNotFound, ProtocolViolation
+from memstream_server.rpc.access.admission import Admission
 from memstream_server.rpc.access.caller import CALLER, Caller, Verb
 from memstream_server.rpc.access.files import Watched
 from memstream_server.rpc.access.identities import Identities, Metadata
@@ -43,8 +44,15 @@ OperationOf = Callable[[str], Awaitable["Operation"]]
 class Gate(grpc.aio.ServerInterceptor):
     """To stand behind the interceptor that makes statuses of errors, and before every handler."""
 
-    def __init__(self, identities: Identities, policy: Watched[AccessPolicy], operation_of: OperationOf) -> None:
+    def __init__(
+        self,
+        identities: Identities,
+        policy: Watched[AccessPolicy],
+        operation_of: OperationOf,
+        admission: Admission,
+    ) -> None:
         """`operation_of` raises OperationNotFound."""
+        self.admission = admission
         self.identities = identities
         self.policy = policy
         self.operation_of = operation_of
@@ -87,7 +95,9 @@ class Visit:
         """Wraps a handler of one answer."""
 
         async def answer(request: Any, context: _Context) -> Any:
-            return await behaviour(await self._enter(request, context), context)
+            admitted = await self._enter(request, context)
+            with self._gate.admission.admitted(self._caller.principal, "calls"):
+                return await behaviour(admitted, context)
 
         return answer
 
@@ -98,10 +108,11 @@ class Visit:
 
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
             admitted = await self._enter(request, context)
-            async with aclosing(behaviour(admitted, context)) as answers:
-                async for answer in answers:
-                    await self.still(context)
-                    yield answer
+            with self._gate.admission.admitted(self._caller.principal, "streams"):
+                async with aclosing(behaviour(admitted, context)) as answers:
+                    async for answer in answers:
+                        await self.still(context)
+                        yield answer
 
         return stream
 

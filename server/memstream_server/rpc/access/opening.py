@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import grpc
 
+from memstream_server.rpc.access.admission import Admission
 from memstream_server.rpc.access.files import AccessError, Watched
 from memstream_server.rpc.access.gate import Gate, OperationOf
 from memstream_server.rpc.access.identities import Identities
@@ -30,12 +31,13 @@ class Access:
     """Of the port; None: plain text."""
     identities: Identities | None = None
     policy: Watched[AccessPolicy] | None = None
+    admission: Admission = field(default_factory=Admission)
 
     def gate(self, operation_of: OperationOf) -> Gate | None:
         """None where everybody may do everything."""
         if self.identities is None or self.policy is None:
             return None
-        return Gate(self.identities, self.policy, operation_of)
+        return Gate(self.identities, self.policy, operation_of, self.admission)
 
 
 def open_access(settings: Settings) -> Access:
@@ -55,7 +57,9 @@ def open_access(settings: Settings) -> Access:
         proxies=TrustedProxies(settings.trusted_proxies),
         peers=peers,
     )
-    return Access(peers, credentials, identities, Watched(settings.access_policy_file, parse_policy))
+    policy = Watched(settings.access_policy_file, parse_policy)
+    admission = Admission(settings.caller_streams_max, settings.caller_calls_max)
+    return Access(peers, credentials, identities, policy, admission)
 
 
 def _tls(settings: Settings) -> TlsFiles | None:
