@@ -119,15 +119,10 @@ def test_the_command_line_makes_lists_and_revokes_keys(tmp_path: Path) -> None:
     shown = run("keys", "create", "sad", "--file", file)
     assert shown.stdout.startswith("msk_")
     assert shown.stdout.strip() not in shown.stderr
-    listed = run("keys", "list", "--file", file)
-    assert "joy" in listed.stdout
-    assert "sad" in listed.stdout
-    assert made["key"].rpartition("_")[2] not in listed.stdout
     assert run("keys", "revoke", made["id"], "--file", file).returncode == 0
-    assert run("keys", "revoke", made["id"], "--file", file).returncode == 1
-    assert [json.loads(line)["name"] for line in run("keys", "list", "--file", file, "--json").stdout.splitlines()] == [
-        "sad"
-    ]
+    listed = run("keys", "list", "--file", file, "--json").stdout
+    assert [json.loads(line)["name"] for line in listed.splitlines()] == ["sad"]
+    assert shown.stdout.strip().rpartition("_")[2] not in listed
 
 
 @pytest.mark.parametrize(
