@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from memstream.backoff import Backoff, Retry
-from memstream.channel import ChannelSettings, Link, Tls, memory_path, new_request_id, pages
+from memstream.channel import ChannelSettings, Link, Tls, Token, memory_path, new_request_id, pages
 from memstream.codec import kind_to_wire
 from memstream.conversations import Conversation
 from memstream.errors import MemstreamError
@@ -29,7 +29,7 @@ _LOOK_MIN_S, _LOOK_MAX_S = 0.05, 1.0
 def connect(
     target: str,
     *,
-    token: str | None = None,
+    token: Token | None = None,
     tls: Tls | None = None,
     timeout_s: float = 30.0,
     retry: Retry | None = None,
@@ -39,9 +39,11 @@ def connect(
 ) -> Client:
     """A client of the server at `target` ("host:port", or any gRPC name); use it with `async with`.
 
-    `token` is sent as a bearer token with every call; `tls` None is plain text; `timeout_s` bounds every unary call and
-    query that gives no limit of its own; `retry` says how long streams try to reconnect; `keepalive_s` is the time
-    after which a silent connection is probed (a server that is not told to allow it refuses less than five minutes);
+    `token` is sent as a bearer token with every call; a function is asked for it each time, and must not block: that is
+    for tokens that expire. `tls` None is plain text: whoever is on the way reads the token. `timeout_s` bounds every
+    unary call and query that gives no limit of its own; `retry` says how long streams try to reconnect; `keepalive_s`
+    is the time after which a silent connection is probed (a server that is not told to allow it refuses less than five
+    minutes);
     `receive_bytes_max` bounds one message of the server; `options` are further gRPC channel arguments and win.
     Nothing is sent yet. All clients of a process belong in one event loop, and a process that has one must not fork.
     """

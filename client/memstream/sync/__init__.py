@@ -19,7 +19,7 @@ from typing import Self
 
 import memstream.client
 from memstream.backoff import Retry
-from memstream.channel import Tls
+from memstream.channel import Tls, Token
 from memstream.policy import PolicyLike, Profile
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
 from memstream.sync.conversations import Conversation, ConversationWatch
@@ -46,7 +46,7 @@ __all__ = [
 def connect(
     target: str,
     *,
-    token: str | None = None,
+    token: Token | None = None,
     tls: Tls | None = None,
     timeout_s: float = 30.0,
     retry: Retry | None = None,

@@ -99,6 +99,18 @@ class WatcherStalled(EngineError):
     reason = "QUOTA_EXCEEDED"
 
 
+class Unauthenticated(EngineError):
+    """No identity, or one that is not accepted. Its text never repeats a credential."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(EngineError):
+    """The identity may not do this in that namespace."""
+
+    reason = "PERMISSION_DENIED"
+
+
 def status_of(error: EngineError) -> status_pb2.Status:
     """The google.rpc.Status of a refusal: its code, ErrorInfo, and BadRequest and RetryInfo where they apply."""
     retry_s = error.retry_after_s if error.retry_after_s is not None else RETRY_S.get(error.reason)
