@@ -7,11 +7,13 @@ import json
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message as ProtobufMessage
 from grpc.aio import StreamStreamCall, UnaryStreamCall
 
 from memstream.backoff import Retry
@@ -45,6 +47,18 @@ class Unary(Protocol[Request, Response]):
     def __call__(
         self, request: Request, /, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> Awaitable[Response]: ...
+
+
+class Tracing(Protocol):
+    """Makes calls part of the program's traces; `memstream.otel.Tracing` is one."""
+
+    def call(self, name: str) -> AbstractContextManager[None]:
+        """Around a unary call of this name."""
+        ...
+
+    def carried(self) -> Metadata:
+        """What goes along with a call or a stream that begins now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +107,7 @@ class ChannelSettings:
     keepalive_s: float
     receive_bytes_max: int
     options: Sequence[tuple[str, str | int]]
+    tracing: Tracing | None
 
 
 class Link:
@@ -120,7 +135,8 @@ class Link:
         """What a call sends: who calls, and for which memory, for consistent-hash routing."""
         self.check_open()
         # In metadata and not in call credentials, which nearly double the cost of a unary call.
-        return self._authorization if memory is None else (*self._authorization, ("memstream-memory", str(memory)))
+        said = self._authorization if memory is None else (*self._authorization, ("memstream-memory", str(memory)))
+        return said if self.settings.tracing is None else (*said, *self.settings.tracing.carried())
 
     async def call(
         self,
@@ -132,13 +148,19 @@ class Link:
         """Calls and waits; `timeout_s` None takes the client's."""
         limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
         try:
-            return await method(request, timeout=limit_s, metadata=self.metadata(memory))
+            with self._traced(request):
+                return await method(request, timeout=limit_s, metadata=self.metadata(memory))
         except (grpc.RpcError, grpc.aio.UsageError) as error:
             raise translate(error) from error
         except asyncio.CancelledError:
             if task_is_cancelled():
                 raise
             raise StreamClosed("the client was closed during the call") from None
+
+    def _traced(self, request: object) -> AbstractContextManager[None]:
+        if self.settings.tracing is None or not isinstance(request, ProtobufMessage):
+            return nullcontext()
+        return self.settings.tracing.call(request.DESCRIPTOR.name.removesuffix("Request"))
 
     async def close(self) -> None:
         """Ends every call."""

@@ -73,6 +73,11 @@ class Ownership:
         return self._processes is not None
 
     @property
+    def taken(self) -> int:
+        """How many memories this process has taken from those that share the journal."""
+        return len(self._epochs) if self.valid() else 0
+
+    @property
     def leads(self) -> bool:
         """Whether this process does what only one may do: bring vectors into the index, tend what nobody owns."""
         return self._leads and self.valid()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from memstream.v1 import (
@@ -17,9 +17,11 @@ from memstream.v1 import (
     server_service_pb2,
     stream_service_pb2,
 )
+from memstream_server.rpc.calls import Calls, Tracing
 from memstream_server.rpc.conversations import ConversationService
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.forwarding import Forwarding
+from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.interceptor import Guard
 from memstream_server.rpc.limits import Limits
@@ -30,7 +32,7 @@ from memstream_server.rpc.transfer import TransferringMemoryService
 
 if TYPE_CHECKING:
     from memstream_server.engine.conversations import Conversations
-    from memstream_server.engine.engine import Engine
+    from memstream_server.engine.engine import Engine, Serving
     from memstream_server.observability import Metrics
     from memstream_server.settings import Settings
 
@@ -46,16 +48,14 @@ class RpcServer:
     def __init__(
         self,
         server: grpc.aio.Server,
-        health_servicer: health.aio.HealthServicer,
+        health: Health,
         drain: Drain,
-        services: Sequence[str],
         forwarding: Forwarding | None = None,
     ) -> None:
         self._forwarding = forwarding
         self._server = server
-        self._health = health_servicer
+        self._health = health
         self._drain = drain
-        self._services = services
 
     async def start(self, listen: str) -> str:
         """Listens at host:port (port 0: any free one) or unix:/path; the address as bound. Raises OSError."""
@@ -63,8 +63,7 @@ class RpcServer:
             port = self._server.add_insecure_port(listen)
         except RuntimeError as error:
             raise OSError(f"cannot listen at {listen}: {error}") from error
-        for service in self._services:
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.start()
         await self._server.start()
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
@@ -76,21 +75,26 @@ class RpcServer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._drain.grace_s if grace_s is None else grace_s)
         self._drain.begin()
-        await self._health.enter_graceful_shutdown()
+        self._health.end()
         await self._drain.finished(max(0.0, deadline - loop.time()) + _STOP_S)
+        await self._health.close()
         await self._server.stop(min(_STOP_S, max(0.1, deadline - loop.time())))
         if self._forwarding is not None:
             await self._forwarding.close()
 
 
 def create_server(
-    engine: Engine, conversations: Conversations, settings: Settings, metrics: Metrics | None = None
+    engine: Engine,
+    conversations: Conversations,
+    settings: Settings,
+    metrics: Metrics | None = None,
+    tracing: Tracing | None = None,
 ) -> RpcServer:
     """A server of `engine` with the limits of `settings`, not yet listening. To be called in the running event loop."""
     drain = Drain(settings.drain_grace_s)
     engine.ownership.on_loss(lambda: drain.leave_memories("this server lost its lease on the memory"))
-    forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3)
-    return build_server(engine, Limits.of(settings), drain, metrics, conversations, forwarding)
+    forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3, tracing)
+    return build_server(engine, Limits.of(settings), drain, metrics, conversations, forwarding, tracing, engine.serving)
 
 
 def build_server(
@@ -100,9 +104,12 @@ def build_server(
     metrics: Metrics | None = None,
     conversations: Conversations | None = None,
     forwarding: Forwarding | None = None,
+    tracing: Tracing | None = None,
+    look: Callable[[], Awaitable[Serving]] | None = None,
 ) -> RpcServer:
     """As `create_server`, from its parts; without conversations their service is refused."""
-    server = grpc.aio.server(interceptors=(Guard(drain, limits.streams_max, metrics),), options=_options(limits))
+    interceptors = (Calls(metrics, tracing), Guard(drain, limits.streams_max, metrics))
+    server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
     info = ServerService(engine, limits)
     talk = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
@@ -116,10 +123,10 @@ def build_server(
     info.capabilities = capabilities(services)
     register(server, services, None if forwarding is None else forwarding.wrap)
     names = [service.full_name for service, _ in services]
-    servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return RpcServer(server, servicer, drain, names, forwarding)
+    health = Health(names, look)
+    health_pb2_grpc.add_HealthServicer_to_server(cast("Any", health), server)  # typed for threads
+    reflection.enable_server_reflection([*names, SERVICE, reflection.SERVICE_NAME], server)
+    return RpcServer(server, health, drain, forwarding)
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:
