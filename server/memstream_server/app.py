@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -512,8 +513,8 @@ class EngineMetrics:
         self._metrics.commit_seconds.observe(seconds)
 
     def events(self, recorded: Recorded) -> None:
-        for event in recorded.events:
-            self._metrics.transitions.labels(event.type.value).inc()
+        for type_, times in Counter(event.type for event in recorded.events).items():
+            self._metrics.transitions.labels(type_.value).inc(times)
 
     def recalled(self, seconds: float, degraded: bool) -> None:
         self._metrics.recall_seconds.observe(seconds)

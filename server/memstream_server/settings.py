@@ -234,6 +234,16 @@ class Settings(BaseSettings):
     window_bytes: int = _setting(16_777_216, "bytes of content likewise", "bytes", 65_536, 1_073_741_824)
     streams_max: int = _setting(4_096, "streams open at once", "streams", 1, 1_000_000)
     recall_in_flight_max: int = _setting(64, "queries under way on one Recall stream", "queries", 1, 10_000)
+    calls_in_flight_max: int = _setting(
+        1_024, "calls of one answer under way at once, of all clients together", "calls", 1, 1_000_000
+    )
+    watch_stalled_max_s: float = _setting(
+        600.0,
+        "how long a watcher may leave events unread before its stream ends, to be resumed",
+        "seconds",
+        0.1,
+        86_400,
+    )
     drain_grace_s: float = _setting(10.0, "how long streams may finish after SIGTERM", "seconds", 0, 600)
 
     # ---- memory of the process
@@ -270,7 +280,6 @@ class Settings(BaseSettings):
     access_flush_interval_s: float = _setting(
         5.0, "how often access times and counts are written", "seconds", 0.05, 3_600
     )
-    request_retention_s: int = _setting(86_400, "how long the answer to a request_id is kept", "seconds", 60, 2_592_000)
     maintenance_interval_s: float = _setting(
         60.0, "how often expired fragments and old answers are looked for", "seconds", 0.05, 86_400
     )

@@ -6,10 +6,14 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
+from memstream_server.engine import indexing
+from memstream_server.engine.dependencies import Dependencies
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.reconciling import reconcile
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
 from memstream_server.ports.index import Point
 from tests.engine.assembled import assembled
@@ -158,3 +162,31 @@ async def test_with_writes_that_never_stop_what_was_indexed_is_still_let_go(tmp_
         assert await parts.engine.observe_batch("test", "zoo", "", 0, [observation("a last one")], AckLevel.INDEXED)
         assert busy.said > said  # it went on all the while
         busy.engine = None
+
+
+async def test_what_is_on_its_way_is_not_taken_for_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_engine(tmp_path, index_flush_rows=100_000) as engine:
+        await filled(engine)
+    waiting: list[int] = []
+
+    async def looked(dependencies: Dependencies) -> int:
+        waiting.append(await dependencies.journal.outbox_size())
+        return await reconcile(dependencies)
+
+    monkeypatch.setattr(indexing, "reconcile", looked)
+    busy = BusyIndex()
+    async with assembled(tmp_path, index=busy, index_flush_interval_s=0.05) as parts:
+        busy.engine = parts.engine
+        await until(lambda: said(busy, 5))
+        assert not waiting
+        busy.engine = None
+        await until(lambda: begun(waiting))
+        assert waiting == [0]
+
+
+async def said(busy: BusyIndex, times: int) -> bool:
+    return busy.said >= times
+
+
+async def begun(waiting: list[int]) -> bool:
+    return bool(waiting)

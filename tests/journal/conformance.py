@@ -164,6 +164,14 @@ class JournalConformance:
         assert await journal.list_namespaces("comedy", 5) == [("drama", 3)]
         assert await journal.list_namespaces("", 1) == [("comedy", 1)]
 
+    async def test_memories_are_listed_by_the_beginning_of_their_name(self, journal: Journal) -> None:
+        for name in ("n.bob", "n.bob.x", "n.bob~2d", "n.boc", "n.Bob", "n"):
+            await journal.create_memory(record(f"e-{name}", name, "epos"), ())
+        listed = await journal.list_memories("epos", "", 9, "n.bob")
+        assert [one.name for one in listed] == ["n.bob", "n.bob.x", "n.bob~2d"]
+        assert [one.name for one in await journal.list_memories("epos", "n.bob", 1, "n.bob")] == ["n.bob.x"]
+        assert await journal.list_memories("epos", "n.boc", 9, "n.bob") == []
+
     async def test_taking_ownership_raises_the_epoch_and_ends_the_older_owner(self, journal: Journal) -> None:
         assert (await journal.own("u1")).epoch == 2
         for write in (

@@ -252,7 +252,7 @@ class Indexer:
             self._settles(await self._following.look())  # what another process brought in before
         self.degraded = ""
         self._rebuilt = dropped
-        if not self._reconciled:
+        if not self._reconciled and not await self._dependencies.journal.outbox_size():
             await self._reconcile()
 
     async def _follow(self, dropped: int) -> None:

@@ -88,7 +88,13 @@ class PageTokenInvalid(EngineError):
 
 
 class QuotaExceeded(EngineError):
-    """More streams are open than the server allows."""
+    """More streams are open, or more calls under way, than the server allows."""
+
+    reason = "QUOTA_EXCEEDED"
+
+
+class WatcherStalled(EngineError):
+    """A watcher left events unread for too long."""
 
     reason = "QUOTA_EXCEEDED"
 

@@ -62,8 +62,9 @@ class MemoryService(FragmentMethods):
         found = Violations()
         namespace = validation.name(found, "namespace", request.namespace, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
+        prefix = request.name_prefix and validation.name(found, "name_prefix", request.name_prefix, self._limits)
         found.check()
-        records = await self._engine.memories.page(namespace, page_tokens.read(request), size + 1)
+        records = await self._engine.memories.page(namespace, page_tokens.read(request), size + 1, prefix)
         return pb.ListMemoriesResponse(
             memories=[policies.memory_message(record) for record in records[:size]],
             next_page_token=page_tokens.make(request, records[size - 1].name) if len(records) > size else "",

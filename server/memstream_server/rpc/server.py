@@ -108,8 +108,8 @@ def build_server(
     look: Callable[[], Awaitable[Serving]] | None = None,
 ) -> RpcServer:
     """As `create_server`, from its parts; without conversations their service is refused."""
-    interceptors = (Calls(metrics, tracing), Guard(drain, limits.streams_max, metrics))
-    server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
+    guard = Guard(drain, limits.streams_max, limits.calls_in_flight_max, metrics)
+    server = grpc.aio.server(interceptors=(Calls(metrics, tracing), guard), options=_options(limits))
     info = ServerService(engine, limits)
     talk = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)

@@ -169,8 +169,8 @@ class SqlJournal:
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None:
         return await self._read(reads.get_memory, namespace, name)
 
-    async def list_memories(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
-        return await self._read(reads.list_memories, namespace, after, limit)
+    async def list_memories(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
+        return await self._read(reads.list_memories, namespace, after, limit, prefix)
 
     async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
         return await self._read(reads.all_memories, after, limit)
