@@ -95,7 +95,14 @@ class Talk:
             memory = await self._client.create_memory(f"talk-{uuid.uuid4().hex[:8]}/m{number}")
             self.memories.append(memory)
             self.producers += [
-                Producer(memory, f"{memory.name}-{n}", random.Random(self._draw.random())) for n in range(producers)
+                Producer(
+                    memory,
+                    f"{memory.name}-{n}",
+                    random.Random(self._draw.random()),
+                    burst_max=10,
+                    pause_max_s=0.3,
+                )
+                for n in range(producers)
             ]
         self._tasks = [asyncio.create_task(one.run()) for one in self.producers]
         self._tasks += [asyncio.create_task(self._call(memory)) for memory in self.memories]
@@ -148,7 +155,7 @@ class Talk:
                 self.calls += 2
             except memstream.MemstreamError as error:
                 self.failed.append(f"{memory.name}, call {number}: {error!r}")
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
 
     async def _ask(self, memory: memstream.AgentMemory) -> None:
         """Queries of a stream."""
@@ -159,4 +166,4 @@ class Talk:
                     self.calls += 1
                 except memstream.MemstreamError as error:
                     self.failed.append(f"{memory.name}, query: {error!r}")
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)

@@ -29,6 +29,9 @@ pytestmark = pytest.mark.toolchain
 
 SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
 
+GRACE: dict[str, str | float] = {"drain_grace_s": 10.0}
+"""What calls get to end in, as it is where nobody sets it."""
+
 
 @pytest.fixture(scope="session")
 def envoy_program() -> Path:
@@ -78,7 +81,7 @@ async def rolled(servers: Sequence[ServerProcess], talk: Talk, envoy: Envoy | No
 
 async def test_a_rolling_restart_loses_nothing_and_fails_no_call(fleet: Fleet) -> None:
     """Without a mesh: the client itself goes round the servers."""
-    servers = await fleet.start(3)
+    servers = await fleet.start(3, **GRACE)
     target = "ipv4:" + ",".join(server.address for server in servers)
     options = [("grpc.lb_policy_name", "round_robin")]
     async with memstream.connect(target, retry=PATIENT, options=options) as client:
@@ -122,7 +125,7 @@ def _answered(metrics: str, rpc: str) -> int:
 async def test_streams_resume_and_the_ledger_stays_exact(
     fleet: Fleet, envoy_program: Path, tmp_path: Path, what: str
 ) -> None:
-    servers = await fleet.start(3, **(SHORT if what == "paused" else {}))
+    servers = await fleet.start(3, **GRACE, **(SHORT if what == "paused" else {}))
     with mesh(envoy_program, tmp_path, servers) as envoy:
         await leads_to(envoy, servers)
         async with memstream.connect(envoy.address, retry=PATIENT) as client:
@@ -147,7 +150,7 @@ async def test_streams_resume_and_the_ledger_stays_exact(
             elif what == "rolling":
                 await rolled(servers, talk, envoy)
             else:
-                servers.append(await started(fleet.make()))
+                servers.append(await started(fleet.make(**GRACE)))
                 envoy.lead_to([server.address for server in servers])
                 await leads_to(envoy, servers)
             await talk.progress()

@@ -188,6 +188,7 @@ class Engine:
         await self._jobs.stop()
         await self._reinforcement.stop()
         await self._registry.close()
+        await self.ownership.release_all()  # before the index, which may take seconds: others wait for the memories
         await self._indexer.stop(grace_s)
         await self.ownership.stop()
 

@@ -231,6 +231,10 @@ class Ownership:
         except JournalError as error:
             log.info("not_released", memory=uid, error=str(error))
 
+    async def release_all(self) -> None:
+        """Others may have everything; the lease stays, for what is not a memory's."""
+        await asyncio.gather(*(self.release(uid) for uid in [*self._epochs]))
+
     # ---- other processes
     async def owner(self, namespace: str, name: str) -> Owner | None:
         """The other living process that owns the memory; None: this one may. Raises LeaseLost, JournalUnavailable."""

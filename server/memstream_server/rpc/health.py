@@ -38,7 +38,7 @@ class Health:
         self._look = look
         self._serving = dict.fromkeys((*services, JOURNAL, INDEX, WHOLE), False)
         self._changed = asyncio.Event()
-        self._ended = False
+        self._ended = self._closed = False
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -56,7 +56,9 @@ class Health:
         self._ended = True
 
     async def close(self) -> None:
-        """No more looking."""
+        """No more looking, and no more telling: watches end."""
+        self._closed = True
+        self._changed.set()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -76,6 +78,8 @@ class Health:
             if status != said:
                 said = status
                 yield status
+            elif self._closed:
+                return  # else it would hold up the end of the server, which waits for calls
             else:
                 await changed.wait()
 

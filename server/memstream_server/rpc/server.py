@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _METADATA_BYTES_MAX = 32_768
 _KEEPALIVE_S = 60
 _STOP_S = 1.0
-"""What calls still running get once the streams have ended, where the grace leaves no more."""
+"""What calls still running get at least, once the streams have ended; else they get what is left of the grace."""
 
 
 class RpcServer:
@@ -78,7 +78,7 @@ class RpcServer:
         self._health.end()
         await self._drain.finished(max(0.0, deadline - loop.time()) + _STOP_S)
         await self._health.close()
-        await self._server.stop(min(_STOP_S, max(0.1, deadline - loop.time())))
+        await self._server.stop(max(_STOP_S, deadline - loop.time()))
         if self._forwarding is not None:
             await self._forwarding.close()
 
