@@ -7,12 +7,14 @@ import json
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message as ProtobufMessage
 from grpc.aio import StreamStreamCall, UnaryStreamCall
 
 from memstream.backoff import Retry
@@ -48,6 +50,18 @@ class Unary(Protocol[Request, Response]):
     def __call__(
         self, request: Request, /, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> Awaitable[Response]: ...
+
+
+class Tracing(Protocol):
+    """Makes calls part of the program's traces; `memstream.otel.Tracing` is one."""
+
+    def call(self, name: str) -> AbstractContextManager[None]:
+        """Around a unary call of this name."""
+        ...
+
+    def carried(self) -> Metadata:
+        """What goes along with a call or a stream that begins now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +124,7 @@ class ChannelSettings:
     keepalive_s: float
     receive_bytes_max: int
     options: Sequence[tuple[str, str | int]]
+    tracing: Tracing | None
 
 
 class Link:
@@ -135,8 +150,10 @@ class Link:
         self.check_open()
         # In metadata and not in call credentials, which nearly double the cost of a unary call.
         token = self.settings.token() if callable(self.settings.token) else self.settings.token
-        authorization: Metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-        return authorization if memory is None else (*authorization, ("memstream-memory", str(memory)))
+        said: Metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        if memory is not None:
+            said = (*said, ("memstream-memory", str(memory)))
+        return said if self.settings.tracing is None else (*said, *self.settings.tracing.carried())
 
     async def call(
         self,
@@ -148,13 +165,19 @@ class Link:
         """Calls and waits; `timeout_s` None takes the client's."""
         limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
         try:
-            return await method(request, timeout=limit_s, metadata=self.metadata(memory))
+            with self._traced(request):
+                return await method(request, timeout=limit_s, metadata=self.metadata(memory))
         except (grpc.RpcError, grpc.aio.UsageError) as error:
             raise translate(error) from error
         except asyncio.CancelledError:
             if task_is_cancelled():
                 raise
             raise StreamClosed("the client was closed during the call") from None
+
+    def _traced(self, request: object) -> AbstractContextManager[None]:
+        if self.settings.tracing is None or not isinstance(request, ProtobufMessage):
+            return nullcontext()
+        return self.settings.tracing.call(request.DESCRIPTOR.name.removesuffix("Request"))
 
     async def close(self) -> None:
         """Ends every call."""

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from memstream.backoff import Backoff, Retry
-from memstream.channel import ChannelSettings, Link, Tls, Token, memory_path, new_request_id, pages
+from memstream.channel import ChannelSettings, Link, Tls, Token, Tracing, memory_path, new_request_id, pages
 from memstream.codec import kind_to_wire
 from memstream.conversations import Conversation
 from memstream.errors import MemstreamError
@@ -36,6 +36,7 @@ def connect(
     keepalive_s: float = 60.0,
     receive_bytes_max: int = 64 << 20,
     options: Sequence[tuple[str, str | int]] = (),
+    tracing: Tracing | None = None,
 ) -> Client:
     """A client of the server at `target` ("host:port", or any gRPC name); use it with `async with`.
 
@@ -43,8 +44,8 @@ def connect(
     for tokens that expire. `tls` None is plain text: whoever is on the way reads the token. `timeout_s` bounds every
     unary call and query that gives no limit of its own; `retry` says how long streams try to reconnect; `keepalive_s`
     is the time after which a silent connection is probed (a server that is not told to allow it refuses less than five
-    minutes);
-    `receive_bytes_max` bounds one message of the server; `options` are further gRPC channel arguments and win.
+    minutes); `receive_bytes_max` bounds one message of the server; `options` are further gRPC channel arguments and
+    win; `tracing` makes calls part of your traces (`memstream.otel.Tracing()`).
     Nothing is sent yet. All clients of a process belong in one event loop, and a process that has one must not fork.
     """
     return Client(
@@ -57,6 +58,7 @@ def connect(
             keepalive_s=keepalive_s,
             receive_bytes_max=receive_bytes_max,
             options=options,
+            tracing=tracing,
         )
     )
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +33,14 @@ from memstream_server.engine.transfer.transfers import TransferSettings
 from memstream_server.engine.turns import Turns
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.index import VectorIndex
-from memstream_server.ports.journal import Commit, Conflict, Recorded, Space
+from memstream_server.ports.journal import Commit, Conflict, Journal, JournalError, Recorded, Space
 from memstream_server.ports.models import Embedder, EmbeddingModel, Insights, ModelUnavailable, Scorer, Spent
 from memstream_server.settings import EmbeddingKind, Settings
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal import SqlJournal
     from memstream_server.engine.actor import Actor
+    from memstream_server.tracing import OpenTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,8 @@ an observation makes a hundred containers and hardly a cycle."""
 INDEX_GRACE_S = 5.0
 """How long a stop may spend on bringing waiting rows into the index; what is left stays in the outbox."""
 
+OUTBOX_LOOK_S = 10.0
+"""How often the rows waiting for the index are counted."""
 OPENAI_URL = "https://api.openai.com/v1"
 """Where models are asked if no other base URL is set."""
 SPACE_NOTICE_S = 30.0
@@ -162,7 +165,10 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
             reserve_bytes=settings.disk_free_min_bytes,
         )
         stack.push_async_callback(journal.close)
-        used = models or _with_llm(_models(settings), settings, metrics)
+        tracing = _tracing(settings)
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        used = models or _with_llm(_models(settings, metrics), settings, metrics)
         stack.push_async_callback(used.embedder.close)
         if used.next is not None:
             stack.push_async_callback(used.next.embedder.close)
@@ -171,7 +177,7 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         used, space, embedding = await _in_force(journal, used, settings)
         index = await _index(settings)
         stack.push_async_callback(index.close)
-        dependencies = _dependencies(settings, journal, index, used, embedding, metrics, clock)
+        dependencies = _dependencies(settings, journal, index, used, embedding, metrics, clock, tracing)
         engine = Engine(
             dependencies,
             space,
@@ -183,13 +189,13 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         await engine.start()
         stack.push_async_callback(engine.stop, INDEX_GRACE_S)
         conversations = Conversations(journal.conversations, journal, clock, dependencies.quiet_s)
-        server = create_server(engine, conversations, settings, metrics, access)
+        server = create_server(engine, conversations, settings, metrics, access, tracing)
         address = await server.start(settings.listen, access.credentials)
         await engine.ownership.announce(settings.advertise or address)
         if settings.milvus_uri and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
             log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
         stack.push_async_callback(server.stop, settings.drain_grace_s)
-        for watching in (watch_loop(metrics), _watch_engine(engine, metrics)):
+        for watching in (watch_loop(metrics), _watch_engine(engine, metrics), _watch_outbox(journal, metrics)):
             stack.callback(asyncio.create_task(watching).cancel)
         if settings.port_file is not None:
             await asyncio.to_thread(_write_port, settings.port_file, address)
@@ -207,8 +213,29 @@ async def _watch_engine(engine: Engine, metrics: Metrics) -> None:
         metrics.watchers.set(held.watchers)
         metrics.active_memories.set(held.memories)
         metrics.active_bytes.set(held.size_bytes)
+        metrics.owned_memories.set(held.owned)
         metrics.index_up.set(not engine.info().degraded)
         await asyncio.sleep(1.0)
+
+
+async def _watch_outbox(journal: SqlJournal, metrics: Metrics) -> None:
+    """What waits for the index, also while nobody brings it there."""
+    while True:
+        with contextlib.suppress(JournalError):  # health says that it does not answer
+            metrics.outbox_depth.set(await journal.outbox_size())
+        await asyncio.sleep(OUTBOX_LOOK_S)
+
+
+def _tracing(settings: Settings) -> OpenTelemetry | None:
+    if not settings.otlp_endpoint:
+        return None
+    try:
+        from memstream_server.tracing import OpenTelemetry
+    except ImportError as error:
+        raise StartError(f"otlp_endpoint is set: pip install 'memstream[otel]' ({error})") from error
+    from memstream_server.rpc.info import server_version
+
+    return OpenTelemetry(settings.otlp_endpoint, settings.trace_ratio, server_version())
 
 
 def _write_port(file: Path, address: str) -> None:
@@ -218,7 +245,8 @@ def _write_port(file: Path, address: str) -> None:
     part.replace(file)
 
 
-def _models(settings: Settings) -> Models:
+def _models(settings: Settings, metrics: Metrics | None = None) -> Models:
+    spent = None if metrics is None else metrics.model_tokens.labels("embedder", "prompt").inc
     embedder = _embedder(
         settings,
         settings.embedding,
@@ -226,6 +254,7 @@ def _models(settings: Settings) -> Models:
         settings.embedding_model,
         settings.embedding_base_url,
         settings.embedding_api_key,
+        spent,
     )
     if settings.next_embedding is None:
         return Models(embedder)
@@ -236,13 +265,20 @@ def _models(settings: Settings) -> Models:
         settings.next_embedding_model,
         settings.next_embedding_base_url,
         settings.next_embedding_api_key,
+        spent,
     )
     asked = settings.next_embedding is EmbeddingKind.OPENAI
     return Models(embedder, next=Candidate(following, settings.next_embedding_model if asked else ""))
 
 
 def _embedder(
-    settings: Settings, kind: EmbeddingKind, directory: Path | None, model: str, base_url: str, api_key: SecretStr
+    settings: Settings,
+    kind: EmbeddingKind,
+    directory: Path | None,
+    model: str,
+    base_url: str,
+    api_key: SecretStr,
+    spent: Callable[[float], None] | None,
 ) -> Embedder:
     from memstream_server.adapters.models.hashing import HashingEmbedder
 
@@ -271,7 +307,8 @@ def _embedder(
                 attempts=settings.embedding_retries + 1,
                 deadline_s=settings.embedding_timeout_s * (settings.embedding_retries + 1),
             ),
-        )
+        ),
+        spent=spent,
     )
 
 
@@ -374,6 +411,7 @@ def _dependencies(
     embedding: EmbeddingModel,
     metrics: Metrics,
     clock: Clock,
+    tracing: OpenTelemetry | None = None,
 ) -> Dependencies:
     from memstream_server.adapters.models.analyzer import SnowballAnalyzer
     from memstream_server.rpc.errors import failure_of
@@ -391,16 +429,25 @@ def _dependencies(
         space_notice_s=SPACE_NOTICE_S if settings.journal_url.get_secret_value() else 0.0,
     )
     analyzer, counted = SnowballAnalyzer(), EngineMetrics(metrics)
-    embedder, turns = MeasuredEmbedder(models.embedder, metrics), Turns()
+    seen, stored = models, cast("Journal", journal)
+    if tracing is not None:
+        stored, index = tracing.traced(stored, "journal", always=False), tracing.traced(index, "index")
+        seen = replace(
+            models,
+            embedder=tracing.traced(models.embedder, "embedder"),
+            scorer=models.scorer and tracing.traced(models.scorer, "scorer"),
+            insights=models.insights and tracing.traced(models.insights, "insights"),
+        )
+    embedder, turns = MeasuredEmbedder(seen.embedder, metrics), Turns()
     following = models.next and replace(models.next, embedder=MeasuredEmbedder(models.next.embedder, metrics))
     embeddings = Embeddings(Embedding(embedding, embedder), candidate=following)
     return Dependencies(
-        journal=journal,
+        journal=stored,
         index=index,
         analyzer=analyzer,
         embeddings=embeddings,
-        gatherer=Gatherer(analyzer, embeddings, models.scorer, limits, turns),
-        insights=models.insights,
+        gatherer=Gatherer(analyzer, embeddings, seen.scorer, limits, turns),
+        insights=seen.insights,
         clock=clock,
         ids=Ids(clock),
         limits=limits,
@@ -480,6 +527,9 @@ class EngineMetrics:
     def recalled(self, seconds: float, degraded: bool) -> None:
         self._metrics.recall_seconds.observe(seconds)
         self._metrics.recalls.labels("degraded" if degraded else "ok").inc()
+
+    def indexed(self, seconds: float) -> None:
+        self._metrics.indexed_seconds.observe(seconds)
 
     def outbox(self, depth: int) -> None:
         self._metrics.outbox_depth.set(depth)

@@ -80,6 +80,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.calls = self._counter("calls", "Calls that have ended, by rpc and status.", "rpc", "code")
+        self.call_seconds = self._histogram(
+            "call_seconds", "From a call's arrival to its end, by rpc; a stream's is its whole life.", "rpc"
+        )
         self.observations_received = self._counter("observations_received", "Observations made durable.")
         self.observations_stored = self._counter(
             "observations_stored", "Observations whose tier decision is committed."
@@ -93,6 +97,9 @@ class Metrics:
         )
         self.received_seconds = self._histogram("received_seconds", "From an observation's arrival to received.")
         self.stored_seconds = self._histogram("stored_seconds", "From an observation's arrival to stored.")
+        self.indexed_seconds = self._histogram(
+            "indexed_seconds", "From stored to indexed: of each round into the vector index, what waited longest."
+        )
         self.recall_seconds = self._histogram("recall_seconds", "From a query's arrival to its answer.")
         self.commit_seconds = self._histogram("commit_seconds", "One transaction of the journal, its group included.")
         self.model_seconds = self._histogram("model_seconds", "One call of the embedding model.")
@@ -104,7 +111,7 @@ class Metrics:
         )
         self.model_tokens = self._counter(
             "model_tokens",
-            "Tokens the LLM's endpoint says it took, by role and kind: prompt, completion.",
+            "Tokens an endpoint says it took, by role (scorer, insights, embedder) and kind: prompt, completion.",
             "role",
             "kind",
         )
@@ -114,11 +121,15 @@ class Metrics:
         self.watchers = self._gauge("watchers", "Watches of memories.")
         self.tasks = self._gauge("tasks", "Tasks of the event loop.")
         self.active_memories = self._gauge("active_memories", "Memories held in RAM.")
+        self.owned_memories = self._gauge(
+            "owned_memories",
+            "Memories this server owns: taken, where several share a database; else those in RAM.",
+        )
         self.active_bytes = self._gauge("active_bytes", "Estimated bytes of the memories held in RAM.")
         self.backlog = self._gauge("backlog", "Observations received and not yet stored.")
         self.outbox_depth = self._gauge("outbox_depth", "Rows waiting for the vector index.")
         self.index_up = self._gauge("index_up", "1 while the vector index answers, else 0.")
-        self.loop_lag_seconds = self._gauge("loop_lag_seconds", "How late the event loop last woke.")
+        self.loop_lag_seconds = self._histogram("loop_lag_seconds", "How late the event loop woke, once a second.")
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(f"memstream_{name}", meaning, labels, registry=self.registry)
@@ -126,8 +137,8 @@ class Metrics:
     def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
         return Gauge(f"memstream_{name}", meaning, labels, registry=self.registry)
 
-    def _histogram(self, name: str, meaning: str) -> Histogram:
-        return Histogram(f"memstream_{name}", meaning, registry=self.registry, buckets=LATENCY_BUCKETS_S)
+    def _histogram(self, name: str, meaning: str, *labels: str) -> Histogram:
+        return Histogram(f"memstream_{name}", meaning, labels, registry=self.registry, buckets=LATENCY_BUCKETS_S)
 
 
 class MetricsEndpoint:
@@ -156,5 +167,5 @@ async def watch_loop(metrics: Metrics, interval_s: float = 1.0) -> None:
     while True:
         due = loop.time() + interval_s
         await asyncio.sleep(interval_s)
-        metrics.loop_lag_seconds.set(max(0.0, loop.time() - due))
+        metrics.loop_lag_seconds.observe(max(0.0, loop.time() - due))
         metrics.tasks.set(len(asyncio.all_tasks(loop)))

@@ -97,6 +97,15 @@ def _checked_journal_url(url: SecretStr) -> SecretStr:
 JournalUrl = Annotated[SecretStr, AfterValidator(_checked_journal_url)]
 
 
+def _checked_otlp_endpoint(url: str) -> str:
+    if url and not url.startswith(("http://", "https://")):
+        raise ValueError("must begin with http:// or https://")
+    return url
+
+
+OtlpEndpoint = Annotated[str, AfterValidator(_checked_otlp_endpoint)]
+
+
 def _setting(default: Any, meaning: str, unit: str = "", low: float | None = None, high: float | None = None) -> Any:
     return Field(default, description=meaning, ge=low, le=high, json_schema_extra={"unit": unit}, validate_default=True)
 
@@ -130,6 +139,10 @@ class Settings(BaseSettings):
         "", "address other servers of the same database reach this one at, host:port; empty is the bound address"
     )
     metrics_listen: MetricsListen = _setting("", "address of the Prometheus endpoint, host:port; empty is off")
+    otlp_endpoint: OtlpEndpoint = _setting(
+        "", "OTLP/gRPC receiver of traces, http://host:port or https:// (pip install memstream[otel]); empty is off"
+    )
+    trace_ratio: float = _setting(1.0, "share kept of the traces that begin here", "share", 0, 1)
     log_level: LogLevel = _setting(LogLevel.INFO, "least severe log line written")
     log_format: LogFormat = _setting(LogFormat.CONSOLE, "log lines for people or for machines")
 

@@ -35,18 +35,20 @@ class Producer:
     draw: random.Random
     ledger: Acknowledged = field(default_factory=Acknowledged)
     connections: int = 0
+    burst_max: int = 40
+    pause_max_s: float = 0.02
 
     async def run(self) -> None:
         """Begins where the server says it stands, as a restarted process does, and goes on until cancelled."""
         async with self.memory.observe(self.name, session=self.name) as stream:
             assert stream.received >= self.ledger.received
             while True:
-                for _ in range(self.draw.randint(1, 40)):
+                for _ in range(self.draw.randint(1, self.burst_max)):
                     await stream.send(words(self.name, stream.expected_sequence))
                     self._note(stream)
                 if self.draw.random() < 0.3:
                     await stream.flush()
-                await asyncio.sleep(self.draw.random() * 0.02)
+                await asyncio.sleep(self.draw.random() * self.pause_max_s)
                 self._note(stream)
 
     async def finish(self) -> None:

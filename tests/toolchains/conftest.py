@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.conftest import check_log
 from tests.toolchains import dbgpt
+from tests.toolchains.fleet import Fleet
 from tests.toolchains.milvus import MilvusServer
 from tests.toolchains.postgres import Cluster
 from tests.toolchains.programs import Absent
@@ -53,3 +55,13 @@ def dbgpt_python() -> Path:
         return dbgpt.python()
     except Absent as absent:
         pytest.skip(str(absent))
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, postgres: Cluster, milvus: MilvusServer) -> Iterator[Fleet]:
+    servers = Fleet(tmp_path, postgres, milvus)
+    yield servers
+    for server in servers.made:
+        server.kill()
+    for server in servers.made:
+        check_log(server)

@@ -8,8 +8,6 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,77 +20,19 @@ from google.protobuf.duration_pb2 import Duration
 import memstream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
-from tests.server.conftest import QUICK, check_log, restarted, started, stopped
+from tests.server.conftest import restarted, started, stopped
 from tests.server.listing import contents, indexed, observed_once
 from tests.server.producing import PATIENT, Producer, words
 from tests.support.fake_openai import FakeOpenAI
-from tests.support.server import ServerProcess, free_address
+from tests.support.server import ServerProcess
 from tests.support.waiting import until
 from tests.toolchains.cable import Cable
-from tests.toolchains.milvus import MilvusServer
-from tests.toolchains.postgres import Cluster
+from tests.toolchains.fleet import SHORT, Fleet, clients
 
 pytestmark = pytest.mark.toolchain
 
-LEASE: dict[str, str | float] = {"lease_s": 600.0, "lease_renew_s": 0.5}
-"""So long that it runs out on no machine: what moves a memory then is that its owner's lock is gone."""
-SHORT: dict[str, str | float] = {"lease_s": 3.0, "lease_renew_s": 0.5}
-
 ROUNDS = int(os.environ.get("MEMSTREAM_CRASH_ROUNDS", "4"))
 SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
-
-
-class Fleet:
-    """Servers on one database."""
-
-    def __init__(self, folder: Path, cluster: Cluster, milvus: MilvusServer) -> None:
-        self.cluster = cluster
-        self.url = cluster.database()
-        self.made: list[ServerProcess] = []
-        self._folder = folder
-        self._stores = {"journal_url": self.url, "milvus_uri": milvus.uri}
-
-    def make(self, **settings: str | float) -> ServerProcess:
-        """One more, not yet started; its address stays the same."""
-        chosen = QUICK | LEASE | self._stores | settings
-        self.made.append(ServerProcess(self._folder / f"data{len(self.made)}", free_address(), **chosen))
-        return self.made[-1]
-
-    async def start(self, count: int, **settings: str | float) -> list[ServerProcess]:
-        """So many at once."""
-        return list(await asyncio.gather(*(started(self.make(**settings)) for _ in range(count))))
-
-    def owner(self, name: str) -> str:
-        """Address of the server that owns a memory; empty when nobody does."""
-        rows = self.cluster.execute(
-            self.url, "SELECT p.address FROM memories m JOIN processes p ON p.number = m.owner WHERE m.name = %s", name
-        )
-        return str(rows[0][0]) if rows else ""
-
-    def epoch(self, name: str) -> int:
-        """How often the memory was taken."""
-        return int(self.cluster.execute(self.url, "SELECT epoch FROM memories WHERE name = %s", name)[0][0])
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, postgres: Cluster, milvus: MilvusServer) -> Iterator[Fleet]:
-    servers = Fleet(tmp_path, postgres, milvus)
-    yield servers
-    for server in servers.made:
-        server.kill()
-    for server in servers.made:
-        check_log(server)
-
-
-@asynccontextmanager
-async def clients(*servers: ServerProcess) -> AsyncIterator[list[memstream.Client]]:
-    """One client for each."""
-    made = [memstream.connect(server.address, retry=PATIENT) for server in servers]
-    try:
-        yield made
-    finally:
-        for client in made:
-            await client.close()
 
 
 # ---- starting

@@ -19,7 +19,7 @@ from typing import Self
 
 import memstream.client
 from memstream.backoff import Retry
-from memstream.channel import Tls, Token
+from memstream.channel import Tls, Token, Tracing
 from memstream.policy import PolicyLike, Profile
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
 from memstream.sync.conversations import Conversation, ConversationWatch
@@ -53,6 +53,7 @@ def connect(
     keepalive_s: float = 60.0,
     receive_bytes_max: int = 64 << 20,
     options: Sequence[tuple[str, str | int]] = (),
+    tracing: Tracing | None = None,
 ) -> Client:
     """A client of the server at `target`; use it with `with`. Arguments as of memstream.connect."""
     return Client(
@@ -65,6 +66,7 @@ def connect(
             keepalive_s=keepalive_s,
             receive_bytes_max=receive_bytes_max,
             options=options,
+            tracing=tracing,
         )
     )
 

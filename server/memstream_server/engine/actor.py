@@ -39,6 +39,7 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.intake import Batch, observations_in
+from memstream_server.engine.origin import Origin, here, nowhere, working_for
 from memstream_server.engine.receiving import STORAGE_RETRY_S, Receiving
 from memstream_server.engine.working_set import WorkingSet
 from memstream_server.ports.journal import (
@@ -65,6 +66,7 @@ class _Work:
 
     decide: Decide
     done: asyncio.Future[int]
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +74,11 @@ class _Prepared:
     batches: tuple[Batch, ...]
     gathered: tuple[Gathered, ...]
     account: Account
+
+    @property
+    def origin(self) -> Origin:
+        """Of the first, where they come from several calls."""
+        return self.batches[0].origin
 
 
 class Actor:
@@ -93,7 +100,9 @@ class Actor:
         self.receiving = Receiving(image, self, dependencies)
         """The way in; what it has received comes back by `store`."""
         self.receiving.resume(image.pending)
-        self._tasks = [asyncio.create_task(self._prepare_loop()), asyncio.create_task(self._decide_loop())]
+        self._tasks = [
+            asyncio.create_task(work, context=nowhere()) for work in (self._prepare_loop(), self._decide_loop())
+        ]
 
     # ---- what it is
     @property
@@ -139,7 +148,7 @@ class Actor:
         """
         self.raise_if_failed()
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._inbox.put_nowait(_Work(decide, done))
+        self._inbox.put_nowait(_Work(decide, done, here()))
         return await done
 
     async def _prepare_loop(self) -> None:
@@ -152,9 +161,10 @@ class Actor:
                 batches = self._next_group()
                 working = self.working
                 account = account_of(working.record)
-                gathered = await observations_in(
-                    batches, self._dependencies, working.record, account, working.embedding
-                )
+                with working_for(batches[0].origin):
+                    gathered = await observations_in(
+                        batches, self._dependencies, working.record, account, working.embedding
+                    )
                 self._inbox.put_nowait(_Prepared(batches, tuple(gathered), account))
         except Exception as error:
             log.exception("prepare_failed", memory=self.uid)
@@ -173,10 +183,11 @@ class Actor:
             while True:
                 item = self._held_back.popleft() if self._held_back else await self._inbox.get()
                 self._deciding = True
-                if isinstance(item, _Work):
-                    await self._work(item)
-                else:
-                    await self._store(item)
+                with working_for(item.origin):
+                    if isinstance(item, _Work):
+                        await self._work(item)
+                    else:
+                        await self._store(item)
                 self._deciding = False
         except (Conflict, OutcomeUnknown) as error:
             self.fail(JournalUnavailable(f"the memory is read again: {error}", retry_after_s=0.2))

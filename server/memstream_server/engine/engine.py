@@ -44,6 +44,8 @@ log = structlog.get_logger(__name__)
 
 __all__ = ["Engine", "Info", "ObserveSession"]
 
+JOURNAL_PATIENCE_S = 3.0
+"""How long the journal may take to answer before it is said not to serve."""
 BOUND_INTERVAL_S = 1.0
 """How often active memories, which grow, are held to their bounds."""
 
@@ -72,6 +74,18 @@ class Holdings:
     sessions: int
     producers: int
     watchers: int
+    owned: int
+    """Memories that no other server may change: where others share the journal, those taken; alone, those held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Which of the parts behind the engine serve now."""
+
+    journal: bool
+    """It answers, and where others share it this process's lease holds."""
+    index: bool
+    """It answers and holds all it should but for what is on its way."""
 
 
 class Engine:
@@ -116,6 +130,7 @@ class Engine:
         self.fragments = Fragments(dependencies, self._registry)
         self.transfers = Transfers(dependencies, self._registry, self.operations, self.memories.remove)
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
+        self._asking: asyncio.Task[int] | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._bounding: asyncio.Task[None] | None = None
         dependencies.committed = self._committed
@@ -163,6 +178,9 @@ class Engine:
             await asyncio.gather(self._sweeping, return_exceptions=True)
         if self._bounding is not None:
             self._bounding.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
         await self.operations.stop()
         await self.reembedding.stop()
         await self.transfers.stop()
@@ -170,6 +188,7 @@ class Engine:
         await self._jobs.stop()
         await self._reinforcement.stop()
         await self._registry.close()
+        await self.ownership.release_all()  # before the index, which may take seconds: others wait for the memories
         await self._indexer.stop(grace_s)
         await self.ownership.stop()
 
@@ -188,6 +207,7 @@ class Engine:
             sessions=sum(actor.receiving.sessions for actor in actors),
             producers=sum(len(actor.receiving.producers()) for actor in actors),
             watchers=len(self._watchers),
+            owned=self.ownership.taken if self.ownership.shared else len(actors),
         )
 
     def info(self) -> Info:
@@ -202,6 +222,19 @@ class Engine:
             self._indexer.degraded,
             self._spent,
         )
+
+    async def serving(self) -> Serving:
+        """Ask the journal for something small, for a bounded time."""
+        return Serving(self.ownership.valid() and await self._journal_answers(), not self._indexer.degraded)
+
+    async def _journal_answers(self) -> bool:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._journal.outbox_last())
+        await asyncio.wait({self._asking}, timeout=JOURNAL_PATIENCE_S)
+        if not self._asking.done():
+            return False  # and no second question: each keeps one of the journal's few readers
+        asked, self._asking = self._asking, None
+        return asked.exception() is None
 
     async def maintain(self) -> None:
         """Forget, erase and prune what is due, now and not at the next interval."""

@@ -57,6 +57,8 @@ class Indexer:
         self._held: list[str] = []
         """Names of the spaces whose collections are open."""
         self._waiting = 0
+        self._since_s: float | None = None
+        """Since when the oldest of those that wait have waited; None where none does, or nobody here entered it."""
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
         self._open = False
@@ -98,6 +100,8 @@ class Indexer:
     def entered(self, rows: int) -> None:
         """Told after every commit, with the rows it entered into the outbox."""
         self._waiting += rows
+        if rows and self._since_s is None:
+            self._since_s = self._dependencies.clock.monotonic_s()
         self._wake.set()
         if self._waiting >= self._dependencies.limits.flush_rows:
             self._full.set()
@@ -297,6 +301,7 @@ class Indexer:
         self._wake.clear()
         self._full.clear()
         self._waiting = 0
+        since_s, began_s = self._since_s, dependencies.clock.monotonic_s()
         reached = [(state, state.stored) for actor in self._registry.actors() for state in actor.receiving.producers()]
         last = await dependencies.journal.outbox_last()  # with steady writes the outbox is never found empty
         while entries := await dependencies.journal.outbox(dependencies.limits.flush_rows):
@@ -310,6 +315,9 @@ class Indexer:
             if entries[-1][0].id >= last:
                 break  # what came meanwhile waits for its own time
         indexed(reached)
+        if since_s is not None:
+            dependencies.metrics.indexed(dependencies.clock.monotonic_s() - since_s)
+        self._since_s = began_s if self._waiting else None
 
     async def _write(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:
         # By both: an imported memory has the ids of the one that was exported.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memstream_server.core.values import Fragment, Tier, Vector
 from memstream_server.engine.gather import Gathered
+from memstream_server.engine.origin import Origin, here, nowhere
 from memstream_server.engine.requests import NewObservation, Refusal
 from memstream_server.ports.journal import Journal, MemoryRecord, Receipt, Rejection
 from memstream_server.ports.models import Account
@@ -28,6 +29,7 @@ class Batch:
     producer: ProducerState | None
     arrived_s: float | None = None
     """Monotonic time of its arrival; None for one that an earlier process received."""
+    origin: Origin = field(default_factory=nowhere)
 
     @property
     def count(self) -> int:
@@ -74,7 +76,7 @@ def batch_of(
         model=dependencies.embedding.name,
         position=position,
     )
-    return Batch(receipt, state, dependencies.clock.monotonic_s())
+    return Batch(receipt, state, dependencies.clock.monotonic_s(), here())
 
 
 def fragment_of(item: NewObservation, id_: str, now_us: int, position: int, record: MemoryRecord) -> Fragment:

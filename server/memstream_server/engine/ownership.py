@@ -73,6 +73,11 @@ class Ownership:
         return self._processes is not None
 
     @property
+    def taken(self) -> int:
+        """How many memories this process has taken from those that share the journal."""
+        return len(self._epochs) if self.valid() else 0
+
+    @property
     def leads(self) -> bool:
         """Whether this process does what only one may do: bring vectors into the index, tend what nobody owns."""
         return self._leads and self.valid()
@@ -225,6 +230,10 @@ class Ownership:
             await self._processes.release(uid, self._number)
         except JournalError as error:
             log.info("not_released", memory=uid, error=str(error))
+
+    async def release_all(self) -> None:
+        """Others may have everything; the lease stays, for what is not a memory's."""
+        await asyncio.gather(*(self.release(uid) for uid in [*self._epochs]))
 
     # ---- other processes
     async def owner(self, namespace: str, name: str) -> Owner | None:

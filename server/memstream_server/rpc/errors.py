@@ -148,8 +148,9 @@ def failure_of(error: Exception) -> Failure:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:
     """End the call with `status`; raises grpc.aio.AbortError."""
-    code = _BY_NUMBER[status.code]
-    await context.abort(code, status.message, trailing_metadata=((STATUS_KEY, status.SerializeToString()),))
+    given = context.trailing_metadata() or ()
+    trailing = (*given, (STATUS_KEY, status.SerializeToString()))
+    await context.abort(_BY_NUMBER[status.code], status.message, trailing_metadata=trailing)
 
 
 def violation_text(violations: Iterable[FieldViolation]) -> str:

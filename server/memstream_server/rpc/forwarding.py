@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from memstream_server.engine.errors import (
     OwnedElsewhere,
     OwnerUnreachable,
 )
+from memstream_server.rpc.calls import REQUEST_ID, Tracing, Untraced, current_id
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import STATUS_KEY
 
@@ -49,7 +51,7 @@ PATIENCE_S = 15.0
 PAUSE_S = 0.1
 _LOCAL = frozenset({"CreateMemory", "GetMemory", "ListMemories", "ListFragments", "ListOperations", "CloneMemory"})
 """Calls that name a memory and are answered from the journal, which every server reads."""
-_NOT_OURS = ("grpc-", "user-agent", ":", "te", "content-type")
+_NOT_OURS = ("grpc-", "user-agent", ":", "te", "content-type", REQUEST_ID, "traceparent", "tracestate")
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -93,7 +95,10 @@ class _Wait:
 class Forwarding:
     """Wraps handlers. `watch` runs beside them; `close` ends the channels."""
 
-    def __init__(self, ownership: Ownership, drain: Drain, look_s: float, peers: Peers) -> None:
+    def __init__(
+        self, ownership: Ownership, drain: Drain, look_s: float, peers: Peers, tracing: Tracing | None = None
+    ) -> None:
+        self._tracing = tracing or Untraced()
         self._ownership = ownership
         self._peers = peers
         self._drain = drain
@@ -213,7 +218,8 @@ class Forwarding:
         """The owner's answers, as bytes. Raises OwnerUnreachable; ends the call with the owner's status."""
         channel = await self._connected(owner)
         path = f"/{method.containing_service.full_name}/{method.name}"
-        metadata, timeout = self._peers.metadata(_metadata(context), path), context.time_remaining()
+        metadata = (*self._peers.metadata(_metadata(context), path), *self._tracing.passed_on())
+        timeout = context.time_remaining()
         call: _Call
         if requests is None:
             make: Any = channel.unary_stream(path, request_serializer=_bytes)
@@ -260,7 +266,7 @@ class Forwarding:
 
     def _watch(self) -> None:
         if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch_owners())
+            self._watching = asyncio.create_task(self._watch_owners(), context=contextvars.Context())
 
     async def _watch_owners(self) -> None:
         """A server that stopped without closing its connections answers nothing: its calls end with its lease."""
@@ -312,7 +318,8 @@ async def _relay(error: grpc.aio.AioRpcError, context: _Context) -> None:
         info = _info(rich[0][1])
         if info.reason == "OWNER_UNAVAILABLE" and "begun" not in info.metadata:
             raise OwnedElsewhere(error.details() or "the memory has moved") from None
-    await context.abort(error.code(), error.details() or "", trailing_metadata=tuple(rich))
+    trailing = (*(context.trailing_metadata() or ()), *rich)
+    await context.abort(error.code(), error.details() or "", trailing_metadata=trailing)
 
 
 def _info(status: bytes) -> error_details_pb2.ErrorInfo:
@@ -339,7 +346,7 @@ def _is_marked(context: _Context) -> bool:
 
 def _metadata(context: _Context) -> tuple[tuple[str, str | bytes], ...]:
     given = [(key, value) for key, value in context.invocation_metadata() or () if not key.startswith(_NOT_OURS)]
-    return (*given, (MARK, "1"))
+    return (*given, (MARK, "1"), (REQUEST_ID, current_id()))
 
 
 def _bytes(message: Any) -> bytes:

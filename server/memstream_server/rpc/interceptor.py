@@ -1,4 +1,4 @@
-"""The outermost interceptor: every call's errors become statuses, its routing header is checked, and it is counted.
+"""The guard of every call: its errors become statuses, its routing header is checked, and it is counted.
 
 Rule 1. Nothing but a status of errors.py leaves: a defect's text stays in the log, under an incident id.
 Rule 2. AbortError (a status was set already) and CancelledError (the client is gone) pass.
@@ -8,8 +8,6 @@ Rule 3. Bytes that are no message are the client's mistake: INVALID_ARGUMENT, no
 from __future__ import annotations
 
 import inspect
-import re
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-import structlog
 from google.protobuf.message import DecodeError, Message
 
 from memstream_server.engine.errors import InvalidField
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
     from memstream_server.observability import Metrics
 
 ROUTING_KEY = "memstream-memory"
-_CALL_KEY = "x-request-id"
-_CALL_ID = re.compile(r"[\x21-\x7e]{1,64}")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -111,18 +106,14 @@ class _Call:
         self._guard = guard
         self._method: str = details.method
         self._routing: list[str] = []
-        self._id = ""
         for key, value in details.invocation_metadata or ():
             if key == ROUTING_KEY:
                 self._routing.append(value if isinstance(value, str) else value.decode(errors="replace"))
-            elif key == _CALL_KEY and isinstance(value, str) and _CALL_ID.fullmatch(value):
-                self._id = value
 
     def answering(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[[Any, _Context], Awaitable[Any]]:
         """Wraps a handler of one answer."""
 
         async def answer(request: Any, context: _Context) -> Any:
-            self._begin()
             try:
                 with self._counted(self._guard.call_open):
                     return await behaviour(self._checked(request), context)
@@ -139,7 +130,6 @@ class _Call:
             return self.answering(behaviour)
 
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
-            self._begin()
             try:
                 with self._counted(self._stream_open):
                     async with aclosing(behaviour(self._checked(request), context)) as responses:
@@ -151,9 +141,6 @@ class _Call:
                 await abort(context, status_of_any(error))
 
         return stream
-
-    def _begin(self) -> None:
-        structlog.contextvars.bind_contextvars(rpc=self._method, call=self._id or secrets.token_hex(6))
 
     def _counted(self, opened: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
         """Health and reflection are always answered, and end with the server."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from memstream.v1 import (
@@ -20,9 +20,11 @@ from memstream.v1 import (
 )
 from memstream_server.rpc.access.opening import Access
 from memstream_server.rpc.access.peers import Peers
+from memstream_server.rpc.calls import Calls, Tracing
 from memstream_server.rpc.conversations import ConversationService
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.forwarding import Forwarding
+from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.interceptor import Guard
 from memstream_server.rpc.limits import Limits
@@ -33,14 +35,14 @@ from memstream_server.rpc.transfer import TransferringMemoryService
 
 if TYPE_CHECKING:
     from memstream_server.engine.conversations import Conversations
-    from memstream_server.engine.engine import Engine
+    from memstream_server.engine.engine import Engine, Serving
     from memstream_server.observability import Metrics
     from memstream_server.settings import Settings
 
 _METADATA_BYTES_MAX = 32_768
 _KEEPALIVE_S = 60
 _STOP_S = 1.0
-"""What calls still running get once the streams have ended, where the grace leaves no more."""
+"""What calls still running get at least, once the streams have ended; else they get what is left of the grace."""
 
 
 class RpcServer:
@@ -49,16 +51,14 @@ class RpcServer:
     def __init__(
         self,
         server: grpc.aio.Server,
-        health_servicer: health.aio.HealthServicer,
+        health: Health,
         drain: Drain,
-        services: Sequence[str],
         forwarding: Forwarding | None = None,
     ) -> None:
         self._forwarding = forwarding
         self._server = server
-        self._health = health_servicer
+        self._health = health
         self._drain = drain
-        self._services = services
 
     async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
         """Listens at host:port (port 0: any free one) or unix:/path, in plain text without `credentials`.
@@ -72,8 +72,7 @@ class RpcServer:
                 port = self._server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen at {listen}: {error}") from error
-        for service in self._services:
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.start()
         await self._server.start()
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
@@ -85,9 +84,10 @@ class RpcServer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._drain.grace_s if grace_s is None else grace_s)
         self._drain.begin()
-        await self._health.enter_graceful_shutdown()
+        self._health.end()
         await self._drain.finished(max(0.0, deadline - loop.time()) + _STOP_S)
-        await self._server.stop(min(_STOP_S, max(0.1, deadline - loop.time())))
+        await self._health.close()
+        await self._server.stop(max(_STOP_S, deadline - loop.time()))
         if self._forwarding is not None:
             await self._forwarding.close()
 
@@ -98,13 +98,16 @@ def create_server(
     settings: Settings,
     metrics: Metrics | None = None,
     access: Access | None = None,
+    tracing: Tracing | None = None,
 ) -> RpcServer:
     """A server of `engine` with the limits of `settings`, not yet listening. To be called in the running event loop."""
     drain = Drain(settings.drain_grace_s)
     engine.ownership.on_loss(lambda: drain.leave_memories("this server lost its lease on the memory"))
     access = access or Access(Peers())
-    forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3, access.peers)
-    return build_server(engine, Limits.of(settings), drain, metrics, conversations, forwarding, access)
+    forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3, access.peers, tracing)
+    return build_server(
+        engine, Limits.of(settings), drain, metrics, conversations, forwarding, access, tracing, engine.serving
+    )
 
 
 def build_server(
@@ -115,11 +118,13 @@ def build_server(
     conversations: Conversations | None = None,
     forwarding: Forwarding | None = None,
     access: Access | None = None,
+    tracing: Tracing | None = None,
+    look: Callable[[], Awaitable[Serving]] | None = None,
 ) -> RpcServer:
     """As `create_server`, from its parts; without conversations their service is refused."""
     guard = Guard(drain, limits.streams_max, limits.calls_in_flight_max, metrics)
     gate = None if access is None else access.gate(lambda id: engine.operations.get(id))
-    interceptors = (guard,) if gate is None else (guard, gate)
+    interceptors = (Calls(metrics, tracing), guard) if gate is None else (Calls(metrics, tracing), guard, gate)
     server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
     info = ServerService(engine, limits)
     talk = object() if conversations is None else ConversationService(conversations, limits, drain)
@@ -134,10 +139,10 @@ def build_server(
     info.capabilities = capabilities(services)
     register(server, services, None if forwarding is None else forwarding.wrap)
     names = [service.full_name for service, _ in services]
-    servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return RpcServer(server, servicer, drain, names, forwarding)
+    health = Health(names, look)
+    health_pb2_grpc.add_HealthServicer_to_server(cast("Any", health), server)  # typed for threads
+    reflection.enable_server_reflection([*names, SERVICE, reflection.SERVICE_NAME], server)
+    return RpcServer(server, health, drain, forwarding)
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:

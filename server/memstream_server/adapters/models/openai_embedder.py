@@ -12,7 +12,7 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -55,7 +55,13 @@ class OpenAIEmbedding:
 class OpenAIEmbedder:
     """ports.models.Embedder over HTTP. Use from one event loop."""
 
-    def __init__(self, settings: OpenAIEmbedding, calls: ResilientCalls | None = None) -> None:
+    def __init__(
+        self,
+        settings: OpenAIEmbedding,
+        calls: ResilientCalls | None = None,
+        spent: Callable[[float], None] | None = None,
+    ) -> None:
+        """`spent` is told the tokens of every reply that says how many it took."""
         self._settings = settings
         self._client = openai.AsyncOpenAI(
             base_url=settings.base_url,
@@ -66,6 +72,7 @@ class OpenAIEmbedder:
         self._calls = calls or ResilientCalls(settings.resilience)
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._asking = asyncio.Lock()
+        self._spent = spent
         self._model: EmbeddingModel | None = None
 
     async def model(self) -> EmbeddingModel:
@@ -150,27 +157,33 @@ class OpenAIEmbedder:
                 extra_body=None if self._settings.dimensions is None else {"dimensions": self._settings.dimensions},
             ) as reply:
                 content = await bounded(reply, REPLY_BYTES_MAX)
-        return parsed(content, len(texts), dimension)
+        return parsed(content, len(texts), dimension, self._spent)
 
 
-def parsed(content: bytes, count: int, dimension: int | None) -> Floats:
+def parsed(content: bytes, count: int, dimension: int | None, spent: Callable[[float], None] | None = None) -> Floats:
     """The (count, dimension) vectors of a reply, by their `index`, as they came (not of unit length).
 
     Numbers may come as a list or as base64 of little-endian float32. Raises TransientError for a malformed reply:
     another count, repeated or missing indices, unequal lengths or another dimension than asked, not finite.
+    `spent` is told the tokens that it says it took, where it does.
     """
     try:
-        items = json.loads(content)["data"]
+        document = json.loads(content)
+        items = document["data"]
         by_index = {int(item["index"]): _numbers(item["embedding"]) for item in items}
         if len(items) != count or sorted(by_index) != list(range(count)):
             raise TransientError(f"malformed reply: {len(items)} vectors for {count} texts, or wrong indices")
         vectors = np.stack([by_index[place] for place in range(count)])
+        usage = document.get("usage")
     except (ValueError, TypeError, KeyError, OverflowError, binascii.Error) as error:
         raise TransientError(f"malformed reply: {error!r}") from error
     if vectors.ndim != 2 or vectors.shape[1] != (dimension or vectors.shape[1]) or not vectors.shape[1]:
         raise TransientError(f"malformed reply: vectors of shape {vectors.shape[1:]}, not {dimension} numbers")
     if not np.isfinite(vectors).all():
         raise TransientError("malformed reply: a vector is not finite")
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    if spent is not None and isinstance(tokens, int) and tokens > 0:
+        spent(tokens)
     return vectors
 
 

@@ -1,0 +1,106 @@
+"""grpc.health.v1: what serves, by service, for probes and balancers that ask (Check) or are told (Watch).
+
+| service | SERVING while |
+|---|---|
+| `memstream.v1.ServerService` | the process runs and is not draining |
+| the other services of the contract | the journal serves, too: without the index they answer correctly, if with less |
+| `memstream.journal`, `memstream.index` | this part serves; an index that is being filled does not yet |
+| the empty name: the server as a whole | journal and index serve |
+
+Ours and not grpcio-health-checking's: there every other watcher of a service goes deaf when one leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+from grpc_health.v1 import health_pb2
+
+if TYPE_CHECKING:
+    from memstream_server.engine.engine import Serving
+
+SERVICE = "grpc.health.v1.Health"
+JOURNAL, INDEX, WHOLE = "memstream.journal", "memstream.index", ""
+LOOK_S = 1.0
+_ALIVE = "memstream.v1.ServerService"
+_Status = health_pb2.HealthCheckResponse
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Health:
+    """The servicer. `look` says what serves; without it everything does until `end`."""
+
+    def __init__(self, services: Sequence[str], look: Callable[[], Awaitable[Serving]] | None = None) -> None:
+        self._services = tuple(services)
+        self._look = look
+        self._serving = dict.fromkeys((*services, JOURNAL, INDEX, WHOLE), False)
+        self._changed = asyncio.Event()
+        self._ended = self._closed = False
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """From here on what `look` says is told; every second it is asked again."""
+        if self._look is None:
+            self._tell(True, True)
+            return
+        seen = await self._look()
+        self._tell(seen.journal, seen.index)
+        self._watching = asyncio.create_task(self._watch(self._look))
+
+    def end(self) -> None:
+        """The server drains: nothing serves, and nothing will again."""
+        self._tell(False, False, alive=False)
+        self._ended = True
+
+    async def close(self) -> None:
+        """No more looking, and no more telling: watches end."""
+        self._closed = True
+        self._changed.set()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    # ---- the rpcs
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: _Context) -> _Status:  # noqa: N802  # grpc's
+        """Whether a service serves now. NOT_FOUND for a name there is not."""
+        if request.service not in self._serving:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+        return self._status(request.service)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, _context: _Context) -> AsyncIterator[_Status]:  # noqa: N802
+        """The same now and after every change."""
+        said: _Status | None = None
+        while True:
+            changed, status = self._changed, self._status(request.service)
+            if status != said:
+                said = status
+                yield status
+            elif self._closed:
+                return  # else it would hold up the end of the server, which waits for calls
+            else:
+                await changed.wait()
+
+    # ---- inside
+    def _status(self, service: str) -> _Status:
+        if service not in self._serving:
+            return _Status(status=_Status.SERVICE_UNKNOWN)
+        return _Status(status=_Status.SERVING if self._serving[service] else _Status.NOT_SERVING)
+
+    async def _watch(self, look: Callable[[], Awaitable[Serving]]) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            seen = await look()
+            self._tell(seen.journal, seen.index)
+
+    def _tell(self, journal: bool, index: bool, *, alive: bool = True) -> None:
+        if self._ended:
+            return
+        now = dict.fromkeys(self._services, journal) | {_ALIVE: alive, JOURNAL: journal, INDEX: index}
+        now[WHOLE] = journal and index
+        if now != self._serving:
+            self._serving = now
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()

@@ -1,0 +1,142 @@
+"""OpenTelemetry: calls, and what they ask of journal, index and models, as spans sent by OTLP; imported where it is on.
+
+Rules. A span has a name, a kind, a duration and a status: no content, no error's text, no id of a memory or user.
+The journal is traced where a call asks it, not for what the server does by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import grpc
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.propagate import extract, inject
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
+from memstream_server.rpc.calls import Metadata
+
+EXPORT_S = 5
+"""Deadline of one export. What cannot be sent is dropped: it holds nothing up."""
+_OURS = frozenset(
+    {
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+"""Statuses that are an error of the server, by OpenTelemetry's conventions; the others are the client's."""
+Part = TypeVar("Part")
+
+
+class CallSpan:
+    """See rpc.calls.Span."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def ended(self, code: grpc.StatusCode) -> None:
+        self._span.set_attribute("rpc.grpc.status_code", code.value[0])
+        if code in _OURS:
+            self._span.set_status(Status(StatusCode.ERROR))
+
+
+class OpenTelemetry:
+    """See rpc.calls.Tracing. `traced` gives a part of which every coroutine method is a span."""
+
+    def __init__(self, endpoint: str, ratio: float, version: str) -> None:
+        """`endpoint` is http://host:port of an OTLP/gRPC receiver, https:// with TLS; `ratio` of the traces are kept.
+
+        A trace that a client began is kept if the client keeps it. OTEL_RESOURCE_ATTRIBUTES and
+        OTEL_EXPORTER_OTLP_HEADERS are heeded.
+        """
+        named = {
+            "service.name": os.environ.get("OTEL_SERVICE_NAME", "memstream"),
+            "service.version": version,
+            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+        }
+        self._provider = TracerProvider(
+            resource=Resource.create(named), sampler=ParentBased(TraceIdRatioBased(ratio)), shutdown_on_exit=False
+        )
+        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=EXPORT_S)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("memstream", version)
+
+    def close(self) -> None:
+        """Send what waits; blocks until then, for a few seconds at the most."""
+        self._provider.shutdown()
+
+    @contextmanager
+    def call(self, method: str, metadata: Metadata) -> Iterator[CallSpan]:
+        given = {key: value for key, value in metadata if isinstance(value, str)}
+        service, _, name = method.lstrip("/").partition("/")
+        span = self._tracer.start_span(
+            f"{service}/{name}",
+            extract(given),
+            SpanKind.SERVER,
+            {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name},
+        )
+        # Not detached: a handler's task ends with the call, and a generator may be closed from another one.
+        contexts.attach(trace.set_span_in_context(span))
+        try:
+            yield CallSpan(span)
+        finally:
+            span.end()
+
+    def passed_on(self) -> Metadata:
+        carrier: dict[str, str] = {}
+        inject(carrier)
+        return tuple(carrier.items())
+
+    def traced(self, part: Part, name: str, *, always: bool = True) -> Part:
+        """`part` with its coroutine methods as spans `name.method`; unless `always`, only inside of another span."""
+        return cast("Part", _Traced(part, name, self._tracer, always))
+
+
+class _Traced:
+    """Stands for a part of the server; attributes other than coroutine methods are the part's own."""
+
+    def __init__(self, part: object, name: str, tracer: trace.Tracer, always: bool) -> None:
+        self._part = part
+        self._name = name
+        self._tracer = tracer
+        self._always = always
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._part, name)
+        if not inspect.iscoroutinefunction(member):
+            return member
+        traced = self._wrapped(member, f"{self._name}.{name}")
+        setattr(self, name, traced)
+        return traced
+
+    def _wrapped(self, method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
+        @functools.wraps(method)
+        async def traced(*arguments: Any, **named: Any) -> Any:
+            if not self._always and not trace.get_current_span().get_span_context().is_valid:
+                return await method(*arguments, **named)
+            with self._tracer.start_as_current_span(
+                name, kind=SpanKind.CLIENT, record_exception=False, set_status_on_exception=False
+            ) as span:
+                try:
+                    return await method(*arguments, **named)
+                except Exception as error:
+                    span.set_attribute("error.type", type(error).__name__)
+                    span.set_status(Status(StatusCode.ERROR))
+                    raise
+
+        return traced

@@ -1,0 +1,136 @@
+"""Health by service, as probes and balancers see it: what serves, what is degraded, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from memstream_server.engine.engine import Serving
+from memstream_server.rpc import health
+from memstream_server.rpc.health import Health
+from tests.server.conftest import MakeServer, started, stopped
+from tests.support.server import ServerProcess
+from tests.support.waiting import until
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+CONTRACT = [f"memstream.v1.{name}Service" for name in ("Memory", "Stream", "Conversation", "Operation", "Server")]
+
+
+async def checked(channel: grpc.aio.Channel, *services: str) -> list[int]:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    return [(await stub.Check(health_pb2.HealthCheckRequest(service=one))).status for one in services]
+
+
+class Parts:
+    """What a server looks at, as a test says."""
+
+    def __init__(self) -> None:
+        self.journal = self.index = True
+
+    async def look(self) -> Serving:
+        return Serving(self.journal, self.index)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "LOOK_S", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_services_serve_while_the_parts_do_that_they_need() -> None:
+    parts, names = Parts(), ["memstream.v1.StreamService", "memstream.v1.ServerService"]
+    servicer = Health(names, parts.look)
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)  # type: ignore[arg-type]  # typed for threads
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        asked = [*names, "memstream.journal", "memstream.index", ""]
+        assert await checked(channel, *asked) == [NOT_SERVING] * 5  # before it has looked
+        await servicer.start()
+        assert await checked(channel, *asked) == [SERVING] * 5
+
+        async def seen(*expected: int) -> bool:
+            return await checked(channel, *asked) == [*expected]
+
+        parts.index = False  # what it answers is right without it
+        await until(lambda: seen(SERVING, SERVING, SERVING, NOT_SERVING, NOT_SERVING))
+        parts.index, parts.journal = True, False
+        await until(lambda: seen(NOT_SERVING, SERVING, NOT_SERVING, SERVING, NOT_SERVING))
+        parts.journal = True
+        await until(lambda: seen(*[SERVING] * 5))
+        servicer.end()
+        assert await checked(channel, *asked) == [NOT_SERVING] * 5
+    await servicer.close()
+    await server.stop(0)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_watchers_are_told_whoever_leaves() -> None:
+    parts = Parts()
+    servicer = Health(["memstream.v1.StreamService"], parts.look)
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)  # type: ignore[arg-type]  # typed for threads
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await servicer.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="memstream.v1.StreamService")
+        stays, leaves = stub.Watch(request), stub.Watch(request)
+        assert [(await call.read()).status for call in (stays, leaves)] == [SERVING, SERVING]
+        leaves.cancel()
+        parts.journal = False
+        assert (await asyncio.wait_for(stays.read(), 30)).status == NOT_SERVING
+        parts.journal = True
+        assert (await asyncio.wait_for(stays.read(), 30)).status == SERVING
+        nobody = stub.Watch(health_pb2.HealthCheckRequest(service="no.such"))
+        assert (await nobody.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await checked(channel, "no.such")
+        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    await servicer.close()
+    await server.stop(0)
+
+
+async def test_a_server_is_whole_once_its_index_serves_and_nothing_serves_while_it_drains(
+    make_server: MakeServer,
+) -> None:
+    server = await started(make_server())
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        assert await checked(channel, *CONTRACT, "memstream.journal") == [SERVING] * 6  # the index takes a moment
+        await until(lambda: _all_serve(channel))
+        watched: Any = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="memstream.v1.StreamService")
+        )
+        assert (await watched.read()).status == SERVING
+        ending = asyncio.create_task(stopped(server))
+        assert (await watched.read()).status == NOT_SERVING
+        assert await ending == 0
+
+
+async def _all_serve(channel: grpc.aio.Channel) -> bool:
+    return await checked(channel, "memstream.index", "") == [SERVING] * 2
+
+
+async def test_reflection_tells_every_service_and_its_messages(shared: ServerProcess) -> None:
+    async with grpc.aio.insecure_channel(shared.address) as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        listed = {one.name for one in (await call.read()).list_services_response.service}
+        assert listed == {
+            *CONTRACT,
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        for name in (*CONTRACT, "grpc.health.v1.Health", "memstream.v1.ObserveRequest"):
+            await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=name))
+            assert (await call.read()).file_descriptor_response.file_descriptor_proto, name
+        await call.done_writing()

@@ -1,0 +1,123 @@
+"""Traces: from a client's span through the server to what it asked of journal, index and models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import grpc
+import grpc.aio
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import memstream
+from memstream.otel import Tracing
+from memstream.v1.memory_service_pb2 import GetMemoryRequest
+from tests.server.conftest import MakeServer, started, stopped
+from tests.server.listing import indexed
+from tests.support.collector import Collector
+from tests.support.fake_openai import FakeOpenAI
+from tests.support.waiting import until
+
+SECRETS = ("private-memory", "private-namespace", "private words", "private-producer")
+
+
+@pytest.fixture
+def spans() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
+    provider, exporter = TracerProvider(resource=Resource.create({"service.name": "test"})), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    yield provider, exporter
+    provider.shutdown()
+
+
+async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
+    make_server: MakeServer, spans: tuple[TracerProvider, InMemorySpanExporter]
+) -> None:
+    provider, exporter = spans
+    tracer = provider.get_tracer("a program")
+    async with Collector() as collector, FakeOpenAI(dimension=8) as fake:
+        server = make_server(
+            otlp_endpoint=f"http://{collector.address}",
+            embedding="openai",
+            embedding_base_url=fake.base_url,
+            dense_in_memory_max=0,
+        )
+        await started(server)
+        async with memstream.connect(server.address, tracing=Tracing(provider)) as client:
+            with tracer.start_as_current_span("talking"):
+                memory = await client.create_memory(
+                    "private-namespace/private-memory", kind=memstream.MemoryKind.LONG_TERM
+                )
+                await memory.observe_batch(["private words"])
+                with tracer.start_as_current_span("asking"):
+                    found = await memory.recall_once("private words", reinforce=False)
+                async with memory.observe("private-producer") as stream:
+                    await stream.send("private words again")
+            await until(lambda: indexed(client, memory))
+        assert found.recollections
+        assert await stopped(server) == 0  # it sends what it has before it ends
+    ours = {one.name: one for one in exporter.get_finished_spans()}
+    called = collector.named("memstream.v1.StreamService/RecallOnce")[0]
+    asked = ours["memstream.v1/RecallOnce"]
+    assert (called.trace, called.parent) == (
+        asked.context.trace_id.to_bytes(16, "big"),
+        asked.context.span_id.to_bytes(8, "big"),
+    )
+    assert asked.parent is not None
+    assert asked.parent.span_id == ours["asking"].context.span_id
+    assert called.attributes["rpc.method"] == "RecallOnce"
+    assert called.attributes["rpc.grpc.status_code"] == 0
+    below = {one.name: one for one in collector.spans if one.parent == called.id}
+    assert {"embedder.embed", "index.search", "journal.vectors"} <= below.keys()
+    # What a call has received is decided by the memory's own tasks, for the call.
+    batch = collector.named("memstream.v1.StreamService/ObserveBatch")[0]
+    for name in ("journal.receive", "embedder.embed", "journal.commit"):
+        assert any(collector.above(one)[:1] == [batch.name] for one in collector.named(name)), name
+    streamed = collector.named("memstream.v1.StreamService/Observe")[0]
+    assert streamed.parent == ours["talking"].context.span_id.to_bytes(8, "big")
+    assert any(collector.above(one)[:1] == [streamed.name] for one in collector.named("journal.commit"))
+    assert all(one.parent for one in collector.spans if one.name.startswith("journal."))  # asked by a call
+    assert {one.service for one in collector.spans} == {"memstream"}
+    assert collector.named("index.upsert")
+    for one in collector.spans:
+        assert not any(secret in str(one.span) for secret in SECRETS), one
+
+
+async def test_the_end_of_a_call_is_on_its_span_and_what_a_client_keeps_is_its_own_to_say(
+    make_server: MakeServer,
+) -> None:
+    """The flag of a traceparent says whether; a share of 0 keeps none of the traces that begin here."""
+    async with Collector() as collector:
+        server = await started(make_server(otlp_endpoint=f"http://{collector.address}", trace_ratio=0))
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            get = channel.unary_unary("/memstream.v1.MemoryService/GetMemory")
+            request = GetMemoryRequest(namespace="no", memory="such").SerializeToString()
+            for header in (f"00-{'1' * 32}-{'2' * 16}-01", f"00-{'3' * 32}-{'4' * 16}-00", None):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await get(request, metadata=() if header is None else (("traceparent", header),))
+        assert await stopped(server) == 0
+    assert {one.trace.hex() for one in collector.spans} == {"1" * 32}
+    (called,) = collector.named("memstream.v1.MemoryService/GetMemory")
+    assert called.parent.hex() == "2" * 16
+    assert called.attributes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
+    assert called.span.status.code == 0  # it is no error of the server
+
+
+def test_without_the_setting_nothing_of_it_is_needed() -> None:
+    """The extra is not installed everywhere."""
+    program = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "import memstream, memstream_server.app, memstream_server.rpc.server\n"
+        "from memstream_server.settings import load\n"
+        "try: memstream_server.app._tracing(load(flags={'otlp_endpoint': 'http://127.0.0.1:4317'}))\n"
+        "except memstream_server.app.StartError as error: print(error)\n"
+        "print(memstream_server.app._tracing(load()))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[0].startswith("otlp_endpoint is set: pip install 'memstream[otel]'")
+    assert ended.stdout.splitlines()[1] == "None"

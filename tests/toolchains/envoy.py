@@ -1,0 +1,85 @@
+"""Envoy in front of servers, with deploy/envoy/envoy.yaml: other ports, and endpoints that may change."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from tests.support.server import free_address
+from tests.toolchains.environments import ROOT
+
+
+def _socket(address: str) -> dict[str, Any]:
+    host, _, port = address.rpartition(":")
+    return {"socket_address": {"address": host, "port_value": int(port)}}
+
+
+class Envoy:
+    """A running Envoy; `address` is what clients connect to."""
+
+    def __init__(self, program: Path, folder: Path, servers: Sequence[str]) -> None:
+        self.address, self._admin = free_address(), free_address()
+        self._folder = folder
+        configuration = yaml.safe_load((ROOT / "deploy/envoy/envoy.yaml").read_text("utf-8"))
+        configuration["admin"]["address"] = _socket(self._admin)
+        configuration["node"] = {"id": "test", "cluster": "test"}
+        configuration["static_resources"]["listeners"][0]["address"] = _socket(self.address)
+        cluster = configuration["static_resources"]["clusters"][0]
+        del cluster["load_assignment"]
+        source = {"path_config_source": {"path": str(folder / "endpoints.json")}, "resource_api_version": "V3"}
+        cluster |= {"type": "EDS", "eds_cluster_config": {"eds_config": source}}
+        (folder / "envoy.yaml").write_text(yaml.safe_dump(configuration), "utf-8")
+        self.lead_to(servers)
+        with (folder / "envoy.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(program), "--config-path", str(folder / "envoy.yaml"), "--disable-hot-restart"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait(30)
+
+    def lead_to(self, servers: Sequence[str]) -> None:
+        """To these servers from here on."""
+        endpoints = [{"endpoint": {"address": _socket(one)}} for one in servers]
+        assignment = {
+            "@type": "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
+            "cluster_name": "memstream",
+            "endpoints": [{"lb_endpoints": endpoints}],
+        }
+        part = self._folder / "endpoints.json.part"
+        part.write_text(json.dumps({"version_info": "1", "resources": [assignment]}), "utf-8")
+        os.replace(part, self._folder / "endpoints.json")  # Envoy looks when the file is replaced
+
+    def healthy(self) -> set[str]:
+        """Servers that it sends calls to now; empty while it starts."""
+        assert self._process.poll() is None, (self._folder / "envoy.log").read_text("utf-8")[-3_000:]
+        try:
+            with urllib.request.urlopen(f"http://{self._admin}/clusters?format=json", timeout=10) as answer:
+                clusters = json.load(answer)["cluster_statuses"]
+        except OSError:
+            return set()
+        hosts = [host for each in clusters for host in each.get("host_statuses", ())]
+        return {
+            f"{at['address']}:{at['port_value']}"
+            for host in hosts
+            if host.get("health_status", {}).get("eds_health_status") == "HEALTHY"
+            and not host["health_status"].get("failed_active_health_check")
+            for at in [host["address"]["socket_address"]]
+        }

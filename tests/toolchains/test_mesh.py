@@ -1,0 +1,159 @@
+"""Three servers on PostgreSQL and Milvus behind a real Envoy: streams resume, the ledger stays exact, whoever goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import memstream
+from tests.server.conftest import restarted, started, stopped
+from tests.server.producing import PATIENT
+from tests.support.server import ServerProcess, free_address
+from tests.support.waiting import until
+from tests.toolchains import deploying
+from tests.toolchains.envoy import Envoy
+from tests.toolchains.fleet import SHORT, Fleet, Talk
+from tests.toolchains.programs import Absent
+
+pytestmark = pytest.mark.toolchain
+
+SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
+
+GRACE: dict[str, str | float] = {"drain_grace_s": 10.0}
+"""What calls get to end in, as it is where nobody sets it."""
+
+
+@pytest.fixture(scope="session")
+def envoy_program() -> Path:
+    try:
+        return deploying.envoy()
+    except Absent as absent:
+        pytest.skip(str(absent))
+
+
+@contextmanager
+def mesh(program: Path, folder: Path, servers: Sequence[ServerProcess]) -> Iterator[Envoy]:
+    with Envoy(program, folder, [server.address for server in servers]) as envoy:
+        yield envoy
+
+
+async def leads_to(envoy: Envoy, servers: Sequence[ServerProcess]) -> None:
+    """Until Envoy sends calls to these servers and no others."""
+
+    async def seen() -> bool:
+        return await asyncio.to_thread(envoy.healthy) == {server.address for server in servers}
+
+    await until(seen)
+
+
+async def serves(server: ServerProcess) -> None:
+    """Until the server says so."""
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="memstream.v1.StreamService")
+        )
+        async for answer in call:  # type: ignore[attr-defined]  # typed for threads
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return
+
+
+async def rolled(servers: Sequence[ServerProcess], talk: Talk, envoy: Envoy | None = None) -> None:
+    """One after the other ends in order and comes back, as a rolling update has it."""
+    for server in servers:
+        assert await stopped(server) == 0
+        await talk.progress()
+        await started(server)
+        await serves(server)
+        if envoy is not None:
+            await leads_to(envoy, servers)
+        await talk.progress()
+
+
+async def test_a_rolling_restart_loses_nothing_and_fails_no_call(fleet: Fleet) -> None:
+    """Without a mesh: the client itself goes round the servers."""
+    servers = await fleet.start(3, **GRACE)
+    target = "ipv4:" + ",".join(server.address for server in servers)
+    options = [("grpc.lb_policy_name", "round_robin")]
+    async with memstream.connect(target, retry=PATIENT, options=options) as client:
+        talk = Talk(client, SEED)
+        await talk.begin()
+        await asyncio.to_thread(fleet.analyze)
+        await rolled(servers, talk)
+        print(f"rolling restart, round robin: {await talk.end()}, seed {SEED}")
+        assert not talk.failed
+
+
+async def test_calls_for_a_memory_go_to_one_server(fleet: Fleet, envoy_program: Path, tmp_path: Path) -> None:
+    """No server passes a call on: all of them together have answered as many as were made."""
+    metrics = [free_address() for _ in range(3)]
+    servers = list(await asyncio.gather(*(started(fleet.make(metrics_listen=one)) for one in metrics)))
+    with mesh(envoy_program, tmp_path, servers) as envoy:
+        await leads_to(envoy, servers)
+        async with memstream.connect(envoy.address, retry=PATIENT) as client:
+            memories = [await client.create_memory(f"hash/m{number}") for number in range(12)]
+            for _ in range(4):
+                for memory in memories:
+                    await memory.observe_batch(["hello"])
+                    await memory.recall_once("hello", reinforce=False)
+    counts = [await asyncio.to_thread(_answered, one, "RecallOnce") for one in metrics]
+    assert sum(counts) == 48
+    assert len([count for count in counts if count]) > 1
+    assert [fleet.epoch(memory.name) for memory in memories] == [1] * 12
+
+
+def _answered(metrics: str, rpc: str) -> int:
+    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return round(
+        sum(
+            float(line.rpartition(" ")[2]) for line in lines if line.startswith("memstream_calls_total") and rpc in line
+        )
+    )
+
+
+@pytest.mark.parametrize("what", ["killed", "paused", "rolling", "added"])
+async def test_streams_resume_and_the_ledger_stays_exact(
+    fleet: Fleet, envoy_program: Path, tmp_path: Path, what: str
+) -> None:
+    servers = await fleet.start(3, **GRACE, **(SHORT if what == "paused" else {}))
+    with mesh(envoy_program, tmp_path, servers) as envoy:
+        await leads_to(envoy, servers)
+        async with memstream.connect(envoy.address, retry=PATIENT) as client:
+            talk = Talk(client, SEED)
+            await talk.begin(memories=4)
+            await asyncio.to_thread(fleet.analyze)
+            if what == "killed":
+                for victim in servers[:2]:
+                    await asyncio.to_thread(victim.kill)
+                    await talk.progress()
+                    await restarted(victim)
+                    await leads_to(envoy, servers)
+                    await talk.progress()
+            elif what == "paused":
+                os.kill(servers[0].pid, signal.SIGSTOP)
+                try:
+                    await leads_to(envoy, servers[1:])
+                    await talk.progress()
+                finally:
+                    os.kill(servers[0].pid, signal.SIGCONT)
+                await leads_to(envoy, servers)
+            elif what == "rolling":
+                await rolled(servers, talk, envoy)
+            else:
+                servers.append(await started(fleet.make(**GRACE)))
+                envoy.lead_to([server.address for server in servers])
+                await leads_to(envoy, servers)
+            await talk.progress()
+            print(f"behind Envoy, {what}: {await talk.end()}, seed {SEED}")
+            if what in ("rolling", "added"):
+                assert not talk.failed
