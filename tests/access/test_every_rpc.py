@@ -20,6 +20,7 @@ from memstream_server.rpc.access.caller import Verb
 from memstream_server.rpc.access.rules import RULES
 from tests.access.calls import METHODS, called, namespace_paths, path_of, put, request_of
 from tests.access.conftest import Guarded
+from tests.support.waiting import until
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 NO_NAMESPACE = {"ListNamespaces", "StartReindex", "GetOperation", "CancelOperation", "GetServerInfo"}
@@ -48,7 +49,10 @@ async def test_nobody_reaches_any_rpc(guarded: Guarded, channel: grpc.aio.Channe
 
 
 async def test_health_is_told_to_everybody(channel: grpc.aio.Channel) -> None:
-    assert await channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
+    async def serving() -> bool:  # once the index has started, too
+        return await channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
+
+    await until(serving)
 
 
 async def test_no_namespace_field_of_any_request_leads_to_another_namespace(
