@@ -1,0 +1,92 @@
+"""Compilers and packages of other languages: taken from this machine and the registries, kept under .cache/."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.conformance.world import Runner
+from tests.toolchains.programs import Absent
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache"
+RUN_S = 600
+
+GO_PLUGINS = {
+    "protoc-gen-go": "google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12",
+    "protoc-gen-go-grpc": "google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2",
+}
+PYTHON = Runner("Python", [sys.executable, "-m", "tests.conformance.run"])
+
+
+def needed(program: str) -> str:
+    """Where a program is. Raises Absent."""
+    found = shutil.which(program)
+    if found is None:
+        raise Absent(f"{program} is not installed")
+    return found
+
+
+def run(*command: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> str:
+    """What a command prints. Raises AssertionError with all it said when it fails."""
+    done = _done(command, cwd, env)
+    assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
+    return done.stdout
+
+
+def fetch(what: str, *command: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> None:
+    """Runs a command that needs a registry. Raises Absent when it fails: it may be out of reach."""
+    done = _done(command, cwd, env)
+    if done.returncode:
+        raise Absent(f"{what} cannot be had: {(done.stderr or done.stdout).strip()[-300:]}")
+
+
+def _done(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=RUN_S, check=False)
+
+
+class Go:
+    """The Go client, its runner and the generators."""
+
+    folder = ROOT / "client" / "go"
+
+    def __init__(self) -> None:
+        self._go = needed("go")
+        kept = CACHE / "go"
+        self.bin = kept / "bin"
+        self.environment = os.environ | {
+            "GOBIN": str(self.bin),
+            "GOCACHE": str(kept / "build"),
+            "GOFLAGS": "-modcacherw -buildvcs=false",
+            "GOMODCACHE": str(kept / "mod"),
+            "GOTOOLCHAIN": "local",
+        }
+        fetch("the modules of the Go client", self._go, "mod", "download", cwd=self.folder, env=self.environment)
+
+    def go(self, *words: str, cwd: Path | None = None) -> str:
+        """What `go WORDS` prints there."""
+        return run(self._go, *words, cwd=cwd or self.folder, env=self.environment)
+
+    def plugins(self) -> Path:
+        """The folder of the generators."""
+        for name, module in GO_PLUGINS.items():
+            version = module.rpartition("@")[2]
+            if not (self.bin / name).exists() or version not in self.go("version", "-m", str(self.bin / name)):
+                fetch(name, self._go, "install", module, cwd=self.folder, env=self.environment)
+        return self.bin
+
+    def runner(self) -> Runner:
+        """Built anew; go's cache knows what is needed."""
+        self.go("build", "-o", str(self.bin / "conformance"), "./internal/conformance")
+        return Runner("Go", [str(self.bin / "conformance")])
+
+
+def buf(template: str, plugins: Path, out: Path) -> None:
+    """Generates what a template says, under `out`, with plugins of that folder."""
+    found = str(Path(sys.executable).parent)
+    environment = os.environ | {"PATH": f"{plugins}:{found}:{os.environ['PATH']}", "BUF_CACHE_DIR": str(CACHE / "buf")}
+    run(f"{found}/buf", "generate", "--template", template, "--output", str(out), env=environment)
