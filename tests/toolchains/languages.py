@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 
 from tests.conformance.world import Runner
@@ -83,6 +85,45 @@ class Go:
         """Built anew; go's cache knows what is needed."""
         self.go("build", "-o", str(self.bin / "conformance"), "./internal/conformance")
         return Runner("Go", [str(self.bin / "conformance")])
+
+
+class Node:
+    """The TypeScript client, its runner and the generator."""
+
+    folder = ROOT / "client" / "typescript"
+
+    def __init__(self) -> None:
+        needed("node")
+        version = run(needed("node"), "--version").strip()
+        if int(version.removeprefix("v").partition(".")[0]) < 20:
+            raise Absent(f"the TypeScript client needs Node.js 20, here is {version}")
+        digest = hashlib.sha256((self.folder / "package-lock.json").read_bytes()).hexdigest()
+        stamp = self.folder / "node_modules" / ".installed"
+        if not stamp.exists() or stamp.read_text("utf-8") != digest:
+            cache = str(CACHE / "npm")
+            words = ("ci", "--cache", cache, "--no-audit", "--no-fund", "--ignore-scripts")
+            fetch("the packages of the TypeScript client", needed("npm"), *words, cwd=self.folder)
+            stamp.write_text(digest, "utf-8")
+        self.bin = self.folder / "node_modules" / ".bin"
+
+    def npm(self, script: str) -> str:
+        """What a script of package.json prints."""
+        return run(needed("npm"), "run", "--silent", script, cwd=self.folder)
+
+    @cached_property
+    def built(self) -> Path:
+        """What the compiler makes of it, with strict types, once."""
+        self.npm("build")
+        return self.folder / "dist"
+
+    def runner(self) -> Runner:
+        return Runner("TypeScript", ["node", "--enable-source-maps", str(self.built / "conformance" / "main.js")])
+
+
+@cache
+def node() -> Node:
+    """The one of all tests. Raises Absent."""
+    return Node()
 
 
 def buf(template: str, plugins: Path, out: Path) -> None:

@@ -34,6 +34,7 @@ def had(make: Callable[[], Runner]) -> Runner:
 RUNNERS: dict[str, Callable[[], Runner]] = {
     "Python": lambda: languages.PYTHON,
     "Go": lambda: Go().runner(),
+    "TypeScript": lambda: languages.node().runner(),
 }
 
 
@@ -80,6 +81,13 @@ def test_go_lint() -> None:
     assert languages.run(languages.needed("gofmt"), "-l", *files) == ""
 
 
+def test_typescript_lint() -> None:
+    try:
+        languages.node().npm("lint")
+    except Absent as absent:
+        pytest.skip(str(absent))
+
+
 def generated(template: str, kept: str, plugins: Path, out: Path) -> None:
     """Generates anew under `out` and compares with what is kept."""
     languages.buf(template, plugins, out)
@@ -108,3 +116,34 @@ async def test_the_readme_of_go_runs(make_server: MakeServer, tmp_path: Path) ->
     program = tmp_path / "main.go"
     program.write_text(code.replace(pages.DEFAULT_ADDRESS, server.address), "utf-8")
     assert go.go("run", str(program)) == printed
+
+
+def test_the_generated_typescript_is_of_the_contract(tmp_path: Path) -> None:
+    try:
+        plugins = languages.node().bin
+    except Absent as absent:
+        pytest.skip(str(absent))
+    generated("client/typescript/buf.gen.yaml", "client/typescript/src/gen", plugins, tmp_path)
+
+
+async def test_the_readme_of_typescript_runs(make_server: MakeServer) -> None:
+    try:
+        node = languages.node()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    server = await started(make_server())
+    code, printed = pages.example(node.folder / "README.md", "typescript")
+    program = node.built / "readme.mjs"
+    program.write_text(code.replace(pages.DEFAULT_ADDRESS, server.address), "utf-8")
+    assert languages.run("node", str(program), cwd=node.folder) == printed
+
+
+async def test_the_generated_messages_work_with_grpc_js(make_server: MakeServer) -> None:
+    try:
+        node = languages.node()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    server = await started(make_server())
+    printed = languages.run("node", str(node.built / "conformance" / "grpcjs.js"), server.address).splitlines()
+    assert printed[0].startswith("hashing")
+    assert "NOT_FOUND" in printed[1]
