@@ -131,3 +131,30 @@ def buf(template: str, plugins: Path, out: Path) -> None:
     found = str(Path(sys.executable).parent)
     environment = os.environ | {"PATH": f"{plugins}:{found}:{os.environ['PATH']}", "BUF_CACHE_DIR": str(CACHE / "buf")}
     run(f"{found}/buf", "generate", "--template", template, "--output", str(out), env=environment)
+
+
+class Java:
+    """The generated Java and its runner."""
+
+    folder = ROOT / "client" / "java"
+
+    def __init__(self) -> None:
+        self._maven, self._java = needed("mvn"), needed("java")
+        needed("javac")
+
+    def runner(self) -> Runner:
+        """Built anew when anything of it has changed: the generated code takes its time."""
+        made = hashlib.sha256()
+        for root, pattern in ((self.folder, "pom.xml"), (self.folder / "src", "*.java"), (ROOT / "protos", "*.proto")):
+            for file in sorted(root.rglob(pattern)):
+                made.update(file.read_bytes())
+        target, stamp = self.folder / "target", self.folder / "target" / ".built"
+        if not stamp.exists() or stamp.read_text("utf-8") != made.hexdigest():
+            words = (self._maven, "--quiet", "--batch-mode", f"-Dmaven.repo.local={CACHE / 'm2'}", "package")
+            done = _done(words, self.folder, None)
+            if "Could not transfer" in done.stdout or "Could not resolve" in done.stdout:
+                raise Absent(f"the packages of the Java client cannot be had: {done.stdout.strip()[:300]}")
+            assert done.returncode == 0, done.stdout[-8000:]
+            stamp.write_text(made.hexdigest(), "utf-8")
+        classes = f"{target / 'classes'}{os.pathsep}{(target / 'classpath').read_text('utf-8').strip()}"
+        return Runner("Java", [self._java, "-cp", classes, "dev.memstream.conformance.Main"], client=False)

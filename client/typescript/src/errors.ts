@@ -98,7 +98,9 @@ export function asError(thrown: unknown): MemstreamError {
   // A connection that was reset is ABORTED here, or CANCELLED with a text of the transport's; what the server aborts
   // has a reason, and what the caller gave up another text.
   const lost = error.code === Code.Canceled && error.rawMessage.startsWith("http/2 stream closed");
-  const reset = said.reason === undefined && (error.code === Code.Aborted || lost);
+  // One that was reset inside of a message is INVALID_ARGUMENT, as if a request were wrong.
+  const torn = error.code === Code.InvalidArgument && error.rawMessage.startsWith("protocol error:");
+  const reset = said.reason === undefined && (error.code === Code.Aborted || lost || torn);
   return new MemstreamError(error.rawMessage, reset ? Code.Unavailable : error.code, said, thrown);
 }
 
