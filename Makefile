@@ -44,8 +44,9 @@ test-all: $(STAMP)  ## the tests that need another toolchain; each one that cann
 	if [ $$status -eq 5 ]; then echo "test-all: no test of another toolchain was collected"; exit 0; fi; \
 	exit $$status
 
-crash: $(STAMP)  ## the crash tests at length: kill -9 again and again with a ledger (CRASH_ROUNDS=60)
-	MEMSTREAM_CRASH_ROUNDS=$${CRASH_ROUNDS:-60} $(BIN)/python -m pytest -s tests/server/test_crash.py $(PYTEST_ARGS)
+crash: $(STAMP)  ## kill -9 again and again with a ledger (CRASH_ROUNDS=60), then every n-th call of every port fails
+	MEMSTREAM_CRASH_ROUNDS=$${CRASH_ROUNDS:-60} $(BIN)/python -m pytest -s --timeout 7200 tests/server/test_crash.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/engine/test_faults.py tests/journal/test_faults.py tests/server/test_index.py $(PYTEST_ARGS)
 
 check: $(STAMP)  ## style, types, layers, contract, generated files
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

@@ -25,7 +25,7 @@ BATCH = 500
 ERASED = 10
 
 
-async def filled(memory: memstream.AgentMemory, count: int) -> list[str]:
+async def filled(memory: memstream.Memory, count: int) -> list[str]:
     """Ids of the first few, once all is in the index."""
     first: list[str] = []
     for start in range(0, count, BATCH):

@@ -87,7 +87,7 @@ class Writer:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, address: str, memory: memstream.AgentMemory) -> AsyncIterator[Writer]:
+    async def open(cls, address: str, memory: memstream.Memory) -> AsyncIterator[Writer]:
         """On a connection of its own."""
         async with grpc.aio.insecure_channel(address) as channel:
             call: Any = stream_service_pb2_grpc.StreamServiceStub(channel).Observe()
@@ -132,7 +132,7 @@ async def probe(writer: Writer, recall: memstream.RecallStream, names: Iterator[
     return times
 
 
-async def probe_received(address: str, memory: memstream.AgentMemory, names: Iterator[int], count: int) -> Times:
+async def probe_received(address: str, memory: memstream.Memory, names: Iterator[int], count: int) -> Times:
     """Without waiting for *stored*: `min_revision` one above what the *received* acknowledgement told.
 
     That is the revision that stores it, where nobody else writes.
@@ -163,7 +163,7 @@ async def _contents(recall: memstream.RecallStream, text: str, revision: int) ->
 
 
 @contextlib.asynccontextmanager
-async def arriving(client: memstream.Client, memory: memstream.AgentMemory) -> AsyncIterator[Callable[[], int]]:
+async def arriving(client: memstream.Client, memory: memstream.Memory) -> AsyncIterator[Callable[[], int]]:
     """500 a second into the same memory; tells how many are stored."""
     loop, talk = asyncio.get_running_loop(), Talk(3)
 
@@ -180,7 +180,7 @@ async def arriving(client: memstream.Client, memory: memstream.AgentMemory) -> A
 
 
 @contextlib.asynccontextmanager
-async def flooding(client: memstream.Client, memory: memstream.AgentMemory) -> AsyncIterator[Callable[[], int]]:
+async def flooding(client: memstream.Client, memory: memstream.Memory) -> AsyncIterator[Callable[[], int]]:
     """Eight streams into eight other memories, as fast as they are let."""
     talk = Talk(4)
 

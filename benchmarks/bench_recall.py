@@ -54,7 +54,7 @@ COLUMNS = ("p50 ms", "p99 ms", "max ms", "arrived/s", "server CPU ms")
 class Filled:
     """Memories with their streams open, and what was put into them."""
 
-    memories: list[memstream.AgentMemory]
+    memories: list[memstream.Memory]
     observing: list[memstream.ObserveStream]
     recalling: list[memstream.RecallStream]
     texts: list[list[str]]

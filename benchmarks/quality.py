@@ -54,7 +54,7 @@ class Turn(Protocol):
 class Ingested:
     """One conversation in its memory, and where every turn of it is."""
 
-    memory: memstream.AgentMemory
+    memory: memstream.Memory
     turns: dict[str, list[str]] = field(default_factory=dict)
     """Turns by fragment id: several where a turn was counted on the fragment whose words it repeats."""
     outcomes: Counter[EventType] = field(default_factory=Counter)

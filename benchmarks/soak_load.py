@@ -21,7 +21,7 @@ from typing import Any
 from texts import Talk
 
 import memstream
-from memstream import AgentMemory, Filter, MemoryKind, MemstreamError, Observation, Plan, Tier
+from memstream import Filter, Memory, MemoryKind, MemstreamError, Observation, Plan, Tier
 
 NAMESPACE = "soak"
 SHARED = 6
@@ -79,7 +79,7 @@ class Load:
         self._random = random.Random(seed)
         self._talk = Talk(seed)
         self._client: memstream.Client
-        self._shared: list[AgentMemory] = []
+        self._shared: list[Memory] = []
 
     async def prepare(self, client: memstream.Client) -> None:
         """The memories that stay."""
@@ -119,7 +119,7 @@ class Load:
             await asyncio.sleep(self._random.random() * 0.5)
 
     # ---- streams
-    async def _observe(self, memory: AgentMemory, name: str) -> None:
+    async def _observe(self, memory: Memory, name: str) -> None:
         """One stream's life: closed, abandoned by an error, or let go with things under way."""
         told = self.ledger.producer(memory.path, name)
         ending = self._random.choice(("close", "abandon", "cancel", "supersede"))
@@ -163,7 +163,7 @@ class Load:
                 self.ledger.done["query"] += sum(not isinstance(one, BaseException) for one in answers)
                 await asyncio.sleep(self._random.random())
 
-    async def _watch(self, memory: AgentMemory, slow: bool) -> None:
+    async def _watch(self, memory: Memory, slow: bool) -> None:
         """From the beginning, if that is still kept; a slow one falls behind and finds its cursor compacted."""
         until = asyncio.get_running_loop().time() + self._random.uniform(5.0, 90.0 if slow else 30.0)
         start: Any = self._random.choice(("now", "beginning"))

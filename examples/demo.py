@@ -160,7 +160,7 @@ async def until_revision(watch: memstream.Watch, revision: int) -> list[Event]:
     return events
 
 
-async def show_example(memory: memstream.AgentMemory, events: Sequence[Event], screen: Screen) -> None:
+async def show_example(memory: memstream.Memory, events: Sequence[Event], screen: Screen) -> None:
     """One letter's whole way."""
     path = example_path(events)
     if path:

@@ -26,6 +26,7 @@ SERVER = ROOT / "server/memstream_server"
 FOLDERS = [
     *(SERVER / folder for folder in ("core", "ports", "engine", "rpc", "adapters", "diagnosis")),
     SERVER / "engine/transfer",
+    SERVER / "rpc/access",
     *(SERVER / "adapters" / folder for folder in ("journal", "milvus", "models")),
     ROOT / "client/memstream",
     ROOT / "protos/memstream/v1",

@@ -66,7 +66,7 @@ from memstream.errors import (
     Violation,
     WindowExceeded,
 )
-from memstream.memory import AgentMemory, FragmentListing
+from memstream.memory import FragmentListing, Memory
 from memstream.observe import ObserveStream
 from memstream.policy import (
     Overflow,
@@ -89,7 +89,7 @@ from memstream.resources import (
     Event,
     ImportedFragment,
     Limits,
-    Memory,
+    MemoryInfo,
     MemoryStats,
     ModelUsage,
     ModelUse,
@@ -131,7 +131,6 @@ from memstream.watch import Watch
 
 __all__ = [
     "AckLevel",
-    "AgentMemory",
     "AlreadyExists",
     "Answer",
     "BacklogFull",
@@ -168,6 +167,7 @@ __all__ = [
     "Memory",
     "MemoryDeleted",
     "MemoryExists",
+    "MemoryInfo",
     "MemoryKind",
     "MemoryNotFound",
     "MemoryStats",

@@ -6,7 +6,7 @@
         await joy.write_memories("What's my name?", "You are Bob!")
 
 `AgentMemory` here is what DB-GPT calls so: the memory and the GptsMemory together. The handle of the memory alone is
-`memory` (a memstream.AgentMemory), that of messages and plans `conversation`.
+`memory` (a memstream.Memory), that of messages and plans `conversation`.
 
 To read or write differently, subclass it and override `read_memories`, `write_memories`, or what they are made of:
 `memory_text`, `write_memory_template` (None writes a structured observation), `user_prompt_template`.
@@ -20,7 +20,7 @@ from typing import ClassVar, Self
 
 from memstream.client import Client
 from memstream.conversations import Conversation
-from memstream.memory import AgentMemory as MemoryHandle
+from memstream.memory import Memory
 from memstream.policy import PolicyLike, Profile
 from memstream.templates import render
 from memstream.values import Answer, Fragment, MemoryKind, Observation, RecallOptions, Structured
@@ -125,7 +125,7 @@ class AgentMemory(AgentTemplates):
 
     def __init__(
         self,
-        memory: MemoryHandle,
+        memory: Memory,
         conversation: Conversation | None = None,
         *,
         session: str | None = None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from memstream.errors import MemstreamError
+from memstream.errors import MemstreamError, Unauthenticated
 from memstream.status import is_cut, task_is_cancelled, translate
 
 
@@ -51,14 +51,19 @@ class Backoff:
         self._broken_since = None
 
     def delay_s(self, error: MemstreamError) -> float | None:
-        """Seconds to wait before opening again, None to give up with this error."""
+        """Seconds to wait before opening again, None to give up with this error.
+
+        A stream that was open and is then ended UNAUTHENTICATED is opened again, with the token of now; to be refused
+        so at the opening is final.
+        """
         now = self._clock()
+        outdated = self._open_since is not None and isinstance(error, Unauthenticated)
         if self._open_since is not None and now - self._open_since > self._retry.delay_max_s:
             self.progressed()
         self._open_since = None
         if self._broken_since is None:
             self._broken_since = now
-        if not is_cut(error) or now - self._broken_since > self._allowance_s:
+        if not (is_cut(error) or outdated) or now - self._broken_since > self._allowance_s:
             return None
         ceiling = min(self._retry.delay_max_s, self._retry.delay_min_s * 2.0 ** min(self._attempts, 16))
         self._attempts += 1

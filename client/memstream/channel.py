@@ -7,7 +7,8 @@ import json
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
@@ -35,6 +36,8 @@ Request = TypeVar("Request", contravariant=True)
 Response = TypeVar("Response", covariant=True)
 Message = TypeVar("Message")
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
+Token: TypeAlias = str | Callable[[], str]
+"""A bearer token, or what gives the one to send with the next call."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 
@@ -51,10 +54,24 @@ class Unary(Protocol[Request, Response]):
 class Tls:
     """TLS material as PEM bytes: roots None are the system's, key and chain make it mutual."""
 
-    root_certificates: bytes | None = None
-    private_key: bytes | None = None
-    certificate_chain: bytes | None = None
+    root_certificates: bytes | None = field(default=None, repr=False)
+    private_key: bytes | None = field(default=None, repr=False)
+    certificate_chain: bytes | None = field(default=None, repr=False)
     server_name: str | None = None
+
+    @classmethod
+    def of_files(
+        cls,
+        roots: str | Path | None = None,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+        server_name: str | None = None,
+    ) -> Tls:
+        """From PEM files, read now. Raises OSError, and ValueError for a certificate without its key."""
+        if (certificate is None) != (key is None):
+            raise ValueError("a certificate and its key go together")
+        pem = [None if path is None else Path(path).read_bytes() for path in (roots, key, certificate)]
+        return cls(pem[0], pem[1], pem[2], server_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +103,7 @@ class ChannelSettings:
     """What `connect` was told; its docstring explains."""
 
     target: str
-    token: str | None
+    token: Token | None = field(repr=False)
     tls: Tls | None
     timeout_s: float
     retry: Retry
@@ -102,9 +119,6 @@ class Link:
         self.settings = settings
         self._channel = _channel(settings)
         self._closed = False
-        self._authorization: Metadata = (
-            () if settings.token is None else (("authorization", f"Bearer {settings.token}"),)
-        )
         self.conversations = ConversationServiceStub(self._channel)
         self.memories = MemoryServiceStub(self._channel)
         self.operations = OperationServiceStub(self._channel)
@@ -120,7 +134,9 @@ class Link:
         """What a call sends: who calls, and for which memory, for consistent-hash routing."""
         self.check_open()
         # In metadata and not in call credentials, which nearly double the cost of a unary call.
-        return self._authorization if memory is None else (*self._authorization, ("memstream-memory", str(memory)))
+        token = self.settings.token() if callable(self.settings.token) else self.settings.token
+        authorization: Metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        return authorization if memory is None else (*authorization, ("memstream-memory", str(memory)))
 
     async def call(
         self,

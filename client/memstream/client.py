@@ -8,15 +8,15 @@ from types import TracebackType
 from typing import Self
 
 from memstream.backoff import Backoff, Retry
-from memstream.channel import ChannelSettings, Link, Tls, memory_path, new_request_id, pages
+from memstream.channel import ChannelSettings, Link, Tls, Token, memory_path, new_request_id, pages
 from memstream.codec import kind_to_wire
 from memstream.conversations import Conversation
 from memstream.errors import MemstreamError
-from memstream.memory import AgentMemory
+from memstream.memory import Memory
 from memstream.policy import PolicyLike, Profile
 from memstream.policy_codec import policy_to_wire
 from memstream.resource_codec import memory_from_wire, operation_from_wire, server_info_from_wire
-from memstream.resources import Memory, Namespace, Operation, ServerInfo
+from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
 from memstream.transfer import ExportPart, Source, exported, imported
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import operation_service_pb2, server_service_pb2
@@ -29,7 +29,7 @@ _LOOK_MIN_S, _LOOK_MAX_S = 0.05, 1.0
 def connect(
     target: str,
     *,
-    token: str | None = None,
+    token: Token | None = None,
     tls: Tls | None = None,
     timeout_s: float = 30.0,
     retry: Retry | None = None,
@@ -39,9 +39,11 @@ def connect(
 ) -> Client:
     """A client of the server at `target` ("host:port", or any gRPC name); use it with `async with`.
 
-    `token` is sent as a bearer token with every call; `tls` None is plain text; `timeout_s` bounds every unary call and
-    query that gives no limit of its own; `retry` says how long streams try to reconnect; `keepalive_s` is the time
-    after which a silent connection is probed (a server that is not told to allow it refuses less than five minutes);
+    `token` is sent as a bearer token with every call; a function is asked for it each time, and must not block: that is
+    for tokens that expire. `tls` None is plain text: whoever is on the way reads the token. `timeout_s` bounds every
+    unary call and query that gives no limit of its own; `retry` says how long streams try to reconnect; `keepalive_s`
+    is the time after which a silent connection is probed (a server that is not told to allow it refuses less than five
+    minutes);
     `receive_bytes_max` bounds one message of the server; `options` are further gRPC channel arguments and win.
     Nothing is sent yet. All clients of a process belong in one event loop, and a process that has one must not fork.
     """
@@ -91,9 +93,9 @@ class Client:
         answer = await self._link.call(self._link.server.GetServerInfo, server_service_pb2.GetServerInfoRequest())
         return server_info_from_wire(answer)
 
-    def memory(self, path: str) -> AgentMemory:
+    def memory(self, path: str) -> Memory:
         """The memory `namespace/name`, without asking whether it exists."""
-        return AgentMemory(self._link, memory_path(path))
+        return Memory(self._link, memory_path(path))
 
     def conversation(self, path: str) -> Conversation:
         """The conversation `namespace/name`, without asking whether it exists."""
@@ -108,7 +110,7 @@ class Client:
         policy: PolicyLike | None = None,
         labels: Mapping[str, str] | None = None,
         exist_ok: bool = False,
-    ) -> AgentMemory:
+    ) -> Memory:
         """Makes the memory `namespace/name`; what the policy leaves open is the profile's.
 
         `exist_ok` takes an existing one as it is, whatever its kind and policy; else MemoryExists is raised.
@@ -127,17 +129,21 @@ class Client:
             request_id=new_request_id(),
         )
         await self._link.call(self._link.memories.CreateMemory, request, where)
-        return AgentMemory(self._link, where)
+        return Memory(self._link, where)
 
-    async def get_memory(self, path: str) -> Memory:
+    async def get_memory(self, path: str) -> MemoryInfo:
         """The memory as the server has it; `memory(path).describe()` by another name."""
         return await self.memory(path).describe()
 
-    async def list_memories(self, namespace: str, *, page_size: int = 0) -> AsyncIterator[Memory]:
-        """A namespace's memories by name."""
+    async def list_memories(
+        self, namespace: str, *, name_prefix: str = "", page_size: int = 0
+    ) -> AsyncIterator[MemoryInfo]:
+        """A namespace's memories by name: those whose name begins with `name_prefix`."""
 
-        async def fetch(token: str) -> tuple[list[Memory], str]:
-            request = pb.ListMemoriesRequest(namespace=namespace, page_size=page_size, page_token=token)
+        async def fetch(token: str) -> tuple[list[MemoryInfo], str]:
+            request = pb.ListMemoriesRequest(
+                namespace=namespace, name_prefix=name_prefix, page_size=page_size, page_token=token
+            )
             answer = await self._link.call(self._link.memories.ListMemories, request)
             return [memory_from_wire(wire) for wire in answer.memories], answer.next_page_token
 

@@ -26,7 +26,7 @@ from memstream.policy import PolicyLike
 from memstream.policy_codec import policy_paths, policy_to_wire
 from memstream.recall import RecallStream
 from memstream.resource_codec import memory_from_wire, operation_from_wire, stats_from_wire
-from memstream.resources import Cursor, Memory, MemoryStats, Operation, Put
+from memstream.resources import Cursor, MemoryInfo, MemoryStats, Operation, Put
 from memstream.v1 import fragment_pb2, memory_pb2, stream_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.values import (
@@ -46,7 +46,7 @@ from memstream.watch import Start, Watch
 from memstream.wiretypes import invalid, metadata_value, timestamp
 
 
-class AgentMemory:
+class Memory:
     """A memory by name; making one calls nobody. Every method raises a MemstreamError (see memstream.errors)."""
 
     def __init__(self, link: Link, path: MemoryPath) -> None:
@@ -54,7 +54,7 @@ class AgentMemory:
         self._path = path
 
     def __repr__(self) -> str:
-        return f"<AgentMemory {self._path}>"
+        return f"<Memory {self._path}>"
 
     @property
     def path(self) -> str:
@@ -146,7 +146,7 @@ class AgentMemory:
 
     # The memory as a resource.
 
-    async def describe(self) -> Memory:
+    async def describe(self) -> MemoryInfo:
         """The memory as the server has it: kind, complete policy, labels, revision."""
         request = pb.GetMemoryRequest(namespace=self.namespace, memory=self.name)
         answer = await self._link.call(self._link.memories.GetMemory, request, self._path)
@@ -160,7 +160,7 @@ class AgentMemory:
 
     async def update(
         self, *, policy: PolicyLike | None = None, labels: Mapping[str, str] | None = None, etag: str = ""
-    ) -> Memory:
+    ) -> MemoryInfo:
         """Sets the policy fields given, and all labels if given; with an etag only if it is current."""
         request = pb.UpdateMemoryRequest(
             memory=memory_pb2.Memory(
@@ -181,7 +181,7 @@ class AgentMemory:
         answer = await self._link.call(self._link.memories.UpdateMemory, request, self._path)
         return memory_from_wire(answer.memory)
 
-    async def clone(self, new_path: str) -> AgentMemory:
+    async def clone(self, new_path: str) -> Memory:
         """A new memory (`namespace/name`) of the same structure and policy, without content."""
         path = memory_path(new_path)
         request = pb.CloneMemoryRequest(
@@ -192,7 +192,7 @@ class AgentMemory:
             request_id=new_request_id(),
         )
         await self._link.call(self._link.memories.CloneMemory, request, self._path)
-        return AgentMemory(self._link, path)
+        return Memory(self._link, path)
 
     async def clear(self, tiers: Collection[Tier] = ()) -> int:
         """Empties the tiers named (none: all) for good; how many fragments that were, forgotten ones included."""

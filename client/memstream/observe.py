@@ -1,30 +1,26 @@
 """The Observe stream: numbered observations, delivered once over any number of connections.
 
-Rule 1: one task owns the call, reads it and opens the next one; a second one, the writer, lives as long as a connection
-and takes what it sends from the ledger, never from a queue that a dead connection could have emptied.
+Rule 1: what is sent is taken from the ledger, never from a queue that a dead connection could have emptied.
 Rule 2: only `close` tells the server that the producer has finished; a stream left by an exception is abandoned, and
 what was not received is not there.
-Rule 3: no read is ever cancelled by a timeout, which would end the call: whoever waits, waits for the ledger to change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self, TypeAlias, Unpack
+from typing import TypeAlias, Unpack
 
 import grpc
 import grpc.aio
 
-from memstream.backoff import Backoff, persist
+from memstream.backoff import Backoff
 from memstream.channel import Link, MemoryPath, read_end, read_message
 from memstream.codec import Observable, ack_level_to_wire, observation_to_wire
-from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown, StreamClosed
+from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown
 from memstream.ledger import Ledger
 from memstream.sent import Sent
-from memstream.status import translate
+from memstream.twoway import TwoWayStream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.values import AckLevel, ObservationFields, Rejected
 from memstream.wiretypes import invalid
@@ -36,8 +32,8 @@ _YIELD_EVERY = 64
 _GRACE_MAX_S = 30.0
 
 
-class ObserveStream:
-    """A producer's stream into one memory; made by `AgentMemory.observe`, opened by `async with`.
+class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
+    """A producer's stream into one memory; made by `Memory.observe`, opened by `async with`.
 
     Leaving the block normally flushes and closes; leaving it by an exception abandons the stream. A refused observation
     does not end the stream: it is in `rejected`, and awaiting what `send` returned raises why. `flush` does not raise
@@ -47,48 +43,21 @@ class ObserveStream:
     def __init__(
         self, link: Link, memory: MemoryPath, producer: str, session: str, ack_level: AckLevel, outcomes: bool
     ) -> None:
-        self.memory = memory
+        super().__init__(link, memory)
         self.producer = producer
         self.session = session
         self.ack_level = AckLevel(ack_level)
-        self.connections = 0
         self._outcomes = outcomes
-        self._link = link
         self._ledger = Ledger(BATCH_MAX)
-        self._opened: pb.ObserveOpened | None = None
-        self._task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
-        self._changed = asyncio.Event()
-        self._work = asyncio.Event()
-        self._error: MemstreamError | None = None
-        self._closing = self._finished = self._closed = False
+        self._finished = False
         self._flush_ids = itertools.count(1)
         self._flush_upto = 0
         self._pause_until = 0.0
         # Of the connection, set anew by each.
         self._flush_sent_upto = 0
         self._repeats_flush = 0
-        self._close_sent = self._draining = False
-
-    async def __aenter__(self) -> Self:
-        if self._task is not None:
-            raise StreamClosed("a stream is opened once; call observe() again")
-        self._task = asyncio.create_task(self._run(), name=f"memstream observe {self.memory}")
-        try:
-            await self._until(lambda: self._opened is not None)
-        except BaseException:
-            await self._abandon()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                await self.close()
-        finally:
-            await self._abandon()
+        self._close_sent = False
 
     @property
     def expected_sequence(self) -> int:
@@ -154,76 +123,22 @@ class ObserveStream:
         """Flushes, and tells the server that the producer has finished. May be called again."""
         if self._closed:
             return
-        self._check_opened()
+        self._check_open()
         self._closing = True
         self._work.set()
         await self._until(lambda: self._closed)
 
-    def _check_opened(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._opened is None:
-            raise StreamClosed("the stream is not open: use `async with`")
-
-    def _check_usable(self) -> None:
-        self._check_opened()
-        if self._closing:
-            raise StreamClosed("the stream is closed")
-
-    async def _until(self, ready: Callable[[], bool]) -> None:
-        while not ready():
-            if self._error is not None:
-                raise self._error
-            await self._changed.wait()
+    def _failed(self, error: MemstreamError) -> None:
+        self._ledger.fail(error)
 
     def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-        self._work.set()
+        super()._notify()
+        self._work.set()  # what was acknowledged makes room for more
 
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        backoff = Backoff(self._link.settings.retry, loop.time)
-        try:
-            await persist(lambda: self._connection(backoff), backoff)
-        except MemstreamError as error:
-            self._fail(error)
+    def _call(self) -> _Call:
+        return self._link.streams.Observe(metadata=self._link.metadata(self.memory))
 
-    def _fail(self, error: MemstreamError) -> None:
-        if self._error is None and not self._closed:
-            self._error = error
-            self._ledger.fail(error)
-        self._notify()
-
-    async def _abandon(self) -> None:
-        task = self._task
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        self._fail(StreamClosed("the stream was abandoned"))
-
-    async def _connection(self, backoff: Backoff) -> None:
-        if self._error is not None:
-            raise self._error
-        call: _Call = self._link.streams.Observe(metadata=self._link.metadata(self.memory))
-        writer: asyncio.Task[None] | None = None
-        try:
-            self._open(await self._answer_to_open(call))
-            backoff.opened()
-            writer = asyncio.create_task(self._write(call))
-            while not self._finished:
-                if self._take(await read_message(call), call):
-                    backoff.progressed()
-            await read_end(call)
-            self._closed = True
-            self._notify()
-        finally:
-            call.cancel()  # dropping the reference would leave the server's handler open
-            if writer is not None:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-
-    async def _answer_to_open(self, call: _Call) -> pb.ObserveOpened:
+    async def _open(self, call: _Call) -> None:
         await call.write(
             pb.ObserveRequest(
                 open=pb.ObserveOpen(
@@ -241,15 +156,16 @@ class ObserveStream:
             raise _going_away(answer.going_away)
         if not answer.HasField("opened"):
             raise ProtocolViolation(f"the server answered open with {answer.WhichOneof('message')}")
-        return answer.opened
-
-    def _open(self, opened: pb.ObserveOpened) -> None:
-        self._ledger.opened(opened)
+        self._ledger.opened(answer.opened)
         self._flush_sent_upto = self._repeats_flush = 0
         self._close_sent = self._draining = False
-        self._opened = opened
-        self.connections += 1
-        self._notify()
+
+    async def _read(self, call: _Call, backoff: Backoff) -> None:
+        while not self._finished:
+            if self._take(await read_message(call), call):
+                backoff.progressed()
+        await read_end(call)
+        self._closed = True
 
     def _take(self, response: pb.ObserveResponse, call: _Call) -> bool:
         """Takes one answer; whether it was progress. Raises ShuttingDown when it is time to reconnect."""
@@ -282,22 +198,6 @@ class ObserveStream:
         grace = going_away.grace.seconds + going_away.grace.nanos / 1e9
         asyncio.get_running_loop().call_later(min(grace, _GRACE_MAX_S), call.cancel)
 
-    async def _write(self, call: _Call) -> None:
-        try:
-            while True:
-                request = self._next_request()
-                if request is None:
-                    await self._work.wait()
-                    self._work.clear()
-                else:
-                    await self._pause()
-                    await call.write(request)
-        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            return  # the reader gets the status
-        except Exception as defect:
-            self._fail(translate(defect))
-            call.cancel()
-
     def _next_request(self) -> pb.ObserveRequest | None:
         if self._draining or self._close_sent:
             return None
@@ -317,7 +217,7 @@ class ObserveStream:
             return pb.ObserveRequest(close=pb.ObserveClose())
         return None
 
-    async def _pause(self) -> None:
+    async def _may_send(self) -> None:
         delay_s = self._pause_until - asyncio.get_running_loop().time()
         if delay_s > 0:
             await asyncio.sleep(delay_s)

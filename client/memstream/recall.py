@@ -1,8 +1,7 @@
 """The Recall stream: many queries in flight, each answered, cancelled and asked again on its own.
 
-Rule 1: one task owns the call, reads it and opens the next one; the writer lives as long as a connection.
-Rule 2: a query that was not answered is asked again on the next connection; its caller notices only the time.
-Rule 3: a caller that stops waiting gives its query up, and the server is told.
+Rule 1: a query that was not answered is asked again on the next connection; its caller notices only the time.
+Rule 2: a caller that stops waiting gives its query up, and the server is told.
 """
 
 from __future__ import annotations
@@ -10,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self, TypeAlias, Unpack
+from typing import TypeAlias, Unpack
 
 import grpc
 import grpc.aio
 
-from memstream.backoff import Backoff, persist
+from memstream.backoff import Backoff
 from memstream.channel import Link, MemoryPath, deadline, read_message
 from memstream.codec import answer_from_wire, query_to_wire
-from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown, StreamClosed
-from memstream.status import from_status, translate
+from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown
+from memstream.status import from_status
+from memstream.twoway import TwoWayStream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.values import Answer, RecallOptions, Structured
 
@@ -38,46 +36,20 @@ class _Question:
     parts: list[pb.Recollections] = field(default_factory=list[pb.Recollections])
 
 
-class RecallStream:
-    """A stream of queries to one memory; made by `AgentMemory.recall`, opened by `async with`.
+class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
+    """A stream of queries to one memory; made by `Memory.recall`, opened by `async with`.
 
     Ask from as many tasks of one event loop as wanted; beyond what the server takes at once, queries wait their turn.
     """
 
     def __init__(self, link: Link, memory: MemoryPath, session: str) -> None:
-        self.memory = memory
+        super().__init__(link, memory)
         self.session = session
-        self.connections = 0
-        self._link = link
-        self._task: asyncio.Task[None] | None = None
         self._ids = itertools.count(1)
         self._asked: dict[str, _Question] = {}
         self._outbox: deque[pb.RecallRequest] = deque()
         self._in_flight_max = IN_FLIGHT_MAX
-        self._changed = asyncio.Event()
-        self._work = asyncio.Event()
-        self._error: MemstreamError | None = None
-        self._closing = self._closed = self._draining = self._connected = False
-
-    async def __aenter__(self) -> Self:
-        if self._task is not None:
-            raise StreamClosed("a stream is opened once; call recall() again")
-        self._task = asyncio.create_task(self._run(), name=f"memstream recall {self.memory}")
-        try:
-            await self._until(lambda: self.connections > 0)
-        except BaseException:
-            await self._abandon()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                await self.close()
-        finally:
-            await self._abandon()
+        self._connected = False
 
     async def query(self, what: str | Structured, **options: Unpack[RecallOptions]) -> Answer:
         """Asks and waits for the answer. Cancelling the wait gives the query up, and only this one.
@@ -130,99 +102,52 @@ class RecallStream:
             self._outbox.append(request)
             self._work.set()
 
-    def _check_open(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._task is None:
-            raise StreamClosed("the stream is not open: use `async with`")
+    def _failed(self, error: MemstreamError) -> None:
+        for question in self._asked.values():
+            if not question.answer.done():
+                question.answer.set_exception(error)
+        self._asked.clear()
 
-    def _check_usable(self) -> None:
-        self._check_open()
-        if self._closing:
-            raise StreamClosed("the stream is closed")
+    def _call(self) -> _Call:
+        return self._link.streams.Recall(metadata=self._link.metadata(self.memory))
 
-    async def _until(self, ready: Callable[[], bool]) -> None:
-        while not ready():
-            if self._error is not None:
-                raise self._error
-            await self._changed.wait()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def _run(self) -> None:
-        backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
-        try:
-            await persist(lambda: self._connection(backoff), backoff)
-        except MemstreamError as error:
-            self._fail(error)
-
-    def _fail(self, error: MemstreamError) -> None:
-        if self._error is None and not self._closed:
-            self._error = error
-            for question in self._asked.values():
-                if not question.answer.done():
-                    question.answer.set_exception(error)
-            self._asked.clear()
-        self._notify()
-
-    async def _abandon(self) -> None:
-        task = self._task
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        self._fail(StreamClosed("the stream was abandoned"))
+    async def _open(self, call: _Call) -> None:
+        opening = pb.RecallOpen(namespace=self.memory.namespace, memory=self.memory.name, session=self.session)
+        await call.write(pb.RecallRequest(open=opening))
+        answer = await read_message(call)
+        if answer.HasField("going_away"):
+            raise ShuttingDown("the server is going away", reason="SHUTTING_DOWN")
+        if not answer.HasField("opened"):
+            raise ProtocolViolation(f"the server answered open with {answer.WhichOneof('message')}")
+        self._in_flight_max = answer.opened.limits.queries_in_flight_max or IN_FLIGHT_MAX
+        self._draining = False
+        self._outbox.clear()
+        for question in self._asked.values():
+            question.parts.clear()
+            self._push(pb.RecallRequest(query=question.query))
+        self._connected = True
 
     async def _connection(self, backoff: Backoff) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closing:
-            return
-        call: _Call = self._link.streams.Recall(metadata=self._link.metadata(self.memory))
-        writer: asyncio.Task[None] | None = None
-        try:
-            self._open(await self._answer_to_open(call))
-            backoff.opened()
-            writer = asyncio.create_task(self._write(call))
-            while (response := await self._read(call)) is not None:
-                if self._take(response, call):
-                    backoff.progressed()
-        finally:
-            call.cancel()
-            self._connected = False
-            self._notify()
-            if writer is not None:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
+        if not self._closing or self._error is not None:
+            await super()._connection(backoff)
 
-    async def _read(self, call: _Call) -> pb.RecallResponse | None:
+    async def _read(self, call: _Call, backoff: Backoff) -> None:
+        while (response := await self._response(call)) is not None:
+            if self._take(response, call):
+                backoff.progressed()
+
+    async def _response(self, call: _Call) -> pb.RecallResponse | None:
         """The next answer; None when the server ended the stream because it was closed."""
         if not self._closing:
             return await read_message(call)
         message = await call.read()
         return message if isinstance(message, pb.RecallResponse) else None
 
-    async def _answer_to_open(self, call: _Call) -> pb.RecallOpened:
-        opening = pb.RecallOpen(namespace=self.memory.namespace, memory=self.memory.name, session=self.session)
-        await call.write(pb.RecallRequest(open=opening))
-        answer: pb.RecallResponse = await read_message(call)
-        if answer.HasField("going_away"):
-            raise ShuttingDown("the server is going away", reason="SHUTTING_DOWN")
-        if not answer.HasField("opened"):
-            raise ProtocolViolation(f"the server answered open with {answer.WhichOneof('message')}")
-        return answer.opened
+    def _disconnected(self) -> None:
+        self._connected = False
 
-    def _open(self, opened: pb.RecallOpened) -> None:
-        self._in_flight_max = opened.limits.queries_in_flight_max or IN_FLIGHT_MAX
-        self._draining = False
-        self._outbox.clear()
-        for question in self._asked.values():
-            question.parts.clear()
-            self._push(pb.RecallRequest(query=question.query))
-        self.connections += 1
-        self._connected = True
-        self._notify()
+    def _next_request(self) -> pb.RecallRequest | None:
+        return self._outbox.popleft() if self._outbox else None
 
     def _take(self, response: pb.RecallResponse, call: _Call) -> bool:
         """Takes one message; whether it answered a query. Raises ShuttingDown when it is time to reconnect."""
@@ -258,16 +183,3 @@ class RecallStream:
         self._draining = True
         grace_s = going_away.grace.seconds + going_away.grace.nanos / 1e9
         asyncio.get_running_loop().call_later(min(grace_s, 1.0), call.cancel)
-
-    async def _write(self, call: _Call) -> None:
-        try:
-            while True:
-                while self._outbox:
-                    await call.write(self._outbox.popleft())
-                await self._work.wait()
-                self._work.clear()
-        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            return  # the reader gets the status
-        except Exception as defect:
-            self._fail(translate(defect))
-            call.cancel()

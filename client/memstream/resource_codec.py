@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from memstream.policy_codec import policy_from_wire
-from memstream.resources import EmbeddingModel, Limits, Memory, MemoryStats, ModelUsage, Operation, ServerInfo
+from memstream.resources import EmbeddingModel, Limits, MemoryInfo, MemoryStats, ModelUsage, Operation, ServerInfo
 from memstream.status import from_status
 from memstream.v1 import memory_pb2, operation_pb2, server_service_pb2
 from memstream.values import Capability, MemoryKind, OperationState
@@ -16,9 +16,9 @@ _CAPABILITIES = members(Capability, server_service_pb2.Capability.DESCRIPTOR)
 _STATES = members(OperationState, operation_pb2.OperationState.DESCRIPTOR)
 
 
-def memory_from_wire(wire: memory_pb2.Memory) -> Memory:
+def memory_from_wire(wire: memory_pb2.Memory) -> MemoryInfo:
     """A memory as the server describes it."""
-    return Memory(
+    return MemoryInfo(
         namespace=wire.namespace,
         name=wire.name,
         uid=wire.uid,

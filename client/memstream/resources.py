@@ -86,7 +86,7 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryInfo:
     """One agent's memory as the server describes it, with its complete policy."""
 
     namespace: str

@@ -27,7 +27,7 @@ _AHEAD_MAX = 1000
 
 
 class Watch:
-    """A memory's events; made by `AgentMemory.watch`. Iterate over it; leave `async with`, or `aclose`, to end it.
+    """A memory's events; made by `Memory.watch`. Iterate over it; leave `async with`, or `aclose`, to end it.
 
     `cursor` is where a later watch would go on: after the last event that was handed out, or the last mark that nothing
     happened. Waiting for the next event may be cancelled (or timed out) and resumed; nothing is lost by it.

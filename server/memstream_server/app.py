@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,8 +137,16 @@ def _tame_garbage_collection() -> None:
 async def running(settings: Settings, models: Models | None = None) -> AsyncIterator[Running]:
     """A server from start to drained end. Parts are closed in reverse order, also when a later one fails to start."""
     from memstream_server.adapters.journal import open_journal
+    from memstream_server.rpc.access.files import AccessError
+    from memstream_server.rpc.access.opening import open_access
     from memstream_server.rpc.server import create_server
 
+    try:
+        access = open_access(settings)
+    except AccessError as error:
+        raise StartError(str(error)) from error
+    if lacking := settings.unprotected(allowed=True):
+        log.warning("insecure_listen", listen=settings.listen, without=lacking, remedy="see docs/security.md")
     async with contextlib.AsyncExitStack() as stack:
         metrics = Metrics()
         endpoint = serve_metrics(metrics, settings.metrics_listen)
@@ -174,8 +183,8 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         await engine.start()
         stack.push_async_callback(engine.stop, INDEX_GRACE_S)
         conversations = Conversations(journal.conversations, journal, clock, dependencies.quiet_s)
-        server = create_server(engine, conversations, settings, metrics)
-        address = await server.start(settings.listen)
+        server = create_server(engine, conversations, settings, metrics, access)
+        address = await server.start(settings.listen, access.credentials)
         await engine.ownership.announce(settings.advertise or address)
         if settings.milvus_uri and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
             log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
@@ -465,8 +474,8 @@ class EngineMetrics:
         self._metrics.commit_seconds.observe(seconds)
 
     def events(self, recorded: Recorded) -> None:
-        for event in recorded.events:
-            self._metrics.transitions.labels(event.type.value).inc()
+        for type_, times in Counter(event.type for event in recorded.events).items():
+            self._metrics.transitions.labels(type_.value).inc(times)
 
     def recalled(self, seconds: float, degraded: bool) -> None:
         self._metrics.recall_seconds.observe(seconds)

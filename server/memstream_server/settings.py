@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_va
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 ENV_PREFIX = "MEMSTREAM_"
+PEER_SECRET_CHARS_MIN = 32
 CONFIG_VARIABLE = "MEMSTREAM_CONFIG"
 
 
@@ -100,6 +101,14 @@ def _setting(default: Any, meaning: str, unit: str = "", low: float | None = Non
     return Field(default, description=meaning, ge=low, le=high, json_schema_extra={"unit": unit}, validate_default=True)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine is behind that name or address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Settings(BaseSettings):
     """All settings of a server process. Immutable once made; make one with `load`."""
 
@@ -123,6 +132,41 @@ class Settings(BaseSettings):
     metrics_listen: MetricsListen = _setting("", "address of the Prometheus endpoint, host:port; empty is off")
     log_level: LogLevel = _setting(LogLevel.INFO, "least severe log line written")
     log_format: LogFormat = _setting(LogFormat.CONSOLE, "log lines for people or for machines")
+
+    # ---- who may connect, and do what (docs/security.md)
+    tls_cert_file: Path | None = _setting(
+        None, "PEM certificate of the server with its chain; this and the other TLS files may be replaced while it runs"
+    )
+    tls_key_file: Path | None = _setting(None, "its key, PEM, not encrypted")
+    tls_client_ca_file: Path | None = _setting(
+        None, "CA of client certificates, PEM; every client must then present one, whose URI is who it is"
+    )
+    tls_peer_ca_file: Path | None = _setting(
+        None, "CA of the certificates of other servers of the same database; unset is the system's"
+    )
+    insecure_listen: bool = _setting(
+        False, "listen beyond loopback without TLS, or without asking who calls; for a network that does both"
+    )
+    api_keys_file: Path | None = _setting(None, "API keys, as `memstream keys` writes them; read again when it changes")
+    jwt_jwks: str = _setting("", "keys that JWTs are verified by: the issuer's JWKS as an https URL, or a file")
+    jwt_issuer: str = _setting("", "`iss` of accepted JWTs")
+    jwt_audience: str = _setting("", "`aud` of accepted JWTs: this service, so that no other's tokens are taken")
+    trusted_proxies: str = _setting(
+        "", "whose x-forwarded-client-cert is believed: networks as 127.0.0.0/8, and `unix`, with commas"
+    )
+    access_policy_file: Path | None = _setting(
+        None, "TOML file that says who may do what in which namespaces; read again when it changes"
+    )
+    peer_secret: SecretStr = _setting(
+        SecretStr(""), "shared by the servers of one database: by it they tell each other who calls; 32 characters"
+    )
+
+    caller_streams_max: int = _setting(
+        0, "streams one principal may have open at once; 0 is no limit", "streams", 0, 1_000_000
+    )
+    caller_calls_max: int = _setting(
+        0, "calls of one answer that one principal may have under way at once; 0 is no limit", "calls", 0, 1_000_000
+    )
 
     # ---- the vector index
     milvus_uri: str = _setting("", "Milvus or Zilliz to use; empty runs Milvus Lite in the data directory")
@@ -221,6 +265,16 @@ class Settings(BaseSettings):
     window_bytes: int = _setting(16_777_216, "bytes of content likewise", "bytes", 65_536, 1_073_741_824)
     streams_max: int = _setting(4_096, "streams open at once", "streams", 1, 1_000_000)
     recall_in_flight_max: int = _setting(64, "queries under way on one Recall stream", "queries", 1, 10_000)
+    calls_in_flight_max: int = _setting(
+        1_024, "calls of one answer under way at once, of all clients together", "calls", 1, 1_000_000
+    )
+    watch_stalled_max_s: float = _setting(
+        600.0,
+        "how long a watcher may leave events unread before its stream ends, to be resumed",
+        "seconds",
+        0.1,
+        86_400,
+    )
     drain_grace_s: float = _setting(10.0, "how long streams may finish after SIGTERM", "seconds", 0, 600)
 
     # ---- memory of the process
@@ -257,7 +311,6 @@ class Settings(BaseSettings):
     access_flush_interval_s: float = _setting(
         5.0, "how often access times and counts are written", "seconds", 0.05, 3_600
     )
-    request_retention_s: int = _setting(86_400, "how long the answer to a request_id is kept", "seconds", 60, 2_592_000)
     maintenance_interval_s: float = _setting(
         60.0, "how often expired fragments and old answers are looked for", "seconds", 0.05, 86_400
     )
@@ -274,7 +327,47 @@ class Settings(BaseSettings):
             raise ValueError("embedding = onnx needs embedding_model_dir")
         if self.next_embedding is EmbeddingKind.ONNX and self.next_embedding_model_dir is None:
             raise ValueError("next_embedding = onnx needs next_embedding_model_dir")
+        self._check_access()
         return self
+
+    def _check_access(self) -> None:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file go together")
+        if self.tls_cert_file is None and (self.tls_client_ca_file or self.tls_peer_ca_file):
+            raise ValueError("tls_client_ca_file and tls_peer_ca_file need tls_cert_file and tls_key_file")
+        if bool(self.jwt_jwks) != bool(self.jwt_issuer) or bool(self.jwt_jwks) != bool(self.jwt_audience):
+            raise ValueError("jwt_jwks, jwt_issuer and jwt_audience go together")
+        if self.authenticates != (self.access_policy_file is not None):
+            raise ValueError(
+                "access_policy_file goes with what says who calls: "
+                "api_keys_file, jwt_jwks, tls_client_ca_file or trusted_proxies"
+            )
+        if self.authenticates and self.journal_url.get_secret_value() and not self.peer_secret.get_secret_value():
+            raise ValueError("servers of one database that ask who calls need a peer_secret")
+        if 0 < len(self.peer_secret.get_secret_value()) < PEER_SECRET_CHARS_MIN:
+            raise ValueError(f"peer_secret must have at least {PEER_SECRET_CHARS_MIN} characters")
+        if missing := self.unprotected():
+            raise ValueError(
+                f"listen is {self.listen}, beyond loopback, without {missing}: see docs/security.md; "
+                "insecure_listen listens there all the same"
+            )
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether the server asks who calls."""
+        return bool(self.api_keys_file or self.jwt_jwks or self.tls_client_ca_file or self.trusted_proxies)
+
+    def unprotected(self, allowed: bool = False) -> str:
+        """What a port beyond loopback lacks: "TLS", "authentication", both with "and"; empty where all is well.
+
+        `allowed` tells it although insecure_listen allows it.
+        """
+        if self.listen.startswith("unix:") or is_loopback(parse_listen(self.listen)[0]):
+            return ""
+        if self.insecure_listen and not allowed:
+            return ""
+        lacks = {"TLS": self.tls_cert_file is None, "authentication": not self.authenticates}
+        return " and ".join(name for name, lacking in lacks.items() if lacking)
 
     @classmethod
     def settings_customise_sources(

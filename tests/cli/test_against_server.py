@@ -124,6 +124,11 @@ def test_a_killed_observe_is_finished_by_the_same_command(server: ServerProcess,
     assert Counter(held(server, "demo/killed")) == Counter(lines)
 
 
+def _interruptible() -> None:
+    """A shell's background job, which the tests may be, ignores SIGINT, and so would what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupted_pipe_says_how_far_it_came(server: ServerProcess) -> None:
     words = ("observe", "--create", "demo/interrupted")
     with subprocess.Popen(
@@ -133,6 +138,7 @@ def test_an_interrupted_pipe_says_how_far_it_came(server: ServerProcess) -> None
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_interruptible,
     ) as process:
         assert process.stdin is not None
         process.stdin.write("one\ntwo\n")

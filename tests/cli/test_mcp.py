@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
+from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
 import memstream
 from tests.cli.commands import COMMAND, environment, run
@@ -134,6 +135,40 @@ async def test_agents_over_http(server: ServerProcess, memory: str) -> None:
             assert found["recollections"][0]["content"] == "Ann plays the cello"
 
 
+async def test_a_token_is_asked_for_over_http(server: ServerProcess, memory: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{'a1' * 16}\n", "ascii")
+    async with over_http(memory, server.address, "--http-token-file", str(file)) as url:
+        for given in ({}, {"Authorization": f"Bearer {'a2' * 16}"}, {"Authorization": f"Basic {'a1' * 16}"}):
+            async with create_mcp_http_client(headers=given) as http:
+                answer = await http.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+                assert (answer.status_code, answer.headers["www-authenticate"][:7]) == (401, "Bearer ")
+                assert (await http.get(url)).status_code == 401
+        async with (
+            create_mcp_http_client(headers={"Authorization": f"Bearer {'a1' * 16}"}) as http,
+            Client(streamable_http_client(url, http_client=http), read_timeout_seconds=DEADLINE_S) as client,
+        ):
+            await converse(client)
+
+
+async def test_who_listens_to_the_world_is_warned(server: ServerProcess, memory: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef", "ascii")
+    for options, warning in (((), "--http-token-file"), (("--http-token-file", str(file)), "TLS")):
+        process = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "mcp", "--memory", memory, "--transport", "http", "--listen", "0.0.0.0:0", *options),
+            env=environment(server.address),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert process.stderr is not None
+            assert warning in (await asyncio.wait_for(process.stderr.readline(), DEADLINE_S)).decode()
+        finally:
+            process.kill()
+            await process.wait()
+
+
 async def test_what_a_model_is_told(server: ServerProcess, memory: str) -> None:
     async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
         assert "never instructions" in (client.instructions or "")
@@ -212,7 +247,7 @@ async def until_done(client: Client, tool: str, **arguments: Any) -> dict[str, A
     return dict(result.structured_content)
 
 
-def test_what_is_wrong_on_the_command_line(server: ServerProcess) -> None:
+def test_what_is_wrong_on_the_command_line(server: ServerProcess, tmp_path: Path) -> None:
     named = run("mcp", "--memory", "nonsense", target=server.address)
     assert (named.returncode, named.stdout) == (2, "")
     assert "nonsense" in named.stderr
@@ -220,6 +255,11 @@ def test_what_is_wrong_on_the_command_line(server: ServerProcess) -> None:
         ended = run("mcp", "--memory", "a/b", "--transport", "http", "--listen", listen, target=server.address)
         assert ended.returncode == 2
         assert "127.0.0.1:7710" in ended.stderr
+    for token in ("", "short", "two words of a token", "twelve\nand twelve", "ä" * 20):
+        (tmp_path / "token").write_text(token, "utf-8")
+        ended = run("mcp", "--memory", "a/b", "--http-token-file", str(tmp_path / "token"), target=server.address)
+        assert ended.returncode in (1, 2)
+        assert "token" in ended.stderr
     taken = run("mcp", "--memory", "a/b", "--transport", "http", "--listen", server.address, target=server.address)
     assert taken.returncode == 1
     assert "name another with --listen" in taken.stderr

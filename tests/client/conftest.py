@@ -27,5 +27,5 @@ async def client(server: ScriptedServer) -> AsyncIterator[memstream.Client]:
 
 
 @pytest.fixture
-def memory(client: memstream.Client) -> memstream.AgentMemory:
+def memory(client: memstream.Client) -> memstream.Memory:
     return client.memory("ns/m")

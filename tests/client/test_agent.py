@@ -179,6 +179,23 @@ async def test_what_cannot_be_stored_is_raised(client: memstream.Client, path: s
     assert await joy.read_memories("anything") == ""
 
 
+async def test_a_template_that_fails_writes_nothing_and_loses_nothing(client: memstream.Client, path: str) -> None:
+    joy = await AgentMemory.open(client, path)
+    await joy.write_memories("q", "a")
+    sound = joy.write_memory_template
+    for broken in ("{{ question.__class__ }}", "{{ no_such_name }}"):
+        joy.write_memory_template = broken
+        with pytest.raises(InvalidRequest, match="write_memory_template"):
+            await joy.write_memories("lost", "lost")
+        assert await joy.read_memories("anything") == "user: q\nassistant: a"
+    joy.write_memory_template = sound
+    joy.user_prompt_template = "{{ ''.__class__ }}"
+    with pytest.raises(InvalidRequest, match="user_prompt_template"):
+        await joy.prompt("again")
+    await joy.write_memories("q2", "a2")
+    assert await joy.read_memories("anything") == "user: q\nassistant: a\nuser: q2\nassistant: a2"
+
+
 def test_the_blocking_facade(real: ServerProcess, path: str) -> None:
     with memstream.sync.connect(real.address) as client:
         joy = SyncAgentMemory.open(client, path)

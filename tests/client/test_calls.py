@@ -46,7 +46,7 @@ async def test_bad_paths_are_refused_before_anything_is_sent(client: memstream.C
     assert caught.value.violations[0].field == "memory"
 
 
-async def test_listing_goes_over_pages(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_listing_goes_over_pages(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
         for n in range(7):
             await stream.send(f"line {n}")

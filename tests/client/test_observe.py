@@ -13,7 +13,7 @@ from tests.support.scripted_server import ScriptedServer
 from tests.support.scripts import Plan, status, until
 
 
-async def test_items_are_numbered_stored_and_closed(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_items_are_numbered_stored_and_closed(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p", session="monday", outcomes=True) as stream:
         first = await stream.send("user: My name is Bob", speaker="Bob", importance=0.9)
         second = await stream.send(memstream.Structured(thought="a name", action="note"))
@@ -46,7 +46,7 @@ async def test_items_are_numbered_stored_and_closed(memory: memstream.AgentMemor
     ids=["unavailable", "rst", "cancelled", "eof", "going_away", "double_acks", "at_close", "shutting_down", "backlog"],
 )
 async def test_a_break_loses_nothing_and_doubles_nothing(
-    memory: memstream.AgentMemory, server: ScriptedServer, broken: Plan
+    memory: memstream.Memory, server: ScriptedServer, broken: Plan
 ) -> None:
     server.window_observations = 16
     server.plans = [broken, Plan(drop_after=2), Plan(drop_after=40)]
@@ -60,7 +60,7 @@ async def test_a_break_loses_nothing_and_doubles_nothing(
     assert server.closed == 1
 
 
-async def test_a_break_at_every_point(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_a_break_at_every_point(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.batch_max = 2
     for point in range(1, 8):
         server.plans = [Plan(drop_after=point)]
@@ -70,7 +70,7 @@ async def test_a_break_at_every_point(memory: memstream.AgentMemory, server: Scr
         assert server.contents(f"p{point}") == [f"line {n}" for n in range(7)]
 
 
-async def test_the_server_restarts(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_the_server_restarts(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
         await stream.send("before")
         await stream.flush()
@@ -83,7 +83,7 @@ async def test_the_server_restarts(memory: memstream.AgentMemory, server: Script
     assert server.contents() == ["before", "during"]
 
 
-async def test_a_new_process_continues_the_numbers(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_a_new_process_continues_the_numbers(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
         await stream.send("one")
     async with memory.observe("p") as stream:
@@ -92,7 +92,7 @@ async def test_a_new_process_continues_the_numbers(memory: memstream.AgentMemory
     assert server.contents() == ["one", "two"]
 
 
-async def test_the_window_bounds_what_is_in_flight(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_the_window_bounds_what_is_in_flight(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.window_observations = 8
     server.acking.clear()
     async with memory.observe("p") as stream:
@@ -110,7 +110,7 @@ async def test_the_window_bounds_what_is_in_flight(memory: memstream.AgentMemory
     assert server.contents() == [f"line {n}" for n in range(10)]
 
 
-async def test_the_window_bounds_bytes(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_the_window_bounds_bytes(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.window_bytes = 1000
     server.acking.clear()
     async with memory.observe("p") as stream:
@@ -126,7 +126,7 @@ async def test_the_window_bounds_bytes(memory: memstream.AgentMemory, server: Sc
 
 
 async def test_a_lone_item_goes_at_once_and_a_flood_in_batches(
-    memory: memstream.AgentMemory, server: ScriptedServer
+    memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     async with memory.observe("p") as stream:
         await (await stream.send("alone"))  # no flush asked for
@@ -137,7 +137,7 @@ async def test_a_lone_item_goes_at_once_and_a_flood_in_batches(
     assert len(server.batch_sizes) < 50
 
 
-async def test_flush_waits_until_stored(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_flush_waits_until_stored(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.storing.clear()
     async with memory.observe("p") as stream:
         await stream.send("one")
@@ -150,7 +150,7 @@ async def test_flush_waits_until_stored(memory: memstream.AgentMemory, server: S
         assert stream.stored == 1
 
 
-async def test_flush_at_level_received(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_flush_at_level_received(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.storing.clear()
     async with memory.observe("p", ack_level=memstream.AckLevel.RECEIVED) as stream:
         await stream.send("one")
@@ -159,7 +159,7 @@ async def test_flush_at_level_received(memory: memstream.AgentMemory, server: Sc
         server.storing.set()
 
 
-async def test_a_flush_survives_a_break(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_a_flush_survives_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.storing.clear()
     async with memory.observe("p") as stream:
         await stream.send("one")
@@ -172,7 +172,7 @@ async def test_a_flush_survives_a_break(memory: memstream.AgentMemory, server: S
     assert server.contents() == ["one"]
 
 
-async def test_refused_items_are_told_apart(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_refused_items_are_told_apart(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
         good = await stream.send("fine")
         bad = await stream.send("reject me")
@@ -187,7 +187,7 @@ async def test_refused_items_are_told_apart(memory: memstream.AgentMemory, serve
         assert stream.stored == 3
 
 
-async def test_a_refusal_is_the_same_after_a_break(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_a_refusal_is_the_same_after_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.plans = [Plan(drop_after=2)]
     async with memory.observe("p") as stream:
         await stream.send("fine")
@@ -198,7 +198,7 @@ async def test_a_refusal_is_the_same_after_a_break(memory: memstream.AgentMemory
         assert stream.rejected_count == 1
 
 
-async def test_another_process_supersedes(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_another_process_supersedes(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.storing.clear()
     old = await memory.observe("p").__aenter__()
     pending = await old.send("one")
@@ -212,9 +212,7 @@ async def test_another_process_supersedes(memory: memstream.AgentMemory, server:
     assert server.contents() == ["one", "two"]
 
 
-async def test_other_content_under_a_number_is_a_conflict(
-    memory: memstream.AgentMemory, server: ScriptedServer
-) -> None:
+async def test_other_content_under_a_number_is_a_conflict(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.acking.clear()
     stream = await memory.observe("p").__aenter__()
     await stream.send("mine")
@@ -227,7 +225,7 @@ async def test_other_content_under_a_number_is_a_conflict(
 
 
 async def test_a_server_that_lost_acknowledged_numbers_is_told_of(
-    memory: memstream.AgentMemory, server: ScriptedServer
+    memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     stream = await memory.observe("p").__aenter__()
     for n in range(3):
@@ -243,7 +241,7 @@ async def test_a_server_that_lost_acknowledged_numbers_is_told_of(
 
 
 async def test_lost_numbers_that_were_not_stored_are_sent_again(
-    memory: memstream.AgentMemory, server: ScriptedServer
+    memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     server.storing.clear()
     async with memory.observe("p") as stream:
@@ -257,14 +255,14 @@ async def test_lost_numbers_that_were_not_stored_are_sent_again(
     assert server.contents() == ["line 0", "line 1", "line 2"]
 
 
-async def test_a_window_that_is_overrun_is_a_break(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_a_window_that_is_overrun_is_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.plans = [Plan(refuse=status(grpc.StatusCode.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED"))]
     async with memory.observe("p") as stream:
         await stream.send("one")
     assert server.contents() == ["one"]
 
 
-async def test_throttled_items_wait(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_throttled_items_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.plans = [Plan(throttle_s=0.2)]
     async with memory.observe("p") as stream:
         await asyncio.sleep(0.05)
@@ -275,7 +273,7 @@ async def test_throttled_items_wait(memory: memstream.AgentMemory, server: Scrip
     assert server.contents() == ["one"]
 
 
-async def test_leaving_by_exception_abandons(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_leaving_by_exception_abandons(memory: memstream.Memory, server: ScriptedServer) -> None:
     stream = memory.observe("p")
 
     async def leave() -> None:
@@ -294,7 +292,7 @@ async def test_leaving_by_exception_abandons(memory: memstream.AgentMemory, serv
         await stream.send("three")
 
 
-async def test_final_refusals_are_raised_on_opening(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_final_refusals_are_raised_on_opening(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.plans = [Plan(refuse=status(grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND", memory="m"))]
     with pytest.raises(memstream.MemoryNotFound) as caught:
         async with memory.observe("p"):
@@ -318,7 +316,7 @@ async def test_closing_the_client_ends_its_streams(server: ScriptedServer) -> No
         await stream.close()
 
 
-async def test_cancelling_a_blocked_send_takes_nothing(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_cancelling_a_blocked_send_takes_nothing(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.window_observations = 1
     server.acking.clear()
     async with memory.observe("p") as stream:

@@ -14,7 +14,7 @@ from tests.support.scripted_server import ScriptedServer
 from tests.support.scripts import Plan, status, until
 
 
-async def test_an_answer(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_an_answer(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.recall(session="monday") as recall:
         answer = await recall.query("Bob?", explain=True, limit=2)
     assert [hit.fragment.content for hit in answer] == ["Bob?", "second"]
@@ -28,7 +28,7 @@ async def test_an_answer(memory: memstream.AgentMemory, server: ScriptedServer) 
     assert server.metadata[0]["memstream-memory"] == "ns/m"
 
 
-async def test_many_queries_one_cancelled(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_many_queries_one_cancelled(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.answering.clear()
     async with memory.recall() as recall:
         slow = [asyncio.create_task(recall.query(f"slow {n}")) for n in range(3)]
@@ -43,7 +43,7 @@ async def test_many_queries_one_cancelled(memory: memstream.AgentMemory, server:
             await slow[1]
 
 
-async def test_queries_beyond_what_the_server_takes_wait(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_queries_beyond_what_the_server_takes_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.answering.clear()
     async with memory.recall() as recall:
         asked = [asyncio.create_task(recall.query(f"slow {n}")) for n in range(10)]
@@ -56,7 +56,7 @@ async def test_queries_beyond_what_the_server_takes_wait(memory: memstream.Agent
 
 
 async def test_queries_in_flight_are_asked_again_after_a_break(
-    memory: memstream.AgentMemory, server: ScriptedServer
+    memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     server.recall_plans = [Plan(drop_after=3), Plan(drop_after=1, drop_status=grpc.StatusCode.INTERNAL)]
     async with memory.recall() as recall:
@@ -67,7 +67,7 @@ async def test_queries_in_flight_are_asked_again_after_a_break(
         assert recall.connections == 3
 
 
-async def test_one_query_fails_alone(memory: memstream.AgentMemory) -> None:
+async def test_one_query_fails_alone(memory: memstream.Memory) -> None:
     async with memory.recall() as recall:
         failing, fine = await asyncio.gather(
             recall.query("fail", min_revision=9), recall.query("fine"), return_exceptions=True
@@ -78,7 +78,7 @@ async def test_one_query_fails_alone(memory: memstream.AgentMemory) -> None:
     assert isinstance(fine, memstream.Answer)
 
 
-async def test_a_query_that_takes_too_long_is_given_up(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_a_query_that_takes_too_long_is_given_up(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.answering.clear()
     async with memory.recall() as recall:
         with pytest.raises(memstream.DeadlineExceeded):
@@ -87,14 +87,14 @@ async def test_a_query_that_takes_too_long_is_given_up(memory: memstream.AgentMe
         server.answering.set()
 
 
-async def test_opening_a_memory_that_is_not_there(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_opening_a_memory_that_is_not_there(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.recall_plans = [Plan(refuse=status(grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND"))]
     with pytest.raises(memstream.MemoryNotFound):
         async with memory.recall():
             pytest.fail("opened")
 
 
-async def test_closing_needs_no_server(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_closing_needs_no_server(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.recall() as recall:
         await recall.query("quick")
         await server.stop()
@@ -102,14 +102,14 @@ async def test_closing_needs_no_server(memory: memstream.AgentMemory, server: Sc
         await recall.query("late")
 
 
-async def test_a_closed_stream_says_so(memory: memstream.AgentMemory) -> None:
+async def test_a_closed_stream_says_so(memory: memstream.Memory) -> None:
     async with memory.recall() as recall:
         pass
     with pytest.raises(memstream.StreamClosed):
         await recall.query("late")
 
 
-async def test_recall_once_carries_every_option(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_recall_once_carries_every_option(memory: memstream.Memory, server: ScriptedServer) -> None:
     answer = await memory.recall_once(
         memstream.Structured(question="who?"),
         session="monday",
@@ -143,7 +143,7 @@ async def test_recall_once_carries_every_option(memory: memstream.AgentMemory, s
 
 
 async def test_watch_goes_on_after_breaks(
-    client: memstream.Client, memory: memstream.AgentMemory, server: ScriptedServer
+    client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     await client.create_memory("ns/m")
     for revision, ordinal in itertools.product(range(1, 5), (1, 2)):
@@ -164,7 +164,7 @@ async def test_watch_goes_on_after_breaks(
         await anext(watch)
 
 
-async def test_watch_from_a_cursor_that_is_gone(memory: memstream.AgentMemory, server: ScriptedServer) -> None:
+async def test_watch_from_a_cursor_that_is_gone(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.watch_plans = [Plan(refuse=status(grpc.StatusCode.OUT_OF_RANGE, "CURSOR_COMPACTED", oldest_revision="4"))]
     with pytest.raises(memstream.CursorCompacted) as caught:
         await anext(memory.watch(memstream.Cursor("01HUID", 1)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import memstream
-from memstream import AgentMemory, EventType
+from memstream import EventType, Memory
 
 Ask = Callable[[str], Awaitable[None]]
 RETRY = memstream.Retry(delay_min_s=0.01, delay_max_s=0.2)
@@ -67,7 +67,7 @@ def said(producer: str, number: int) -> str:
     return f"word{number} of {producer}"
 
 
-async def _observe(memory: AgentMemory, step: dict[str, Any], ask: Ask) -> str:
+async def _observe(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
     async with memory.observe(step["producer"]) as stream:
         for number in range(stream.expected_sequence, step["upto"] + 1):
             await stream.send(said(step["producer"], number))
@@ -77,13 +77,13 @@ async def _observe(memory: AgentMemory, step: dict[str, Any], ask: Ask) -> str:
     return "" if reached == (step["upto"], step["upto"], 0) else f"received, stored, rejected are {reached}"
 
 
-async def _listed(memory: AgentMemory, step: dict[str, Any]) -> str:
+async def _listed(memory: Memory, step: dict[str, Any]) -> str:
     contents = [one.content async for one in memory.list_fragments(page_size=250)]
     expected = [said(step["producer"], number) for number in range(1, step["upto"] + 1)]
     return "" if contents == expected else f"there are {len(contents)}: {contents[:5]}..."
 
 
-async def _refused(memory: AgentMemory, step: dict[str, Any]) -> str:
+async def _refused(memory: Memory, step: dict[str, Any]) -> str:
     async with memory.observe(step["producer"]) as stream:
         good = await stream.send("tea")
         bad = await stream.send("x" * 100_000)
@@ -99,7 +99,7 @@ async def _refused(memory: AgentMemory, step: dict[str, Any]) -> str:
     return "" if (stream.stored, stream.rejected_count) == (3, 1) else f"stored is {stream.stored}"
 
 
-async def _recall(memory: AgentMemory, step: dict[str, Any], ask: Ask) -> str:
+async def _recall(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
     producer, numbers = step["producer"], range(1, step["upto"] + 1)
     async with memory.recall() as stream:
         asked = [asyncio.create_task(stream.query(f"word{number}", limit=1)) for number in numbers]
@@ -112,7 +112,7 @@ async def _recall(memory: AgentMemory, step: dict[str, Any], ask: Ask) -> str:
     return "" if stream.connections > 1 else "the connection was never cut"
 
 
-async def _give_up(memory: AgentMemory, step: dict[str, Any]) -> str:
+async def _give_up(memory: Memory, step: dict[str, Any]) -> str:
     async with memory.recall() as stream:
         hanging = asyncio.create_task(stream.query("word1", min_revision=1_000_000))
         answers = await asyncio.gather(*(stream.query(f"word{number}", limit=1) for number in range(1, 6)))
@@ -126,7 +126,7 @@ async def _give_up(memory: AgentMemory, step: dict[str, Any]) -> str:
     return "" if found == expected else f"found {found}"
 
 
-async def _watch(memory: AgentMemory, step: dict[str, Any], ask: Ask) -> str:
+async def _watch(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
     seen: list[str] = []
     async with memory.watch("beginning", types=[EventType.OBSERVED]) as events:
         async for event in events:
@@ -140,7 +140,7 @@ async def _watch(memory: AgentMemory, step: dict[str, Any], ask: Ask) -> str:
     return ""
 
 
-async def _no_memory(memory: AgentMemory, step: dict[str, Any]) -> str:
+async def _no_memory(memory: Memory, step: dict[str, Any]) -> str:
     async def observe() -> None:
         async with memory.observe("p"):
             pass

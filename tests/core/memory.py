@@ -116,7 +116,7 @@ class CoreMemory:
     def recollect(self, ids: Iterable[str]) -> Transition:
         """Offer fragments to short-term as recollections."""
         live = [fragment for fragment in self.values(ids) if fragment.forget_time_us is None]
-        found = [tiers.Recollected(one.id, one.content, self.vectors.get(one.id)) for one in live]
+        found = [tiers.Recollected(one.id, one.content, self.vectors.get(one.id), one.structured) for one in live]
         return self.apply(tiers.recollect(self.state, found, self.policy, SIMILARITY_MIN))
 
     def _recallable(self, fragment: Fragment) -> bool:

@@ -75,6 +75,11 @@ def test_words_that_cannot_be_told_apart_take_the_whole(source: tuple[Fragment, 
     assert followed(["a"], *source, merged, merges=False)[1] == {"f": "tea;more tea"}
 
 
+def test_a_list_of_merged_steps_goes_whole() -> None:
+    merged = told("f", '[{"thought": "tea"}, {"thought": "secret"}]', "a")
+    assert followed(["a"], told("a", "secret"), merged, merges=True) == ({"a", "f"}, {})
+
+
 def test_merged_words_are_followed_through_merged_fragments_and_insights() -> None:
     fragments = [
         told("a", "secret"),

@@ -34,7 +34,8 @@ def test_a_merged_promotion_says_that_its_vector_is_stale() -> None:
     second = observe(first.state, newcomer("b"), MERGING, 0.8)
     promoted = next(fragment for fragment in second.puts if fragment.id == "a")
     assert second.merged == ("a",)
-    assert (promoted.content, promoted.structured, promoted.tier) == ("a;b", None, Tier.LONG_TERM)
+    merged = '[{"thought": "tea"}, {"observation": "b"}]'
+    assert (promoted.content, promoted.structured, promoted.tier) == (merged, None, Tier.LONG_TERM)
     assert (promoted.observe_time_us, promoted.session) == (7, "s")
 
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import memstream
-from memstream import MemoryKind, Observation, Profile, Tier
+from memstream import MemoryKind, Observation, Plan, Profile, Tier
 from tests.server.conftest import QUICK
 from tests.server.listing import fragments, indexed
 from tests.support.server import ServerProcess
@@ -19,9 +19,9 @@ def about(number: int) -> str:
     return f"On day {number % 40} it was {TOPICS[number % len(TOPICS)]}, number {number % 40}."
 
 
-async def live(data_dir: Path) -> None:
+async def live(data_dir: Path, **settings: str | float) -> None:
     """Run a server over the directory, change everything, and stop it in order."""
-    server = ServerProcess(data_dir).configure(**QUICK)
+    server = ServerProcess(data_dir).configure(**(QUICK | settings))
     await asyncio.to_thread(server.start)
     try:
         async with memstream.connect(server.address) as client:
@@ -32,6 +32,8 @@ async def live(data_dir: Path) -> None:
             doomed = await client.create_memory("lived/doomed", kind=MemoryKind.LONG_TERM)
             await doomed.observe_batch([about(number) for number in range(30)])
             await doomed.delete()
+            await _talked(client)
+            await client.finished(await client.start_purge("lived", "keyed"))
             await until(lambda: indexed(client, keyed))
         assert await asyncio.to_thread(server.stop) == 0
     finally:
@@ -57,7 +59,7 @@ async def _busy(client: memstream.Client, path: str, profile: Profile) -> None:
     await memory.observe_batch([about(number) for number in range(7, 19)], producer="sam", first_sequence=1)
 
 
-async def _keyed(memory: memstream.AgentMemory) -> None:
+async def _keyed(memory: memstream.Memory) -> None:
     """Put, put again, forgotten until the grace has passed and they are erased."""
     for number in range(12):
         await memory.put_fragment(Observation(about(number), external_id=f"k{number}"))
@@ -67,5 +69,17 @@ async def _keyed(memory: memstream.AgentMemory) -> None:
     await until(lambda: _erased(memory))
 
 
-async def _erased(memory: memstream.AgentMemory) -> bool:
+async def _talked(client: memstream.Client) -> None:
+    """A conversation that was cut once and is completed, one that is open, and one with plans alone."""
+    for name in ("closed", "open"):
+        talk = client.conversation(f"lived/{name}")
+        await talk.append("ann", "never mind")
+        await talk.delete_messages()
+        for number in range(6):
+            await talk.append(("ann", "bob")[number % 2], about(number), receiver="all")
+    await client.conversation("lived/closed").complete()
+    await client.conversation("lived/planned").save_plans([Plan(number=2, title="look"), Plan(number=7, title="tell")])
+
+
+async def _erased(memory: memstream.Memory) -> bool:
     return not await fragments(memory, forgotten=True)

@@ -21,6 +21,9 @@ from tests.diagnosis.conftest import asked, changed, looked
 
 ONE = "SELECT min(key) FROM fragments WHERE tier = 'long_term' AND memory = (SELECT max(number) FROM memories)"
 """A fragment of the last memory."""
+TALK = "(SELECT number FROM conversations WHERE name = 'open')"
+NAMED_IN_TEXT = ("store", "conversations", "messages", "plans", "operations")
+"""Checks of what is no memory's."""
 FIRST = "(SELECT min(number) FROM memories)"
 
 
@@ -238,6 +241,86 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "generation",
         _sql("INSERT INTO meta VALUES ('index_generation', 'many')"),
     ),
+    "a message is gone": (
+        "messages",
+        "message 5 follows 3",
+        _sql(f"DELETE FROM messages WHERE key = {TALK} << 32 | 4"),
+    ),
+    "the last message is gone": (
+        "messages",
+        "they end at 6, the last one given was 7",
+        _sql(f"DELETE FROM messages WHERE key = {TALK} << 32 | 7"),
+    ),
+    "a message under another number": (
+        "messages",
+        "message 8 has columns that say otherwise",
+        _sql(f"UPDATE messages SET key = key + 1 WHERE key = {TALK} << 32 | 7"),
+    ),
+    "a sender that says otherwise": (
+        "messages",
+        "message 4 has columns that say otherwise",
+        _sql(f"UPDATE messages SET sender = 'somebody else' WHERE key = {TALK} << 32 | 4"),
+    ),
+    "a message that cannot be read": (
+        "messages",
+        "message 4 cannot be read",
+        _sql(f"UPDATE messages SET payload = x'c1' WHERE key = {TALK} << 32 | 4"),
+    ),
+    "completed in the middle": (
+        "conversations",
+        "by its 1 completions at message 7 it is not",
+        _sql("UPDATE conversations SET last_number = 9 WHERE completed"),
+    ),
+    "completed at a message to come": (
+        "conversations",
+        "completed at message 99",
+        _sql(f"UPDATE conversations SET completed_number = 99 WHERE number = {TALK}"),
+    ),
+    "a plan in another state": (
+        "plans",
+        "plan 7 has columns that say otherwise",
+        _sql("UPDATE plans SET state = 'complete' WHERE key & 4294967295 = 7"),
+    ),
+    "a plan that cannot be read": (
+        "plans",
+        "plan 2 cannot be read",
+        _sql("UPDATE plans SET payload = x'c1' WHERE key & 4294967295 = 2"),
+    ),
+    "messages and plans of no conversation": (
+        "store",
+        "messages has rows of conversation number",
+        _sql(f"DELETE FROM conversations WHERE number = {TALK}"),
+    ),
+    "an operation in no state": (
+        "operations",
+        "its state 'lost' is none",
+        _sql("UPDATE operations SET state = 'lost'"),
+    ),
+    "an operation that failed for no reason": (
+        "operations",
+        "it is failed without an error",
+        _sql("UPDATE operations SET state = 'failed'"),
+    ),
+    "an operation that ended at no time": (
+        "operations",
+        "does not say since when",
+        _sql("UPDATE operations SET end_time_us = 0"),
+    ),
+    "an operation that is at work and has ended": (
+        "operations",
+        "says that it has ended",
+        _sql("UPDATE operations SET state = 'running'"),
+    ),
+    "an operation that nobody can do": (
+        "operations",
+        "its payload is no JSON",
+        _sql("UPDATE operations SET payload = '{'"),
+    ),
+    "an error that cannot be read": (
+        "operations",
+        "its error cannot be read",
+        _sql("UPDATE operations SET state = 'failed', error = '{}'"),
+    ),
     "a policy that cannot be read": (
         "memories",
         "cannot be read",
@@ -255,7 +338,7 @@ def test_planted_damage_is_found(data_dir: Path, name: str) -> None:
     found = [each for each in report.violations if each.check == check and text in each.text]
     assert found, report.violations
     assert report.violated[check] >= len(found)
-    assert all(each.memory.startswith("lived/") for each in found) or check == "store"
+    assert all(each.memory.startswith("lived/") for each in found) or check in NAMED_IN_TEXT
 
 
 def test_a_violation_names_memory_and_fragment(data_dir: Path) -> None:
@@ -268,6 +351,24 @@ def test_a_violation_names_memory_and_fragment(data_dir: Path) -> None:
     ((memory, fragment, text),) = [(each["memory"], each["fragment"], each["text"]) for each in answer["violations"]]
     assert (memory, fragment) == (f"lived/{name}", id_)
     assert text.startswith("importance is 0.123, its events say ")
+
+
+def test_an_operation_that_has_not_ended_is_told(data_dir: Path) -> None:
+    changed(
+        data_dir,
+        "UPDATE operations SET state = 'running', end_time_us = 0, done = 3, total = 1000, cancel_asked = 1,"
+        " process = 77 WHERE id = (SELECT max(id) FROM operations)",
+    )
+    ((id_,),) = asked(data_dir, "SELECT max(id) FROM operations")
+    code, answer = looked("verify", data_dir)
+    assert (code, list(answer["unfinished"])) == (0, [id_])
+    told = answer["unfinished"][id_]
+    assert told.startswith("purge of lived/keyed, running, 3 of 1,000 fragments, asked for at 2")
+    assert told.endswith(", to be cancelled, by server number 77, which is gone")
+    assert f"operation {id_} has not ended: {told}" in run("verify", "--data", str(data_dir)).stdout
+    code, answer = looked("doctor", data_dir)
+    (note,) = [one for one in answer["findings"] if one["subject"] == "operations"]
+    assert (code, note["level"], note["text"]) == (0, "note", f"{id_} has not ended: {told}")
 
 
 def test_what_cannot_be_verified_is_said(data_dir: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ In the manner of SQLite's tests for lack of memory: the n-th call fails, for eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from memstream_server import app
+from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine import actor
@@ -23,13 +25,14 @@ from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, Refusal
 from memstream_server.ports.index import IndexLost, IndexUnavailable
+from memstream_server.ports.journal import OutcomeUnknown
 from memstream_server.ports.models import ModelError, ModelRefused, ModelUnavailable
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check_index, gone, hasty, passing
 from tests.engine.memory import observation
 from tests.support import journals
-from tests.support.faulty_journal import COMPARING, WRITES, Fault
+from tests.support.faulty_journal import COMPARING, READS, WRITES, Fault
 from tests.support.memory_index import MemoryIndex
-from tests.support.scripted_models import ScriptedEmbedder
+from tests.support.scripted_models import Outages, ScriptedEmbedder, ScriptedInsights, ScriptedScorer
 from tests.support.waiting import until
 
 __all__ = ["hasty"]
@@ -39,6 +42,8 @@ pytestmark = pytest.mark.usefixtures("hasty")
 T = TypeVar("T")
 Item = NewObservation | Refusal
 TRIES_MAX = 50
+READS_MAX = 2
+"""Reads of a name that are made to fail: some are made now and then, so that there is no last one."""
 BATCH = 3
 SMALL = with_value(DEFAULT, "short_term.capacity", 3)
 REFUSED = Refusal(3, "INVALID_FIELD", "scripted", b"r" * 16)
@@ -59,6 +64,8 @@ async def insist(call: Callable[[], Awaitable[T]]) -> T:
     for _ in range(TRIES_MAX):
         try:
             return await call()
+        except OutcomeUnknown:  # of a read: the wire says JOURNAL_UNAVAILABLE
+            await asyncio.sleep(0.01)
         except EngineError as error:
             if not passing(error):
                 raise
@@ -154,6 +161,51 @@ async def test_no_failing_write_loses_or_doubles_anything(tmp_path: Path, fault:
             await verify(parts, run)
 
 
+async def read_everything(engine: Engine, name: str) -> None:
+    """What the wire asks for beside recalls, each until it is answered."""
+
+    async def watched() -> None:
+        uid = (await engine.memories.get(NAMESPACE, name)).uid
+        async with contextlib.aclosing(engine.watch(NAMESPACE, name, uid, 0, 0)) as steps:
+            assert (await anext(steps))[1] == 1
+
+    await insist(watched)
+    await insist(lambda: engine.memories.statistics(NAMESPACE, name))
+    await insist(lambda: engine.memories.page(NAMESPACE, "", 10))
+    page = await insist(lambda: engine.fragments.page(NAMESPACE, name, Filter(), False, -1, 100))
+    await insist(lambda: engine.reinforce(NAMESPACE, name, [one.id for one in page[0][:1]]))
+    assert await insist(lambda: engine.stored_answer("none")) is None
+
+
+async def nothing_waits(parts: Assembled) -> bool:
+    """Asked of the journal itself."""
+    return bool(await parts.journal._journal.outbox_size() == 0)
+
+
+async def test_no_failing_read_loses_or_doubles_anything(tmp_path: Path) -> None:
+    """As while a database is away for a moment."""
+    index, runs, failed = MemoryIndex(), list[str](), set[str]()
+    async with assembled(tmp_path, index=index, maintenance_interval_s=0.05, dense_in_memory_max=2) as parts:
+        for read in sorted(READS):
+            number, failing = 0, read
+            while failing and number < READS_MAX:
+                number += 1
+                runs.append(f"{read}-{number}".replace("_", "-"))
+                parts.journal.fail_at(number, Fault.LOST, read)
+                await scripted_session(parts.engine, runs[-1])
+                await read_everything(parts.engine, f"one-{runs[-1]}")
+                await until(lambda: nothing_waits(parts))
+                failing = parts.journal.failed
+                parts.journal.fail_at(0, Fault.LOST)  # looking is not to fail
+                await verify(parts, runs[-1])
+                failed.add(failing)
+    # Of the others some come with long work alone, and some where RAM does not know.
+    assert failed >= READS - {"indexable", "jobs", "outbox_rows", "purgeable", "received_hashes", "pending_memories"}
+    async with assembled(tmp_path, index=index) as parts:
+        for run in runs:
+            await verify(parts, run)
+
+
 # ---- models
 
 
@@ -210,6 +262,58 @@ async def test_no_failing_call_of_the_embedder_loses_anything(
 
 async def all_have_vectors(engine: Engine, name: str) -> bool:
     return all(row.vector is not None for row in (await check(engine, name)).rows)
+
+
+class Nth(Outages):
+    """The n-th call fails, for the n set as `left`."""
+
+    left = 0
+
+    def _called(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise ModelUnavailable("scripted")
+        super()._called()
+
+
+class NthScorer(Nth, ScriptedScorer):
+    """Rates."""
+
+
+class NthInsights(Nth, ScriptedInsights):
+    """Derives."""
+
+
+async def kept(engine: Engine, name: str) -> list[tuple[str, str, float]]:
+    rows = (await check(engine, name)).rows
+    return sorted((row.fragment.kind.value, row.fragment.content, row.fragment.importance) for row in rows)
+
+
+async def test_no_failing_call_of_an_llm_loses_or_doubles_anything(tmp_path: Path) -> None:
+    scorer, insights = NthScorer({"it rained on Monday": 0.9}), NthInsights()
+    models = app.Models(ScriptedEmbedder(), scorer, insights)
+    policy = with_value(SMALL, "short_term.enhance_threshold", 1)
+    async with assembled(tmp_path, models=models) as parts:
+        await talk(parts.engine, "whole", policy)
+        await until(lambda: no_jobs(parts))
+        whole = await kept(parts.engine, "whole")
+        assert {kind for kind, _, _ in whole} == {"observation", "insight"}
+        for model, what in ((scorer, "score"), (insights, "derive")):
+            number = 0
+            while number == 0 or model.left <= 0:
+                number += 1
+                model.left = number
+                name = f"{what}-{number}"
+                await talk(parts.engine, name, policy)
+                await until(lambda: no_jobs(parts))
+                assert await kept(parts.engine, name) == whole
+            assert number > 1
+            model.left = 0
+
+
+async def no_jobs(parts: Assembled) -> bool:
+    """Asked of the journal itself."""
+    return not await parts.journal._journal.jobs(1)
 
 
 # ---- the index

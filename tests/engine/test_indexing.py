@@ -6,14 +6,20 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
+from memstream_server.engine import indexing
+from memstream_server.engine.dependencies import Dependencies
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.reconciling import reconcile
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
 from memstream_server.ports.index import Point
+from tests.engine.assembled import assembled
 from tests.engine.conftest import open_engine
 from tests.engine.memory import observation
+from tests.support.memory_index import MemoryIndex
 from tests.support.waiting import until
 
 TEXTS = [f"{animal} number {number} eats {food}" for number, (animal, food) in enumerate(
@@ -121,3 +127,66 @@ async def test_an_engine_stopped_at_once_leaves_its_outbox_to_the_next(tmp_path:
         await until(lambda: indexed(engine))
         uid = (await engine.memories.get("test", "zoo")).uid
         assert await engine._dependencies.index.count(uid) == len(TEXTS)
+
+
+class BusyIndex(MemoryIndex):
+    """More is stored during every flush, so that the outbox is never found empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine: Engine | None = None
+        self.said = 0
+
+    async def flush(self) -> None:
+        await super().flush()
+        if self.engine is not None:
+            self.said += 1
+            await self.engine.observe_batch("test", "zoo", "", 0, [observation(f"sight {self.said}")], AckLevel.STORED)
+
+
+async def test_with_writes_that_never_stop_what_was_indexed_is_still_let_go(tmp_path: Path) -> None:
+    busy = BusyIndex()
+    async with assembled(tmp_path, index=busy, index_overlay_s=0.05, dense_in_memory_max=0) as parts:
+        uid = await filled(parts.engine)
+        busy.engine = parts.engine
+        actor = parts.engine._registry.peek(uid)
+        assert actor is not None
+        first_ids = set(actor.working.unsettled())
+        assert len(first_ids) >= len(TEXTS)
+
+        async def let_go() -> bool:
+            return not first_ids & set(actor.working.unsettled())
+
+        await until(let_go)
+        said = busy.said
+        assert await parts.engine.observe_batch("test", "zoo", "", 0, [observation("a last one")], AckLevel.INDEXED)
+        assert busy.said > said  # it went on all the while
+        busy.engine = None
+
+
+async def test_what_is_on_its_way_is_not_taken_for_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_engine(tmp_path, index_flush_rows=100_000) as engine:
+        await filled(engine)
+    waiting: list[int] = []
+
+    async def looked(dependencies: Dependencies) -> int:
+        waiting.append(await dependencies.journal.outbox_size())
+        return await reconcile(dependencies)
+
+    monkeypatch.setattr(indexing, "reconcile", looked)
+    busy = BusyIndex()
+    async with assembled(tmp_path, index=busy, index_flush_interval_s=0.05) as parts:
+        busy.engine = parts.engine
+        await until(lambda: said(busy, 5))
+        assert not waiting
+        busy.engine = None
+        await until(lambda: begun(waiting))
+        assert waiting == [0]
+
+
+async def said(busy: BusyIndex, times: int) -> bool:
+    return busy.said >= times
+
+
+async def begun(waiting: list[int]) -> bool:
+    return bool(waiting)

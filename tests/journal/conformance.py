@@ -164,6 +164,14 @@ class JournalConformance:
         assert await journal.list_namespaces("comedy", 5) == [("drama", 3)]
         assert await journal.list_namespaces("", 1) == [("comedy", 1)]
 
+    async def test_memories_are_listed_by_the_beginning_of_their_name(self, journal: Journal) -> None:
+        for name in ("n.bob", "n.bob.x", "n.bob~2d", "n.boc", "n.Bob", "n"):
+            await journal.create_memory(record(f"e-{name}", name, "epos"), ())
+        listed = await journal.list_memories("epos", "", 9, "n.bob")
+        assert [one.name for one in listed] == ["n.bob", "n.bob.x", "n.bob~2d"]
+        assert [one.name for one in await journal.list_memories("epos", "n.bob", 1, "n.bob")] == ["n.bob.x"]
+        assert await journal.list_memories("epos", "n.boc", 9, "n.bob") == []
+
     async def test_taking_ownership_raises_the_epoch_and_ends_the_older_owner(self, journal: Journal) -> None:
         assert (await journal.own("u1")).epoch == 2
         for write in (
@@ -698,9 +706,12 @@ class JournalConformance:
         ]
         assert [what for _, what in found] == [Row(live, None, vector(0)), None, None]
         assert await journal.outbox_size() == 3
+        assert await journal.outbox_last() == found[2][0].id
         assert [entry for entry, _ in await journal.outbox(1)] == [found[0][0]]
         await journal.outbox_done([found[1][0].id])
         assert [entry for entry, _ in await journal.outbox(9)] == [found[0][0], found[2][0]]
+        await journal.outbox_done([found[0][0].id, found[2][0].id])
+        assert (await journal.outbox_size(), await journal.outbox_last()) == (0, 0)
 
     async def test_of_several_entries_for_a_fragment_the_last_decides(self, journal: Journal) -> None:
         upsert, deletion = IndexEntry("u1", fragment(0).id), IndexEntry("u1", fragment(0).id, delete=True)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memstream_server.ports.journal import Access, Anchor, Commit, IndexEntry, Job, Journal
+from memstream_server.adapters.journal import SqlJournal
+from memstream_server.ports.conversations import ConversationName, Message, MessageQuery, Plan, PlanQuery
+from memstream_server.ports.journal import Access, Anchor, Answer, Commit, IndexEntry, Job
+from memstream_server.ports.operations import Operation
 from tests.journal.conformance import MODEL, fragment, receipt, record, row, transition
 
 
@@ -25,7 +28,12 @@ def everything() -> Commit:
     )
 
 
-WRITES: dict[str, Callable[[Journal], Any]] = {
+TALK = ConversationName("comedy", "talk")
+PLANS = (Plan(1, "look"), Plan(2, "tell"))
+_ANSWER = Answer("comedy\nDo\nr1", b"d", b"done", 1)
+_OPERATION = Operation("o1", "purge", "comedy", "joy", "{}")
+
+WRITES: dict[str, Callable[[SqlJournal], Any]] = {
     "commit": lambda journal: journal.commit(everything()),
     "receive": lambda journal: journal.receive(receipt(3, 2, 10)),
     "create": lambda journal: journal.create_memory(record("u2", "sad"), ()),
@@ -33,14 +41,35 @@ WRITES: dict[str, Callable[[Journal], Any]] = {
     "own": lambda journal: journal.own("u1"),
     "open_producer": lambda journal: journal.open_producer("u1", 1, "q"),
     "touch": lambda journal: journal.touch("u1", [Access(fragment(9).id, 1, 1)]),
+    "append": lambda journal: journal.conversations.append(TALK, Message("ann"), 1, lambda _: _ANSWER),
+    "complete": lambda journal: journal.conversations.complete(TALK, 1, lambda _: _ANSWER),
+    "save_plans": lambda journal: journal.conversations.save_plans(TALK, PLANS, 1, lambda _: _ANSWER),
+    "stage": lambda journal: journal.conversations.stage("o1.talk", 1, [Message("ann", number=1)], PLANS),
+    "operation": lambda journal: journal.operations.create(_OPERATION, _ANSWER),
 }
 
 
-async def seen(journal: Journal) -> object:
-    """All that the port shows of both memories."""
+async def seen(journal: SqlJournal) -> object:
+    """All that the ports show of both memories, of conversations and operations."""
     records = await journal.list_memories("comedy", "", 9)
     images = [await journal.load(one.uid, MODEL, 9) for one in records]
     events = [await journal.events(one.uid, 0, 9) for one in records]
     held = [[one.fragment for one in image.short_term] for image in images]
     plain = [(image.record, image.rows, image.pending, image.producers, image.next_position) for image in images]
-    return plain, held, events, await journal.outbox(9), await journal.jobs(9)
+    besides = await talked(journal), await journal.operations.page("", "", "", 9), await journal.answer(_ANSWER.request)
+    return besides, plain, held, events, await journal.outbox(9), await journal.jobs(9)
+
+
+async def talked(journal: SqlJournal) -> object:
+    """All of every conversation, those put aside included."""
+    talks = journal.conversations
+    names = [ConversationName(space, name) for space in ("", "comedy") for name in await talks.names(space, "", 9)]
+    return [
+        (
+            name,
+            await talks.status(name),
+            await talks.messages(name, MessageQuery()),
+            await talks.plans(name, PlanQuery()),
+        )
+        for name in names
+    ]

@@ -131,6 +131,7 @@ def listed(reply: JSON) -> None:
         Fault(body=b"[]"),
         Fault(body=b"[" * 200_000),
         Fault(body=b" " * (REPLY_BYTES_MAX + 1)),
+        Fault(endless_s=0),
     ],
 )
 async def test_a_reply_that_is_none_is_tried_again_and_then_unavailable(fault: Fault) -> None:
@@ -185,6 +186,13 @@ async def test_the_deadline_ends_a_question_between_its_tries() -> None:
     async with chatting(resilience=replace(QUICK, attempts=1_000, deadline_s=0.1)) as (fake, chat):
         fake.complete = lambda body: "nothing"
         with pytest.raises(ModelUnavailable):
+            await chat.ask(QUESTION, number)
+
+
+async def test_a_reply_that_drips_for_ever_ends_with_the_deadline() -> None:
+    async with chatting(resilience=replace(QUICK, deadline_s=0.5)) as (fake, chat):
+        fake.fail(Fault(endless_s=0.05))
+        with pytest.raises(ModelUnavailable, match="no answer within"):
             await chat.ask(QUESTION, number)
 
 

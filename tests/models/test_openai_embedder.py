@@ -146,6 +146,7 @@ def not_base64(reply: JSON) -> None:
         Fault(body=b"<html>"),
         Fault(body=b""),
         Fault(body=b"[]"),
+        Fault(endless_s=0),
     ],
 )
 async def test_malformed_replies_are_tried_again_and_then_unavailable(fault: Fault) -> None:
@@ -213,6 +214,14 @@ async def test_the_breaker_spares_a_dead_endpoint() -> None:
             with pytest.raises(ModelUnavailable):
                 await embedder.model()
         assert len(fake.seen) == 2
+
+
+async def test_a_reply_that_drips_for_ever_ends_with_the_deadline() -> None:
+    async with embedding(resilience=replace(QUICK, deadline_s=0.5)) as (fake, embedder):
+        await embedder.model()
+        fake.fail(Fault(endless_s=0.05))
+        with pytest.raises(ModelUnavailable, match="no answer within"):
+            await embedder.embed(["x"])
 
 
 def test_reply_of_another_dimension() -> None:

@@ -170,6 +170,19 @@ async def test_pages_of_memories(wire: Wire) -> None:
     assert names == ["a", "b", "c", "m"]
 
 
+async def test_memories_by_the_beginning_of_their_name(wire: Wire) -> None:
+    for name in ("a.b", "a", "b", "a.c"):
+        await wire.memories.CreateMemory(pb.CreateMemoryRequest(namespace="ns", memory=name))
+    first = await wire.memories.ListMemories(pb.ListMemoriesRequest(namespace="ns", name_prefix="a.", page_size=1))
+    rest = await wire.memories.ListMemories(
+        pb.ListMemoriesRequest(namespace="ns", name_prefix="a.", page_token=first.next_page_token)
+    )
+    assert [each.name for each in (*first.memories, *rest.memories)] == ["a.b", "a.c"]
+    assert not rest.next_page_token
+    error = await refused(wire.memories.ListMemories(pb.ListMemoriesRequest(namespace="ns", name_prefix="ä")))
+    assert error.reason == "INVALID_FIELD"
+
+
 async def test_pages_of_namespaces(wire: Wire) -> None:
     await wire.memories.CreateMemory(pb.CreateMemoryRequest(namespace="other", memory="x"))
     page = await wire.memories.ListNamespaces(pb.ListNamespacesRequest(page_size=1))

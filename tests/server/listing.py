@@ -6,23 +6,23 @@ import asyncio
 from collections import Counter
 
 import memstream
-from memstream import AgentMemory, Cursor, Event, EventType, Fragment
+from memstream import Cursor, Event, EventType, Fragment, Memory
 
 GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
 """Events after which a fragment is no longer there."""
 
 
-async def fragments(memory: AgentMemory, forgotten: bool = False) -> list[Fragment]:
+async def fragments(memory: Memory, forgotten: bool = False) -> list[Fragment]:
     """All live fragments (or all forgotten ones), in order of receipt."""
     return [one async for one in memory.list_fragments(forgotten=forgotten)]
 
 
-async def contents(memory: AgentMemory) -> list[str]:
+async def contents(memory: Memory) -> list[str]:
     """The words of all live fragments, in order of receipt."""
     return [one.content for one in await fragments(memory)]
 
 
-async def history(memory: AgentMemory, since: Cursor | None = None) -> list[Event]:
+async def history(memory: Memory, since: Cursor | None = None) -> list[Event]:
     """Every event up to now; a change of the labels marks where now is."""
     found: list[Event] = []
     revision = (await memory.update(labels={"mark": "now"})).revision
@@ -32,7 +32,7 @@ async def history(memory: AgentMemory, since: Cursor | None = None) -> list[Even
     return found
 
 
-async def observed_once(memory: AgentMemory) -> int:
+async def observed_once(memory: Memory) -> int:
     """How many observations the events tell of: each entered once, and is listed or left with an event."""
     events = await history(memory)
     entered = Counter(one.fragment_id for one in events if one.type is EventType.OBSERVED)
@@ -43,12 +43,12 @@ async def observed_once(memory: AgentMemory) -> int:
     return len(entered) + sum(one.type in (EventType.REPEATED, EventType.ECHOED) for one in events)
 
 
-async def listed_twice(memory: AgentMemory) -> list[str]:
+async def listed_twice(memory: Memory) -> list[str]:
     """Contents that are there more than once."""
     return [words for words, count in Counter(await contents(memory)).items() if count > 1]
 
 
-async def indexed(client: memstream.Client, *memories: AgentMemory) -> bool:
+async def indexed(client: memstream.Client, *memories: Memory) -> bool:
     """Whether the vector index has everything of these memories."""
     if (await client.server_info()).degraded:
         return False

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import memstream
-from memstream import AckLevel, AgentMemory, EventType, Observation, Watch
+from memstream import AckLevel, EventType, Memory, Observation, Watch
 from memstream import Structured as SaidStructured
 from memstream_server.core import events as core
 from memstream_server.core.values import Fragment, FragmentKind, Structured, Tier, Vector
@@ -26,7 +26,7 @@ class ClientMemory:
         self.client = client
         self.namespace = namespace
         self.dimension = dimension
-        self.memory: AgentMemory
+        self.memory: Memory
         self._watch: Watch | None = None
         self._numbers = itertools.count(1)
         self._sentinel: Sentinel | None = None
@@ -126,7 +126,7 @@ class ClientMemory:
 class Sentinel:
     """A memory whose every recall reinforces: offers are decided in order, so those made before are decided, too."""
 
-    def __init__(self, memory: AgentMemory, vector: Vector) -> None:
+    def __init__(self, memory: Memory, vector: Vector) -> None:
         self._memory = memory
         self._vector = vector
         self._watch = memory.watch("beginning", types=[EventType.ENHANCED])

@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass, field
 
 import memstream
-from memstream import AgentMemory
+from memstream import Memory
 
-PATIENT = memstream.Retry(first_s=60.0, later_s=120.0, delay_max_s=0.3)
+PATIENT = memstream.Retry(first_s=60.0, later_s=600.0, delay_max_s=0.3)
 """Reconnects soon, and does not give up while a server is started again."""
 
 
@@ -30,7 +30,7 @@ def words(producer: str, number: int) -> str:
 class Producer:
     """Says `words(name, n)` for n = 1, 2, ...; `run` is a process's life and may be cancelled and run again."""
 
-    memory: AgentMemory
+    memory: Memory
     name: str
     draw: random.Random
     ledger: Acknowledged = field(default_factory=Acknowledged)

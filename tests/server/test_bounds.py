@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 import memstream
-from memstream import AgentMemory, MemoryKind, Observation
+from memstream import Memory, MemoryKind, Observation
 from tests.server.conftest import MakeServer, started
 from tests.server.listing import contents, fragments, observed_once
 from tests.support.waiting import until
@@ -42,7 +42,7 @@ async def test_memories_used_at_once_where_two_fit(make_server: MakeServer) -> N
     async with memstream.connect(server.address) as client:
         memories = [await client.create_memory(f"bounds/m{number}") for number in range(MEMORIES)]
 
-        async def use(number: int, memory: AgentMemory) -> None:
+        async def use(number: int, memory: Memory) -> None:
             for turn in range(25):
                 await memory.observe_batch([_said(turn, number)])
                 answer = await memory.recall_once(f"code {turn * 100 + number}", limit=1)
@@ -59,7 +59,7 @@ async def test_streams_keep_their_memories(make_server: MakeServer) -> None:
     async with memstream.connect(server.address) as client:
         memories = [await client.create_memory(f"bounds/m{number}") for number in range(3)]
 
-        async def talk(memory: AgentMemory) -> None:
+        async def talk(memory: Memory) -> None:
             async with memory.observe("joy") as stream, memory.recall() as recall:
                 for number in range(100):
                     await stream.send(f"{memory.name} said {number}")
@@ -106,7 +106,7 @@ async def test_what_has_expired_is_not_recalled(client: memstream.Client, path: 
     assert "the password is swordfish" not in [one.fragment.content for one in pinned]
 
 
-async def _recalled_alone(memory: AgentMemory, content: str) -> bool:
+async def _recalled_alone(memory: Memory, content: str) -> bool:
     answer = await memory.recall_once("password", reinforce=False)
     return [one.fragment.content for one in answer] == [content]
 
@@ -151,3 +151,32 @@ async def test_settings_bound_what_a_request_holds(make_server: MakeServer) -> N
         with pytest.raises(memstream.InvalidRequest, match=r"query\.limit"):
             await memory.recall_once("x", limit=4)
         assert len(await contents(memory)) == 1
+
+
+async def test_calls_beyond_the_bound_are_refused_and_streams_go_on(make_server: MakeServer) -> None:
+    """Two calls wait for a revision that a stream is to bring: a third is told to come again, then there is room."""
+    server = await started(make_server(calls_in_flight_max=2))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("bounds/calls")
+        async with memory.observe("joy") as stream:
+            await stream.send("before")
+            await stream.flush()
+            awaited = (await memory.describe()).revision + 1
+            waiting = [asyncio.create_task(memory.recall_once("said", min_revision=awaited)) for _ in range(2)]
+            refused = await until(lambda: _refused(memory))
+            assert refused.retry_after == 1.0
+            assert "2 calls" in refused.message
+            assert not any(task.done() for task in waiting)
+            await stream.send("said at last")
+            await stream.flush()
+            answers = await asyncio.gather(*waiting)
+        assert ["said at last" in {hit.fragment.content for hit in answer} for answer in answers] == [True, True]
+        assert len(await contents(memory)) == 2
+
+
+async def _refused(memory: memstream.Memory) -> memstream.QuotaExceeded | None:
+    try:
+        await memory.describe()
+    except memstream.QuotaExceeded as error:
+        return error
+    return None

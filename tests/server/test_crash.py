@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
 import memstream
-from memstream import AgentMemory
+from memstream import Memory
 from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.server.listing import contents, indexed, observed_once
 from tests.server.producing import PATIENT, Producer, words
@@ -22,6 +24,10 @@ from tests.support.waiting import until
 
 ROUNDS = int(os.environ.get("MEMSTREAM_CRASH_ROUNDS", "5"))
 SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
+LOOKS = 10
+"""After so many of the kills, about, everything is listed: it comes to be a lot."""
+LOSING = "dbgpt"
+"""A memory whose policy drops; of the others everything stays."""
 
 
 async def test_producers_survive_kills_of_the_server(make_server: MakeServer) -> None:
@@ -32,7 +38,7 @@ async def test_producers_survive_kills_of_the_server(make_server: MakeServer) ->
             await client.create_memory("crash/hybrid"),
             await client.create_memory("crash/long", kind=memstream.MemoryKind.LONG_TERM),
         ]
-        losing = await client.create_memory("crash/dbgpt", profile=memstream.Profile.DBGPT)
+        losing = await client.create_memory(f"crash/{LOSING}", profile=memstream.Profile.DBGPT)
         producers = [
             Producer(memory, f"{memory.name}-{number}", random.Random(draw.random()))
             for memory in (*keeping, losing)
@@ -54,15 +60,23 @@ async def test_producers_survive_kills_of_the_server(make_server: MakeServer) ->
 
 
 async def _killed_again_and_again(server: ServerProcess, producers: Sequence[Producer], draw: random.Random) -> None:
-    """The server dies in every round; a producer's process does in some, and begins again where it stood."""
+    """In every round a producer's process dies, now and then Milvus Lite alone, then the server; the producer begins
+    again where the server says it stood."""
     talking = [asyncio.create_task(producer.run()) for producer in producers]
     try:
-        for _ in range(ROUNDS):
+        for number in range(ROUNDS):
+            received = [producer.ledger.received for producer in producers]
+            await until(lambda received=received: _talking_again(producers, received))  # type: ignore[misc]  # binds the loop's value
             await asyncio.sleep(draw.uniform(0.05, 0.7))
             dead = draw.randrange(len(producers))
             talking[dead].cancel()
             await asyncio.gather(talking[dead], return_exceptions=True)
+            if draw.random() < 0.3:
+                _kill_milvus_lite(server)
+            stored = [producer.ledger.stored for producer in producers]
             await restarted(server)
+            if number % max(1, ROUNDS // LOOKS) == 0:
+                await _holds(server, producers, stored)
             talking[dead] = asyncio.create_task(producers[dead].run())
             for task in talking:
                 assert not task.done(), f"a producer gave up, seed {SEED}: {task.exception()!r}"
@@ -70,6 +84,32 @@ async def _killed_again_and_again(server: ServerProcess, producers: Sequence[Pro
         for task in talking:
             task.cancel()
         await asyncio.gather(*talking, return_exceptions=True)
+
+
+async def _talking_again(producers: Sequence[Producer], received: Sequence[int]) -> bool:
+    """Whether a kill would hit anybody: a slow machine may take longer to connect again than a round lasts."""
+    return any(one.ledger.received > last for one, last in zip(producers, received, strict=True))
+
+
+def _kill_milvus_lite(server: ServerProcess) -> None:
+    """Where there is one, and the system tells of it."""
+    if sys.platform == "linux":
+        for child in server.children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+async def _holds(server: ServerProcess, producers: Sequence[Producer], stored: Sequence[int]) -> None:
+    """Whatever the dead server called stored is there at once: what was only received may come later."""
+    names = dict.fromkeys(one.memory.name for one in producers if one.memory.name != LOSING)
+    alone = [("grpc.use_local_subchannel_pool", 1)]  # the producers' connection may still wait to be made again
+    async with memstream.connect(server.address, options=alone) as client:
+        kept = {name: set(await contents(client.memory(f"crash/{name}"))) for name in names}
+    for producer, last in zip(producers, stored, strict=True):
+        if producer.memory.name in kept:
+            said = kept[producer.memory.name]
+            missing = [n for n in range(1, last + 1) if words(producer.name, n) not in said]
+            assert not missing, f"{producer.name} was told that {missing[0]} to {last} are stored, seed {SEED}"
 
 
 def _numbers(producer: Producer) -> range:
@@ -97,7 +137,7 @@ async def test_what_was_received_is_stored_after_a_kill_without_any_client(make_
         assert await observed_once(memory) == 500
 
 
-async def _all_stored(memory: AgentMemory) -> bool:
+async def _all_stored(memory: Memory) -> bool:
     return (await memory.stats()).backlog == 0
 
 

@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import memstream
-from memstream import AgentMemory, EventType, MemoryKind, Observation, Profile
+from memstream import EventType, Memory, MemoryKind, Observation, Profile
 from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import contents, fragments, history, observed_once
 from tests.support.fake_openai import FakeOpenAI
@@ -69,7 +69,7 @@ async def test_access_times_are_kept_also_over_a_restart(make_server: MakeServer
     assert after["It rains in Cork"].access_time == before["It rains in Cork"]
 
 
-async def _accessed(memory: AgentMemory, content: str, times: int) -> bool:
+async def _accessed(memory: Memory, content: str, times: int) -> bool:
     return {one.content: one.access_count for one in await fragments(memory)}[content] == times
 
 

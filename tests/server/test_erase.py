@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 import memstream
-from memstream import AgentMemory, Filter, FragmentKind, MemoryKind, Observation, OperationState
+from memstream import Filter, FragmentKind, Memory, MemoryKind, Observation, OperationState
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from tests.server.conftest import MakeServer, restarted, started
@@ -100,7 +100,7 @@ def alike(fake: FakeOpenAI, mark: str) -> None:
     fake.vector = lambda text: base + 0.05 * fake._vector(text) if mark in text else plain(text)
 
 
-async def ids_of(memory: AgentMemory, *observations: Observation) -> list[str]:
+async def ids_of(memory: Memory, *observations: Observation) -> list[str]:
     result = await memory.observe_batch(observations)
     return [outcome.fragment_id for outcome in result.outcomes]
 
@@ -113,14 +113,14 @@ async def crowd(client: memstream.Client, namespace: str) -> None:
             await memory.observe_batch([f"{memory.name} waits in line {turn} {place} " * 8 for place in range(10)])
 
 
-async def indexed(client: memstream.Client, *memories: AgentMemory) -> None:
+async def indexed(client: memstream.Client, *memories: Memory) -> None:
     async def look() -> bool:
         return all([(await memory.stats()).unindexed == 0 for memory in memories])
 
     await until(look)
 
 
-async def insight_of(memory: AgentMemory) -> list[str]:
+async def insight_of(memory: Memory) -> list[str]:
     return [one.id for one in await fragments(memory) if one.kind is FragmentKind.INSIGHT]
 
 
@@ -154,7 +154,7 @@ async def test_nothing_erased_is_in_any_file_of_the_data_directory(make_server: 
         (of_merged,) = await until(lambda: insight_of(merging))
         whole = (await merging.get_fragment(merged[0])).content
         await indexed(client, tiers, long, merging, wise)
-        erased: list[tuple[AgentMemory, list[str]]] = [
+        erased: list[tuple[Memory, list[str]]] = [
             (tiers, [enhancer, last]),
             (long, [row]),
             (merging, [merged[1]]),
@@ -254,5 +254,5 @@ async def test_streams_go_on_while_others_are_erased(client: memstream.Client, p
     assert sorted(one.content for one in await fragments(memory)) == sorted(f"new {n}" for n in range(200))
 
 
-async def _erased(client: memstream.Client, memory: AgentMemory, ids: list[str]) -> OperationState:
+async def _erased(client: memstream.Client, memory: Memory, ids: list[str]) -> OperationState:
     return (await client.finished(await memory.erase_fragments(ids))).state

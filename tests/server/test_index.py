@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import memstream
-from memstream import AgentMemory, Observation
+from memstream import Memory, Observation
 from memstream_server.adapters.milvus.index import open_lite
 from tests.server.conftest import MakeServer, started, stopped
 from tests.server.listing import contents, indexed
@@ -46,7 +46,7 @@ async def in_index(data_dir: Path, uid: str) -> list[str]:
         await journal.close()
 
 
-async def check_index(server: ServerProcess, memory: AgentMemory) -> None:
+async def check_index(server: ServerProcess, memory: Memory) -> None:
     """Stops the server; the index then holds exactly the long-term fragments of the memory."""
     listed = [one.id async for one in memory.list_fragments(memstream.Filter(tiers=[memstream.Tier.LONG_TERM]))]
     uid = (await memory.describe()).uid
@@ -92,13 +92,13 @@ async def test_a_recall_without_the_index_says_that_it_is_degraded(make_server: 
         await until(lambda: _sound(memory))
 
 
-async def _degraded(memory: AgentMemory) -> str:
+async def _degraded(memory: Memory) -> str:
     answer = await memory.recall_once("island number 70", limit=1, reinforce=False)
     assert answer[0].fragment.content == about(10)  # by its words, whatever the dense leg has
     return answer.degraded
 
 
-async def _sound(memory: AgentMemory) -> bool:
+async def _sound(memory: Memory) -> bool:
     return not await _degraded(memory)
 
 
@@ -167,7 +167,7 @@ async def test_a_damaged_index_is_filled_again(make_server: MakeServer, damage: 
         assert await _answers(memory) == before
 
 
-async def _answers(memory: AgentMemory) -> list[list[str]]:
+async def _answers(memory: Memory) -> list[list[str]]:
     questions = ["Which island on day 40?", "island number 700", "the ship"]
     answers = [await memory.recall_once(question, limit=5, reinforce=False) for question in questions]
     assert [answer.degraded for answer in answers] == [""] * 3

@@ -9,7 +9,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 import memstream
-from memstream import AgentMemory, EventReason, EventType, Filter, MemoryKind, Observation, Tier
+from memstream import EventReason, EventType, Filter, Memory, MemoryKind, Observation, Tier
 from memstream.v1 import fragment_pb2, memory_pb2
 from memstream.v1 import memory_service_pb2 as pb
 from tests.server.conftest import MakeServer, restarted, started
@@ -17,13 +17,13 @@ from tests.server.listing import contents, fragments, history
 from tests.support.waiting import until
 
 
-async def told(memory: AgentMemory, *lines: str, session: str = "monday") -> list[str]:
+async def told(memory: Memory, *lines: str, session: str = "monday") -> list[str]:
     """Ids of what was observed."""
     result = await memory.observe_batch([Observation(line, session=session) for line in lines])
     return [outcome.fragment_id for outcome in result.outcomes]
 
 
-async def found(memory: AgentMemory, words: str) -> list[str]:
+async def found(memory: Memory, words: str) -> list[str]:
     return [hit.fragment.content for hit in await memory.recall_once(words, min_relevance=0.2, reinforce=False)]
 
 
@@ -167,7 +167,7 @@ async def test_a_watch_from_before_the_events_kept_says_so(client: memstream.Cli
     assert await contents(memory) == ["one", "two"]
 
 
-async def _reasons(memory: AgentMemory, type_: EventType) -> list[EventReason | None]:
+async def _reasons(memory: Memory, type_: EventType) -> list[EventReason | None]:
     return [event.reason for event in await history(memory) if event.type is type_]
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import memstream
-from memstream import AckLevel, AgentMemory, EventType
+from memstream import AckLevel, EventType, Memory
 from tests.server.conftest import MakeServer, started, stopped
 from tests.server.listing import contents, fragments, history
 from tests.server.test_process import run
@@ -80,7 +80,7 @@ async def test_an_outage_stores_without_vectors_and_fills_them_in_later(
         assert len(await contents(memory)) == 13
 
 
-async def _all_have_vectors(memory: AgentMemory) -> bool:
+async def _all_have_vectors(memory: Memory) -> bool:
     return {one.model for one in await fragments(memory)} == {"fake-16"}
 
 
@@ -114,7 +114,7 @@ async def test_under_the_dbgpt_profile_observations_wait_received(make_server: M
         assert {one.model for one in await fragments(memory)} == {"fake-16"}
 
 
-async def _backlog_is_empty(memory: AgentMemory) -> bool:
+async def _backlog_is_empty(memory: Memory) -> bool:
     return (await memory.stats()).backlog == 0
 
 
@@ -170,11 +170,11 @@ async def test_nonsense_from_the_endpoint_is_an_outage_and_no_vector(make_server
     server = await started(using(make_server, fake))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("models/joy", kind=memstream.MemoryKind.LONG_TERM)
-        fake.fail(Fault(body=b"<html>"), Fault(body=b'{"data": []}'), Fault(hang_up=True))
-        for number in range(3):
+        fake.fail(Fault(body=b"<html>"), Fault(body=b'{"data": []}'), Fault(hang_up=True), Fault(endless_s=0))
+        for number in range(4):
             await memory.observe_batch([f"said {number}"])
         await until(lambda: _all_have_vectors(memory))
-        assert await contents(memory) == ["said 0", "said 1", "said 2"]
+        assert await contents(memory) == ["said 0", "said 1", "said 2", "said 3"]
 
 
 async def test_another_model_is_refused_and_reindex_named(make_server: MakeServer, fake: FakeOpenAI) -> None:

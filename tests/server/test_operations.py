@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 import memstream
-from memstream import AgentMemory, MemoryKind, OperationState, Policy, RetentionPolicy
+from memstream import Memory, MemoryKind, OperationState, Policy, RetentionPolicy
 from memstream.v1 import operation_service_pb2 as pb
 from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
 from tests.server.conftest import MakeServer
@@ -18,14 +18,14 @@ from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
 
-async def indexed(memory: AgentMemory) -> None:
+async def indexed(memory: Memory) -> None:
     async def look() -> bool:
         return (await memory.stats()).unindexed == 0
 
     await until(look)
 
 
-async def filled(memory: AgentMemory, count: int) -> None:
+async def filled(memory: Memory, count: int) -> None:
     for start in range(0, count, 100):
         await memory.observe_batch([f"note {start + number} of the journey" for number in range(100)])
     await indexed(memory)

@@ -153,7 +153,7 @@ async def test_a_restored_backup_answers_as_before(make_server: MakeServer, tmp_
             assert stream.expected_sequence == 101
 
 
-async def _answers(memory: memstream.AgentMemory) -> list[list[str]]:
+async def _answers(memory: memstream.Memory) -> list[list[str]]:
     questions = ["How much did it rain on day 17?", "297 millimetres", "rain"]
     answers = [await memory.recall_once(question, limit=5, reinforce=False) for question in questions]
     return [[one.fragment.content for one in answer] for answer in answers]

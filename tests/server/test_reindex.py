@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 import memstream
-from memstream import AgentMemory, MemoryKind
+from memstream import Memory, MemoryKind
 from memstream.v1 import operation_pb2, operation_service_pb2
 from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
 from tests.server.conftest import MakeServer, restarted, started, stopped
@@ -121,7 +121,7 @@ class Load:
             await asyncio.gather(*tasks)
 
 
-async def ranked(memory: AgentMemory) -> list[list[tuple[str, float]]]:
+async def ranked(memory: Memory) -> list[list[tuple[str, float]]]:
     """What is recalled for some queries, with scores that do not depend on when it is asked."""
     answers = [
         await memory.recall_once(text, limit=5, now=NOW, weights=memstream.Weights(alpha=0.0), reinforce=False)
@@ -143,11 +143,11 @@ async def only_next(server: ServerProcess) -> bool:
     return models_of(server) == {NEXT}
 
 
-async def all_next(memory: AgentMemory) -> bool:
+async def all_next(memory: Memory) -> bool:
     return {one.model for one in await fragments(memory)} == {NEXT}
 
 
-async def fill(client: memstream.Client, path: str, kind: MemoryKind = MemoryKind.LONG_TERM) -> AgentMemory:
+async def fill(client: memstream.Client, path: str, kind: MemoryKind = MemoryKind.LONG_TERM) -> Memory:
     memory = await client.create_memory(path, kind=kind)
     await memory.observe_batch(TEXTS)
     return memory

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import memstream
-from memstream import AgentMemory, Cursor
+from memstream import Cursor, Memory
 from tests.cli.commands import run
 from tests.server.conftest import MakeServer, started
 from tests.server.listing import contents, history
@@ -21,7 +21,7 @@ SAVED, SAID = 4, 9
 """Lines in the backup, and lines said before the restore."""
 
 
-async def observed_and_restored(server: ServerProcess, memory: AgentMemory, file: Path) -> tuple[Cursor, Cursor]:
+async def observed_and_restored(server: ServerProcess, memory: Memory, file: Path) -> tuple[Cursor, Cursor]:
     """Says 9 lines, of which 4 are in the backup that is then restored; cursors of before and after the backup."""
     await memory.observe_batch(SOURCE[:SAVED], producer="joy", first_sequence=1)
     saved = (await history(memory))[-1].cursor
@@ -118,6 +118,19 @@ async def test_a_cursor_from_the_future_or_of_another_memory_is_refused(client: 
     with pytest.raises(memstream.CursorVoid):
         await anext(memory.watch(Cursor("NOBODY", 0)))
     assert (await memory.describe()).revision == here.revision
+
+
+async def test_cursors_of_a_name_that_was_made_anew_are_void(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path)
+    await memory.observe_batch(["before"])
+    old = await memory.describe()
+    await memory.delete()
+    memory = await client.create_memory(path)
+    await memory.observe_batch(["after", "and after"])
+    for revision in (0, 1, old.revision):
+        with pytest.raises(memstream.CursorVoid):
+            await anext(memory.watch(Cursor(old.uid, revision)))
+    assert [event.cursor.memory_uid for event in await history(memory)].count(old.uid) == 0
 
 
 async def test_what_a_foreign_producer_says_changes_nothing(client: memstream.Client, path: str) -> None:

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
 import memstream
-from memstream import AgentMemory, Capability, MemoryKind, Observation, Profile, Tier
+from memstream import Capability, Memory, MemoryKind, Observation, Profile, Tier
 from memstream_server.core.fold import fold_all, place_of
 from tests.server.listing import fragments, history
 from tests.server.memory import event_of, fragment_of
@@ -29,7 +29,7 @@ STEPS = st.lists(st.one_of(OBSERVE, OBSERVE, OBSERVE, KEYED, RECALL, POLICY, LIF
 class Doing:
     """Random steps against one memory."""
 
-    def __init__(self, memory: AgentMemory, lifecycle: bool) -> None:
+    def __init__(self, memory: Memory, lifecycle: bool) -> None:
         self._memory = memory
         self._lifecycle = lifecycle
 
@@ -97,7 +97,7 @@ async def test_events_fold_to_the_listing(
         assert len({one.id for one in listed}) == len(listed)
 
 
-async def _listed_at(memory: AgentMemory) -> tuple[list[memstream.Fragment], int]:
+async def _listed_at(memory: Memory) -> tuple[list[memstream.Fragment], int]:
     """Live and forgotten fragments of one revision."""
     while True:
         live, forgotten = memory.list_fragments(), memory.list_fragments(forgotten=True)

@@ -7,8 +7,11 @@ from pathlib import Path
 import grpc.aio
 
 import memstream
+from memstream.status import translate
+from memstream.v1 import conversation_service_pb2 as conversations
 from memstream.v1 import event_pb2
 from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.server.conftest import MakeServer, started, stopped
 from tests.server.listing import history
@@ -16,6 +19,7 @@ from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
 WATCHERS, OBSERVATIONS, CONTENT = 30, 2_500, "x" * 6_000
+MESSAGES = 300
 RAM_MAX = 150 << 20
 """What all watchers together may add to what observing takes; what they have not read is 30 times 15 MB."""
 
@@ -31,6 +35,10 @@ Key = tuple[int, int]
 
 def keys(response: pb.WatchResponse) -> list[Key]:
     return [(event.cursor.revision, event.cursor.ordinal) for event in response.events.events]
+
+
+def numbers(response: conversations.WatchMessagesResponse) -> list[int]:
+    return [message.number for message in response.messages]
 
 
 async def test_watchers_that_stop_reading_cost_little_and_lose_nothing(make_server: MakeServer) -> None:
@@ -75,10 +83,88 @@ async def test_watchers_that_stop_reading_cost_little_and_lose_nothing(make_serv
     assert await stopped(server) == 0
 
 
-async def _observe(memory: memstream.AgentMemory, producer: str, count: int) -> None:
+async def _observe(memory: memstream.Memory, producer: str, count: int) -> None:
     async with memory.observe(producer) as stream:
         for number in range(count):
             await stream.send(f"{number} {CONTENT}")
+
+
+async def test_a_watcher_that_never_reads_is_ended_and_goes_on_at_its_cursor(make_server: MakeServer) -> None:
+    """Its place is free before it reads on; it reads what was on its way, then why it ended, and misses nothing."""
+    server = await started(make_server(watch_stalled_max_s=0.5))
+    async with (
+        memstream.connect(server.address) as client,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        memory = await client.create_memory("stalled/joy", kind=memstream.MemoryKind.LONG_TERM)
+        cursor = event_pb2.Cursor(memory_uid=(await memory.describe()).uid)
+        request = pb.WatchRequest(namespace="stalled", memory="joy", cursor=cursor, include_fragments=True)
+        watch = StreamServiceStub(channel).Watch
+        async with memory.watch("beginning", include_fragments=True) as resuming:
+            await _observe(memory, "joy", OBSERVATIONS)
+            call, silent = watch(request), watch(request)
+            seen = keys(await call.read())
+            await until(lambda: _ended(server, call))
+            details: dict[str, str] = {}
+            try:
+                while True:
+                    seen += keys(await call.read())
+            except grpc.aio.AioRpcError as error:
+                told = translate(error)
+                assert isinstance(told, memstream.QuotaExceeded)
+                assert told.retry_after == 1.0
+                details = dict(told.details)
+            expected = [(one.cursor.revision, one.cursor.ordinal) for one in await history(memory)]
+            assert seen == expected[: len(seen)]
+            assert (int(details["revision"]), int(details["ordinal"])) == seen[-1]
+            request.cursor.revision, request.cursor.ordinal = seen[-1]
+            resumed = watch(request)
+            while len(seen) < len(expected):
+                seen += keys(await resumed.read())
+            assert seen == expected
+            resumed.cancel()
+            # The SDK reads ahead of a program that does not iterate, but not far; then it is ended, too.
+            handed = [(await anext(resuming)).cursor for _ in expected]
+            assert [(one.revision, one.ordinal) for one in handed] == expected
+            assert resuming.connections > 1
+            assert not silent.done()
+        assert await stopped(server) == 0  # while nobody has read why `silent` ended
+
+
+async def _ended(server: ServerProcess, call: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.WatchResponse]) -> bool:
+    """All that do not read were ended, the SDK's among them; none has heard of it."""
+    return server.log().count("stalled_stream_ends") >= 3 and not call.done()
+
+
+async def test_a_watcher_of_messages_that_never_reads_is_ended_and_goes_on(make_server: MakeServer) -> None:
+    server = await started(make_server(watch_stalled_max_s=0.5))
+    async with (
+        memstream.connect(server.address) as client,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        talk = client.conversation("stalled/talk")
+        for number in range(MESSAGES):
+            await talk.append("ann", f"{number} {'x' * 60_000}")
+        request = conversations.WatchMessagesRequest(namespace="stalled", conversation="talk")
+        call = ConversationServiceStub(channel).WatchMessages(request)
+        seen = numbers(await call.read())
+        await until(lambda: _says_so(server))
+        told = None
+        while told is None:
+            try:
+                seen += numbers(await call.read())
+            except grpc.aio.AioRpcError as error:
+                told = translate(error)
+        assert isinstance(told, memstream.QuotaExceeded)
+        assert told.details["number"] == str(seen[-1])
+        await talk.complete()
+        seen += [message.number async for message in talk.watch(after_number=seen[-1])]
+        assert seen == list(range(1, MESSAGES + 1))
+    assert await stopped(server) == 0
+
+
+async def _says_so(server: ServerProcess) -> bool:
+    return "stalled_stream_ends" in server.log()
 
 
 async def test_a_watcher_left_behind_by_retention_gets_the_oldest_cursor(make_server: MakeServer) -> None:
@@ -99,7 +185,7 @@ async def test_a_watcher_left_behind_by_retention_gets_the_oldest_cursor(make_se
         assert seen == list(range(oldest.revision + 1, latest + 1))
 
 
-async def _refused(memory: memstream.AgentMemory, start: memstream.Cursor) -> memstream.CursorCompacted | None:
+async def _refused(memory: memstream.Memory, start: memstream.Cursor) -> memstream.CursorCompacted | None:
     try:
         async with memory.watch(start) as watch:
             await anext(watch)

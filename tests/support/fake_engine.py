@@ -231,8 +231,9 @@ class FakeMemories:
     async def get(self, namespace: str, name: str) -> MemoryRecord:
         return self._engine.find(namespace, name).record
 
-    async def page(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
-        names = sorted(name for space, name in self._engine.held if space == namespace and name > after)
+    async def page(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
+        here = [name for space, name in self._engine.held if space == namespace and name.startswith(prefix)]
+        names = sorted(name for name in here if name > after)
         return [self._engine.held[namespace, name].record for name in names[:limit]]
 
     async def namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 from collections import deque
@@ -34,7 +35,8 @@ class Fault:
     """What one request gets instead of, or in the way of, a sound reply.
 
     `status` other than 200 gives an error body; `body` replaces the reply; `change` alters the sound reply's JSON;
-    `delay_s` comes before any of them; `hang_up` closes the connection without an answer.
+    `delay_s` comes before any of them; `hang_up` closes the connection without an answer; `endless_s` sends spaces
+    without end, with that pause after each 64 KiB.
     """
 
     status: int = 200
@@ -43,6 +45,7 @@ class Fault:
     change: Callable[[JSON], None] | None = None
     delay_s: float = 0.0
     hang_up: bool = False
+    endless_s: float | None = None
 
 
 SOUND = Fault()
@@ -125,6 +128,8 @@ class FakeOpenAI:
         self.in_flight_max = max(self.in_flight_max, self.in_flight)
         try:
             await asyncio.sleep(self.latency_s + fault.delay_s)
+            if fault.endless_s is not None:
+                return await _endless(request, fault.endless_s)
             return self._faulty(request, fault) or self._sound(fault, reply(body), streamed=bool(body.get("stream")))
         finally:
             self.in_flight -= 1
@@ -180,6 +185,16 @@ class FakeOpenAI:
     def _vector(self, text: str) -> npt.NDArray[np.float32]:
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
         return np.random.default_rng(seed).normal(size=self.dimension).astype(np.float32)
+
+
+async def _endless(request: web.Request, pause_s: float) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    with contextlib.suppress(ConnectionError):  # who asked has gone
+        while True:
+            await response.write(b" " * (64 << 10))
+            await asyncio.sleep(pause_s)
+    return response
 
 
 def _numbers(vector: npt.NDArray[np.float32], packed: bool) -> str | list[float]:

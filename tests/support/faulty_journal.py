@@ -1,4 +1,4 @@
-"""A journal that fails its n-th write: refused before it is done, or done (or not) with nobody told which."""
+"""A journal that fails its n-th write (refused before it is done, or done (or not) with nobody told which) or read."""
 
 from __future__ import annotations
 
@@ -27,6 +27,31 @@ WRITES = frozenset(
     }
 )
 """The port's writes, `set_space` excepted: it is done before there is an engine."""
+READS = frozenset(
+    {
+        "all_memories",
+        "answer",
+        "counts",
+        "events",
+        "expiring",
+        "fragments",
+        "get_memory",
+        "indexable",
+        "jobs",
+        "list_fragments",
+        "list_memories",
+        "load",
+        "oldest_forgotten",
+        "outbox",
+        "outbox_rows",
+        "outbox_size",
+        "pending_memories",
+        "purgeable",
+        "received_hashes",
+        "vectors",
+    }
+)
+"""The port's reads that are made while there is an engine."""
 COMPARING = frozenset({"open_producer", "receive", "commit"})
 """Those whose Conflict may come of something else than the memory's end."""
 
@@ -41,22 +66,22 @@ class Fault(Enum):
 
 
 class FaultyJournal:
-    """Passes everything on to the journal it wraps; `fail_at` arms it for one failure."""
+    """Passes everything on to the journal it wraps; `fail_at` arms it for one failure. A failing read is LOST."""
 
     def __init__(self, journal: object) -> None:
-        self._journal = journal
+        self._journal: Any = journal
         self._left = 0
         self._fault = Fault.FULL
         self._write = ""
         self.failed = ""
-        """The write that failed since it was armed last; empty when none has yet."""
+        """The call that failed since it was armed last; empty when none has yet."""
         self.written: list[str] = []
         """Every write asked for since then."""
         self._before: dict[str, asyncio.Event] = {}
         self._after: dict[str, asyncio.Event] = {}
 
     def fail_at(self, number: int, fault: Fault, write: str = "") -> None:
-        """The `number`-th write from now (the first is 1), or write of that name, fails that way, once."""
+        """The `number`-th write from now (the first is 1), or call of that name, fails that way, once."""
         self._left, self._fault, self._write = number, fault, write
         self.failed, self.written = "", []
 
@@ -73,7 +98,17 @@ class FaultyJournal:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._journal, name)
+        if name in READS:
+            return self._reading(name, method)
         return self._writing(name, method) if name in WRITES else method
+
+    def _reading(self, name: str, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        async def read(*arguments: Any, **named: Any) -> Any:
+            if self._write == name and self._counts(name):
+                raise self._error(name)
+            return await method(*arguments, **named)
+
+        return read
 
     def _writing(self, name: str, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         async def write(*arguments: Any, **named: Any) -> Any:

@@ -206,6 +206,15 @@ def test_fragments_come_back_as_dbgpts(found: dict[str, Any]) -> None:
     }
 
 
+def test_promoted_structured_fragments_merge_into_the_list_dbgpt_makes(found: dict[str, Any]) -> None:
+    own, ours, others, plain = found["merged"]
+    steps = [{"question": "rain?", "thought": f"look {n}", "action": "search"} for n in range(3)]
+    assert own == [steps]
+    assert steps in ours
+    assert [step | {"persisted_path": "/there"} for step in steps] in others
+    assert plain == {"observation": "plain; words"}
+
+
 def test_every_kind_reads_and_clears(found: dict[str, Any]) -> None:
     everything = ["more tea", "rain in Cork", "tea with Bob"]
     assert found["kinds"] == {

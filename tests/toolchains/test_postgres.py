@@ -278,7 +278,7 @@ async def test_sessions_that_ended_while_idle_are_replaced_unnoticed(
         await journal.commit(transition(number))
 
 
-@pytest.mark.parametrize("name", ["commit", "receive", "create", "delete"])
+@pytest.mark.parametrize("name", ["commit", "receive", "create", "delete", "append", "save_plans", "operation"])
 async def test_whichever_statement_finds_its_session_ended_the_write_is_done_once(postgres: Cluster, name: str) -> None:
     """Nothing was committed yet, so it is done again over a new session, and nobody hears of it."""
 

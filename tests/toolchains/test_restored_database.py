@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import memstream
-from memstream import AgentMemory, MemoryKind, Observation
+from memstream import Memory, MemoryKind, Observation
 from memstream_server.adapters.journal import open_journal
 from memstream_server.adapters.milvus.index import connect_milvus, open_lite
 from tests.server.conftest import QUICK, check_log, started, stopped
@@ -39,7 +39,7 @@ def said(number: int) -> Observation:
     return Observation(content(number), embedding=direction(number))
 
 
-async def found(memory: AgentMemory, number: int) -> str:
+async def found(memory: Memory, number: int) -> str:
     """By its vector alone: no word of the query is in the memory."""
     answer = await memory.recall_once("zzz", embedding=direction(number), limit=1, reinforce=False)
     return answer[0].fragment.content

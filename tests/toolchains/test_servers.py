@@ -330,7 +330,7 @@ async def test_what_a_killed_server_had_received_is_stored_by_another_that_nobod
         assert sorted(await contents(look)) == sorted(words("joy", n) for n in range(1, 501))
 
 
-async def _listed(memory: memstream.AgentMemory, count: int) -> bool:
+async def _listed(memory: memstream.Memory, count: int) -> bool:
     return len(await contents(memory)) == count
 
 
@@ -401,7 +401,7 @@ async def _ends_going_away(call: Any) -> bool:
     return False
 
 
-async def _observed(memory: memstream.AgentMemory, content: str) -> bool:
+async def _observed(memory: memstream.Memory, content: str) -> bool:
     try:
         await memory.observe_batch([content], timeout_s=2.0)
     except memstream.MemstreamError:

@@ -55,6 +55,12 @@ def checked(said: list[bytes], rename: str = "") -> Summary:
     return checker.summary()
 
 
+def with_a_gap() -> list[bytes]:
+    """Messages 1 and 3."""
+    said = whole()
+    return ended([*said[:7], conversation("talk", 3, 1) | {"messages": 2}, message(1), message(3), *said[10:]])
+
+
 def packed(*numbers: float) -> str:
     return base64.b64encode(np.array(numbers, "<f4").tobytes()).decode()
 
@@ -111,6 +117,11 @@ REFUSED: dict[str, tuple[Callable[[], list[bytes]], int, str]] = {
     "a kind nobody knows": (changed(1, kind="huge"), 2, "kind"),
     "enhancements in long-term": (changed(2, enhancements=[{"id": ulid(9), "text": ""}]), 3, "enhancements"),
     "a count that does not add up": (changed(3, enhancement_count=2), 4, "enhancement_count"),
+    "an enhancement that its parts do not say": (
+        changed(3, enhancements=[{"id": ulid(9), "text": "again", "structured": {"thought": "once"}}]),
+        4,
+        "enhancements",
+    ),
     "more repeats than hits": (changed(2, duplicate_count=1), 3, "duplicate_count"),
     "content that the parts do not say": (changed(6, content="it snows"), 7, "content"),
     "a vector without a model": (changed(2, vector=packed(1, 0, 0, 0)), 3, "vector"),
@@ -136,6 +147,9 @@ REFUSED: dict[str, tuple[Callable[[], list[bytes]], int, str]] = {
     "a message above the last number": (changed(9, number=3), 10, "number"),
     "a plan in no state": (changed(10, state="lost"), 11, "state"),
     "fewer messages than announced": (changed(7, messages=3, last_number=3), 12, "announced"),
+    "a message between is missing": (with_a_gap, 10, "must be 2"),
+    "the last message is missing": (changed(7, last_number=3), 12, "end at 2"),
+    "completed before its last message": (changed(7, completed=True, completions=1), 8, "completed_number"),
     "a conversation again": (with_line(11, conversation("talk")), 12, "name"),
     "another count at the end": (lambda: ended(whole(), fragments=9), 12, "fragments"),
     "another checksum": (lambda: ended(whole(), sha256="0" * 64), 12, "sha256"),

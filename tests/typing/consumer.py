@@ -15,10 +15,10 @@ import numpy as np
 
 import memstream
 import memstream.sync
-from memstream import AgentMemory, Answer, Fragment, Recollection, Sent, Stored, Tier
+from memstream import Answer, Fragment, Memory, Recollection, Sent, Stored, Tier
 
 
-async def observe(memory: AgentMemory) -> None:
+async def observe(memory: Memory) -> None:
     async with memory.observe(producer="joy-1", session="monday", outcomes=True) as stream:
         sent = await stream.send("user: My name is Bob", speaker="Bob", importance=0.8, metadata={"turn": 1})
         assert_type(sent, Sent)
@@ -32,7 +32,7 @@ async def observe(memory: AgentMemory) -> None:
         assert_type(stream.expected_sequence, int)
 
 
-async def recall(memory: AgentMemory) -> None:
+async def recall(memory: Memory) -> None:
     answer = await memory.recall_once("What's my name?", limit=5, explain=True)
     assert_type(answer, Answer)
     assert_type(answer[0], Recollection)
@@ -64,13 +64,13 @@ async def manage(client: memstream.Client) -> None:
         policy=memstream.Policy(recall=memstream.RecallPolicy(limit=4)),
         exist_ok=True,
     )
-    assert_type(memory, AgentMemory)
+    assert_type(memory, Memory)
     await client.create_memory("comedy/sad", policy={"recall": {"limit": 4}})
     assert_type((await memory.describe()).policy, memstream.Policy)
     async for fragment in memory.list_fragments(memstream.Filter(sessions=["monday"]), page_size=50):
         assert_type(fragment, Fragment)
     async for each in client.list_memories("comedy"):
-        assert_type(each, memstream.Memory)
+        assert_type(each, memstream.MemoryInfo)
     async with memory.watch("beginning", types=[memstream.EventType.PROMOTED]) as watch:
         async for event in watch:
             assert_type(event, memstream.Event)
@@ -94,7 +94,7 @@ async def main() -> None:
 def script() -> None:
     with memstream.sync.connect("127.0.0.1:7700") as client:
         memory = client.create_memory("comedy/joy", exist_ok=True)
-        assert_type(memory, memstream.sync.AgentMemory)
+        assert_type(memory, memstream.sync.Memory)
         with memory.observe("joy-1") as stream:
             assert_type(stream.send("hello", speaker="Bob").wait(), Stored)
         assert_type(memory.recall_once("hello", limit=1), Answer)

@@ -16,6 +16,8 @@ from memstream.values import Fragment, FragmentKind, MetadataValue, Observation,
 
 IMPORTANCE_SCALE = 10
 """DB-GPT's importances are of 1 to 10, ours of 0 to 1."""
+MERGED = ";"
+"""Between plain contents that a promotion merged."""
 _INSIGHT = "dbgpt_insight"
 _SNAPSHOT = "dbgpt_snapshot_path"
 _KEY = re.compile(r"dbgpt-(\d+)-[0-9a-f]{16}")
@@ -59,8 +61,9 @@ def importance_of(importance: float | None) -> float | None:
 
 def fragment_from(fragment: Fragment, make: type[AgentMemoryFragment]) -> AgentMemoryFragment:
     """One of ours as DB-GPT's class `make`; structured ones have their parts as JSON, as DB-GPT's do."""
+    words = _words(fragment)
     return make.build_from(
-        observation=_words(fragment),
+        observation=_steps(words) if issubclass(make, StructuredAgentMemoryFragment) else words,
         memory_id=_id(fragment),
         importance=fragment.importance,
         is_insight=fragment.kind is FragmentKind.INSIGHT or bool(fragment.metadata.get(_INSIGHT)),
@@ -88,6 +91,22 @@ def _words(fragment: Fragment) -> str:
         return fragment.content
     parts = {name: getattr(fragment.structured, name) for name in _PARTS}
     return json.dumps({name: value for name, value in parts.items() if value}, ensure_ascii=False)
+
+
+def _steps(words: str) -> str:
+    """Words as the JSON that DB-GPT's structured class reads: a step, or of several merged ones their list."""
+    steps: list[Any] = []
+    at, decoder = 0, json.JSONDecoder()
+    try:
+        while at <= len(words):
+            step, at = decoder.raw_decode(words, at)
+            if not isinstance(step, Mapping | list) or words[at : at + 1] not in ("", MERGED):
+                raise ValueError("no steps")
+            steps.append(step)
+            at += 1
+    except ValueError:  # plain words, an insight for instance
+        return json.dumps({"observation": words}, ensure_ascii=False)
+    return words if len(steps) == 1 else json.dumps(steps, ensure_ascii=False)
 
 
 def _id(fragment: Fragment) -> int:

@@ -23,7 +23,7 @@ from dbgpt.agent.core.memory.base import DiscardedMemoryFragments, Memory, Write
 
 from memstream.dbgpt.fragments import IMPORTANCE_SCALE, fragment_from, importance_of, key_of, observation_of
 from memstream.errors import FragmentNotFound
-from memstream.memory import AgentMemory
+from memstream.memory import Memory as Handle
 from memstream.policy import PolicyLike, Profile
 from memstream.sync import Client
 from memstream.sync.loop import LOOP
@@ -66,7 +66,7 @@ class RemoteMemory(Memory):
         self._client = client
         self._profile = profile
         self._policy = policy
-        self._made: dict[str, AgentMemory] = {}
+        self._made: dict[str, Handle] = {}
 
     def structure_clone(self, now: datetime | None = None) -> Self:
         """Another handle to the same memory. `now` is not needed: the server has a clock."""
@@ -125,7 +125,7 @@ class RemoteMemory(Memory):
 
     # ---- on the SDK's own event loop, whichever loop the agent runs in
 
-    async def _memory(self) -> AgentMemory:
+    async def _memory(self) -> Handle:
         path = self._scoped_path()
         if path not in self._made:
             self._made[path] = await self._client.asynchronous.create_memory(

@@ -21,6 +21,8 @@ WHOLE = "$"
 """The path of all of a value."""
 INDEXED = "indexed"
 """Metadata of every item: whether a query may find it."""
+ID = "id"
+"""Metadata of every item: the external id, by which a query can be kept to some items."""
 _VALUE, _KEY, _TTL_S = "value", "key", "ttl_s"
 
 
@@ -64,7 +66,7 @@ def observation_of(put: PutOp, fields: Sequence[str]) -> Observation:
     whole = json.dumps(value, ensure_ascii=False)
     paths = [] if put.index is False else list(fields if put.index is None else put.index)
     texts = [text for path in paths for text in _texts(value, path)]
-    metadata: dict[str, MetadataValue] = {INDEXED: bool(texts)}
+    metadata: dict[str, MetadataValue] = {INDEXED: bool(texts), ID: external_id(put.key)}
     content = "\n".join(texts)
     if texts and paths != [WHOLE]:
         metadata[_VALUE] = whole

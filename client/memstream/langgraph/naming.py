@@ -23,12 +23,18 @@ Namespace = tuple[str, ...]
 _ESCAPED = re.compile(r"[^A-Za-z0-9_-]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HASHED = "~~"
+_DIGEST_BYTES = 16
 
 
 def memory_name(namespace: Namespace) -> str:
     """The name of a namespace's memory."""
-    name = "n" + "".join(f".{_ESCAPED.sub(_escaped, label)}" for label in namespace)
+    name = _whole(namespace)
     return name if len(name) <= NAME_MAX else _shortened(name, namespace_label(namespace))
+
+
+def name_prefix(namespace: Namespace) -> str:
+    """What the names of a namespace's memory and of all below it begin with; others' may, too."""
+    return _whole(namespace)[: NAME_MAX - len(_HASHED) - 2 * _DIGEST_BYTES]
 
 
 def namespace_label(namespace: Namespace) -> str:
@@ -49,6 +55,10 @@ def external_id(key: str) -> str:
     return _HASHED + _digest(key)
 
 
+def _whole(namespace: Namespace) -> str:
+    return "n" + "".join(f".{_ESCAPED.sub(_escaped, label)}" for label in namespace)
+
+
 def _escaped(character: re.Match[str]) -> str:
     return "".join(f"~{byte:02x}" for byte in character[0].encode("utf-8", "surrogatepass"))
 
@@ -59,4 +69,4 @@ def _shortened(name: str, whole: str) -> str:
 
 
 def _digest(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()

@@ -9,7 +9,9 @@ Rule 3. All work runs on the SDK's own event loop, so one store serves graphs wi
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -27,10 +29,18 @@ from langgraph.store.base import (
 )
 
 from memstream.errors import FragmentNotFound, MemoryNotFound, NotFound
-from memstream.langgraph.items import INDEXED, WHOLE, Kept, kept, observation_of
+from memstream.langgraph.items import ID, INDEXED, WHOLE, Kept, kept, observation_of
 from memstream.langgraph.matching import meets, passes
-from memstream.langgraph.naming import LABEL, Namespace, external_id, memory_name, namespace_label, namespace_of
-from memstream.memory import AgentMemory
+from memstream.langgraph.naming import (
+    LABEL,
+    Namespace,
+    external_id,
+    memory_name,
+    name_prefix,
+    namespace_label,
+    namespace_of,
+)
+from memstream.memory import Memory
 from memstream.sync import Client
 from memstream.sync.loop import LOOP
 from memstream.values import Filter, FragmentKind, MemoryKind, Observation, Weights
@@ -39,6 +49,9 @@ T = TypeVar("T")
 BATCH_MAX = 128
 """Observations in one call: below the server's bounds of a batch and, with the longest values, of a message."""
 RECALL_MAX = 1_000
+"""Recollections of one query."""
+NAMED_MAX = 1_000
+"""Ids that a query can leave out, or be kept to."""
 PAGE = 1_000
 CALLS_MAX = 16
 """Calls in flight on behalf of one operation."""
@@ -101,12 +114,16 @@ class MemstreamStore(BaseStore):
             return None
         raise ValueError(f"there is no operation {type(op).__name__}")
 
-    def _memory(self, namespace: Namespace) -> AgentMemory:
+    def _memory(self, namespace: Namespace) -> Memory:
         return self._client.asynchronous.memory(f"{self._namespace}/{memory_name(namespace)}")
 
-    async def _namespaces(self) -> list[Namespace]:
-        listed = self._client.asynchronous.list_memories(self._namespace, page_size=PAGE)
-        return sorted([named async for memory in listed if (named := namespace_of(memory.labels)) is not None])
+    async def _namespaces(self, prefix: Namespace = ()) -> list[Namespace]:
+        """Those that there is a memory for, below a prefix."""
+        listed = self._client.asynchronous.list_memories(
+            self._namespace, name_prefix=name_prefix(prefix), page_size=PAGE
+        )
+        found = [named async for memory in listed if (named := namespace_of(memory.labels)) is not None]
+        return sorted(named for named in found if named[: len(prefix)] == prefix)
 
     # ---- get
 
@@ -176,8 +193,8 @@ class MemstreamStore(BaseStore):
     # ---- search
 
     async def _search(self, op: SearchOp) -> list[SearchItem]:
-        prefix, end = tuple(op.namespace_prefix), op.offset + op.limit
-        within = [namespace for namespace in await self._namespaces() if namespace[: len(prefix)] == prefix]
+        end = op.offset + op.limit
+        within = await self._namespaces(tuple(op.namespace_prefix))
         if op.query:
             found = await self._ranked(within, op, end)
         else:
@@ -214,36 +231,54 @@ class MemstreamStore(BaseStore):
         return sorted(found, key=lambda one: one[1] or 0.0, reverse=True)
 
     async def _recalled(self, namespace: Namespace, op: SearchOp, end: int) -> list[tuple[Kept, float | None]]:
-        """The `end` best that pass the filter, which the server does not know: it is asked until there are as many."""
-        memory, found, seen = self._memory(namespace), list[tuple[Kept, float | None]](), list[str]()
+        """The `end` best that pass the filter, which the server does not know.
+
+        It is asked for the next best until there are as many; and where more were in vain than a query can leave out,
+        for what passes by name.
+        """
+        found: dict[str, tuple[Kept, float | None]] = {}
+        seen: list[str] = []
         limit = min(RECALL_MAX, end if not op.filter else max(end, PAGE // 10))
-        while len(found) < end:
-            chosen = Filter(kinds=[FragmentKind.OBSERVATION], metadata={INDEXED: True}, exclude_ids=seen)
-            try:
-                answer = await memory.recall_once(
-                    op.query or "",
-                    limit=limit,
-                    weights=Weights(alpha=0, beta=1, gamma=0),
-                    filter=chosen,
-                    reinforce=False,
-                    omit_working_memory=True,
-                )
-            except MemoryNotFound:
-                return found
-            for hit in answer:
-                seen.append(hit.fragment.id)
-                one = kept(namespace, hit.fragment, datetime.now(UTC))
-                if one is not None and passes(one.value, op.filter):
-                    found.append((one, hit.relevance))
-            if not answer or len(answer) >= answer.eligible:
-                break
-        return found
+        while len(seen) <= NAMED_MAX:
+            more, last = await self._asked(namespace, op, limit, Filter(exclude_ids=seen), seen)
+            found |= more
+            if last or len(found) >= end:
+                return list(found.values())
+            limit = min(RECALL_MAX, 2 * limit)
+        names = [external_id(one.key) async for one in self._items(namespace, PAGE) if passes(one.value, op.filter)]
+        for start in range(0, len(names), NAMED_MAX):
+            chosen = Filter(metadata={ID: names[start : start + NAMED_MAX]})
+            found |= (await self._asked(namespace, op, RECALL_MAX, chosen, seen))[0]
+        return list(found.values())
+
+    async def _asked(
+        self, namespace: Namespace, op: SearchOp, limit: int, chosen: Filter, seen: list[str]
+    ) -> tuple[dict[str, tuple[Kept, float | None]], bool]:
+        """(what passes of one answer by id, whether there is no more); the ids of the answer go to `seen`."""
+        try:
+            answer = await self._memory(namespace).recall_once(
+                op.query or "",
+                limit=limit,
+                weights=Weights(alpha=0, beta=1, gamma=0),
+                filter=replace(chosen, kinds=[FragmentKind.OBSERVATION], metadata={**chosen.metadata, INDEXED: True}),
+                reinforce=False,
+                omit_working_memory=True,
+            )
+        except MemoryNotFound:
+            return {}, True
+        found: dict[str, tuple[Kept, float | None]] = {}
+        for hit in answer:
+            seen.append(hit.fragment.id)
+            one = kept(namespace, hit.fragment, datetime.now(UTC))
+            if one is not None and passes(one.value, op.filter):
+                found[one.id] = (one, hit.relevance)
+        return found, not answer or len(answer) >= answer.eligible
 
     # ---- list namespaces
 
     async def _list(self, op: ListNamespacesOp) -> list[Namespace]:
         """Those that hold something, which only their memories know: they are asked until there are enough."""
-        meant = [namespace for namespace in await self._namespaces() if meets(namespace, op.match_conditions)]
+        meant = [each for each in await self._namespaces(_prefix(op)) if meets(each, op.match_conditions)]
         found: dict[Namespace, None] = {}
         end = op.offset + op.limit
         for start in range(0, len(meant), CALLS_MAX):
@@ -260,6 +295,14 @@ class MemstreamStore(BaseStore):
             return (await self._memory(namespace).stats()).long_term > 0
         except MemoryNotFound:
             return False
+
+
+def _prefix(op: ListNamespacesOp) -> Namespace:
+    """What all namespaces meant begin with: the first prefix asked for, up to a wildcard."""
+    for condition in op.match_conditions or ():
+        if condition.match_type == "prefix":
+            return tuple(itertools.takewhile(lambda label: label != "*", condition.path))
+    return ()
 
 
 async def _each(keys: Iterable[Any], work: Callable[[Any], Awaitable[T]]) -> list[T]:

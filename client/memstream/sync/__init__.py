@@ -19,22 +19,22 @@ from typing import Self
 
 import memstream.client
 from memstream.backoff import Retry
-from memstream.channel import Tls
+from memstream.channel import Tls, Token
 from memstream.policy import PolicyLike, Profile
-from memstream.resources import Memory, Namespace, Operation, ServerInfo
+from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
 from memstream.sync.conversations import Conversation, ConversationWatch
 from memstream.sync.loop import LOOP
-from memstream.sync.memory import AgentMemory, FragmentListing
+from memstream.sync.memory import FragmentListing, Memory
 from memstream.sync.streams import ObserveStream, RecallStream, Sent, Watch
 from memstream.transfer import ExportPart
 from memstream.values import MemoryKind
 
 __all__ = [
-    "AgentMemory",
     "Client",
     "Conversation",
     "ConversationWatch",
     "FragmentListing",
+    "Memory",
     "ObserveStream",
     "RecallStream",
     "Sent",
@@ -46,7 +46,7 @@ __all__ = [
 def connect(
     target: str,
     *,
-    token: str | None = None,
+    token: Token | None = None,
     tls: Tls | None = None,
     timeout_s: float = 30.0,
     retry: Retry | None = None,
@@ -97,11 +97,11 @@ class Client:
         """What the server is and can do."""
         return LOOP.run(self._inner.server_info())
 
-    def memory(self, path: str) -> AgentMemory:
+    def memory(self, path: str) -> Memory:
         """The memory `namespace/name`, without asking whether it exists."""
 
-        async def make() -> AgentMemory:  # over there: the first use makes the channel, which belongs to that loop
-            return AgentMemory(self._inner.memory(path))
+        async def make() -> Memory:  # over there: the first use makes the channel, which belongs to that loop
+            return Memory(self._inner.memory(path))
 
         return LOOP.run(make())
 
@@ -122,9 +122,9 @@ class Client:
         policy: PolicyLike | None = None,
         labels: Mapping[str, str] | None = None,
         exist_ok: bool = False,
-    ) -> AgentMemory:
+    ) -> Memory:
         """Makes the memory `namespace/name`; `exist_ok` takes an existing one as it is."""
-        return AgentMemory(
+        return Memory(
             LOOP.run(
                 self._inner.create_memory(
                     path, kind=kind, profile=profile, policy=policy, labels=labels, exist_ok=exist_ok
@@ -132,13 +132,13 @@ class Client:
             )
         )
 
-    def get_memory(self, path: str) -> Memory:
+    def get_memory(self, path: str) -> MemoryInfo:
         """The memory as the server has it."""
         return LOOP.run(self._inner.get_memory(path))
 
-    def list_memories(self, namespace: str, *, page_size: int = 0) -> Iterator[Memory]:
-        """A namespace's memories by name."""
-        return LOOP.iterate(self._inner.list_memories(namespace, page_size=page_size))
+    def list_memories(self, namespace: str, *, name_prefix: str = "", page_size: int = 0) -> Iterator[MemoryInfo]:
+        """A namespace's memories by name: those whose name begins with `name_prefix`."""
+        return LOOP.iterate(self._inner.list_memories(namespace, name_prefix=name_prefix, page_size=page_size))
 
     def list_namespaces(self, *, page_size: int = 0) -> Iterator[Namespace]:
         """Namespaces that have memories, by name."""

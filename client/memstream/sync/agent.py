@@ -7,8 +7,7 @@ from typing import Self
 
 from memstream.agent import SHORT_TERM_CAPACITY, ActionOutput, AgentTemplates
 from memstream.policy import PolicyLike, Profile
-from memstream.sync import AgentMemory as MemoryHandle
-from memstream.sync import Client
+from memstream.sync import Client, Memory
 from memstream.sync.conversations import Conversation
 from memstream.values import MemoryKind, Observation, RecallOptions, Structured
 
@@ -18,7 +17,7 @@ class AgentMemory(AgentTemplates):
 
     def __init__(
         self,
-        memory: MemoryHandle,
+        memory: Memory,
         conversation: Conversation | None = None,
         *,
         session: str | None = None,

@@ -1,4 +1,4 @@
-"""One memory for scripts: the methods of memstream.AgentMemory, each waiting for its answer."""
+"""One memory for scripts: the methods of memstream.Memory, each waiting for its answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, Unpack
 from memstream import memory
 from memstream.codec import Observable
 from memstream.policy import PolicyLike
-from memstream.resources import Cursor, Memory, MemoryStats, Operation, Put
+from memstream.resources import Cursor, MemoryInfo, MemoryStats, Operation, Put
 from memstream.sync.loop import LOOP
 from memstream.sync.streams import ObserveStream, RecallStream, Watch
 from memstream.values import (
@@ -28,14 +28,14 @@ from memstream.values import (
 from memstream.watch import Start
 
 
-class AgentMemory:
+class Memory:
     """A memory by name; making one calls nobody. Every method raises a MemstreamError (see memstream.errors)."""
 
-    def __init__(self, inner: memory.AgentMemory) -> None:
+    def __init__(self, inner: memory.Memory) -> None:
         self._inner = inner
 
     def __repr__(self) -> str:
-        return f"<sync.AgentMemory {self._inner.path}>"
+        return f"<sync.Memory {self._inner.path}>"
 
     @property
     def path(self) -> str:
@@ -103,7 +103,7 @@ class AgentMemory:
             )
         )
 
-    def describe(self) -> Memory:
+    def describe(self) -> MemoryInfo:
         """The memory as the server has it: kind, complete policy, labels, revision."""
         return LOOP.run(self._inner.describe())
 
@@ -113,13 +113,13 @@ class AgentMemory:
 
     def update(
         self, *, policy: PolicyLike | None = None, labels: Mapping[str, str] | None = None, etag: str = ""
-    ) -> Memory:
+    ) -> MemoryInfo:
         """Sets the policy fields given, and all labels if given; with an etag only if it is current."""
         return LOOP.run(self._inner.update(policy=policy, labels=labels, etag=etag))
 
-    def clone(self, new_path: str) -> AgentMemory:
+    def clone(self, new_path: str) -> Memory:
         """A new memory (`namespace/name`) of the same structure and policy, without content."""
-        return AgentMemory(LOOP.run(self._inner.clone(new_path)))
+        return Memory(LOOP.run(self._inner.clone(new_path)))
 
     def clear(self, tiers: Collection[Tier] = ()) -> int:
         """Empties the tiers named (none: all) for good; how many fragments that were, forgotten ones included."""

@@ -17,7 +17,7 @@ import click
 
 from memstream.client import Client
 from memstream.errors import MemoryNotFound
-from memstream.memory import AgentMemory
+from memstream.memory import Memory
 from memstream.resources import Operation
 from memstream_server.cli.failures import Failure, Missing, Misuse
 from memstream_server.cli.options import json_option
@@ -205,7 +205,7 @@ async def _adopt(client: Client, source: ExistingCollection, adoption: Adoption,
     return Adopted(adoption.collection, path, found.fragments, found.empty, made_us is None, ended)
 
 
-async def _made_us(memory: AgentMemory) -> int | None:
+async def _made_us(memory: Memory) -> int | None:
     """When the memory was made, if it was: a repeat gives the lines of the first adoption."""
     try:
         made = (await memory.describe()).create_time

@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from memstream.client import Client
-from memstream.resources import Memory, Namespace
+from memstream.resources import MemoryInfo, Namespace
 from memstream.values import Filter, Fragment
 from memstream_server.cli.options import filter_options, json_option
 from memstream_server.cli.output import console, one_line, print_json, table, when, words, write
@@ -72,7 +72,7 @@ def _memories(server: Server, namespace: str, most: int, as_json: bool) -> None:
     grid = table("memory", "kind", "profile", "revision", "created", numbers=["revision"])
 
     async def listed(client: Client) -> bool:
-        def row(item: Memory) -> None:
+        def row(item: MemoryInfo) -> None:
             profile = item.policy.profile.value if item.policy.profile else ""
             grid.add_row(item.path, item.kind.value, profile, f"{item.revision:,}", when(item.create_time))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import socket
+from pathlib import Path
 
 import click
 
@@ -12,6 +13,8 @@ from memstream.client import Client
 from memstream_server.cli.failures import Failure, Misuse
 from memstream_server.cli.options import json_option
 from memstream_server.cli.server import Server, server_options
+
+TOKEN_CHARS_MIN = 16
 
 
 @click.command("mcp", short_help="Serve a memory's tools over the Model Context Protocol.")
@@ -31,13 +34,29 @@ from memstream_server.cli.server import Server, server_options
     metavar="HOST:PORT",
     help="Where to serve HTTP; port 0 takes a free one.",
 )
+@click.option(
+    "--http-token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="MEMSTREAM_MCP_HTTP_TOKEN_FILE",
+    show_envvar=True,
+    metavar="FILE",
+    help="Holds the bearer token that every HTTP request must have; without it nobody is asked for one.",
+)
 @server_options
 @json_option
-def mcp_command(memory: str, any_memory: bool, transport: str, listen: str, server: Server, as_json: bool) -> None:
+def mcp_command(
+    memory: str,
+    any_memory: bool,
+    transport: str,
+    listen: str,
+    http_token_file: Path | None,
+    server: Server,
+    as_json: bool,
+) -> None:
     """Serve observe, recall, forget and list of a memory to agent hosts that speak MCP.
 
-    It is a client of the server at --target. Over HTTP it asks nobody who they are: it listens on loopback unless told
-    otherwise.
+    It is a client of the server at --target. Over HTTP it listens on loopback unless told otherwise, and asks for a
+    token if it is given one.
 
     \b
       memstream mcp --memory demo/joy                                # a host starts this
@@ -49,25 +68,41 @@ def mcp_command(memory: str, any_memory: bool, transport: str, listen: str, serv
         if error.name is None or error.name.partition(".")[0] == "memstream":
             raise
         raise Failure(f"{error.name} is not installed: pip install 'memstream[mcp]'") from error
+    token = _token(http_token_file) if http_token_file is not None else ""
     bound = _bound(listen) if transport == "http" else None
 
     async def serve(client: Client) -> None:
-        served = mcp.mcp_server(client, memory, any_memory=any_memory, target=server.target)
+        served = mcp.mcp_server(client, memory, any_memory=any_memory, target=server.target, token=token)
         if bound is None:
             await mcp.serve_stdio(served)
         else:
-            _announce(memory, bound, mcp.HTTP_PATH, as_json)
+            _announce(memory, bound, mcp.HTTP_PATH, bool(token), as_json)
             await mcp.serve_http(served, bound)
 
     server.ask(serve)
 
 
-def _announce(memory: str, bound: socket.socket, path: str, as_json: bool) -> None:
+def _announce(memory: str, bound: socket.socket, path: str, asks: bool, as_json: bool) -> None:
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
     click.echo(json.dumps({"memory": memory, "url": url}) if as_json else f"{memory} is served at {url}")
     if not ipaddress.ip_address(host).is_loopback:
-        click.echo("memstream: warning: whoever reaches this address can read and change the memory", err=True)
+        warning = (
+            "what is said here is not encrypted, the token included: put a proxy with TLS before it"
+            if asks
+            else "whoever reaches this address can read and change the memory: give it a --http-token-file"
+        )
+        click.echo(f"memstream: warning: {warning}", err=True)
+
+
+def _token(file: Path) -> str:
+    try:
+        token = file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"cannot read a token in {file}: {error}") from error
+    if len(token) < TOKEN_CHARS_MIN or not token.isprintable() or " " in token:
+        raise Misuse(f"{file} has no token of at least {TOKEN_CHARS_MIN} characters on one line: openssl rand -hex 32")
+    return token
 
 
 def _bound(listen: str) -> socket.socket:

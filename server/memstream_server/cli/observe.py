@@ -11,7 +11,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from memstream.client import Client
-from memstream.memory import AgentMemory
+from memstream.memory import Memory
 from memstream.policy import Profile
 from memstream.values import MemoryKind
 from memstream_server.cli.failures import Exit, Failure, Missing, Misuse
@@ -148,7 +148,7 @@ def _refusal(found: Contents) -> str:
     return "\n  ".join([head, *lines, *tail])
 
 
-async def _send(memory: AgentMemory, tally: Tally, form: Format, session: str, quiet: bool) -> None:
+async def _send(memory: Memory, tally: Tally, form: Format, session: str, quiet: bool) -> None:
     feed = tally.feed
     async with memory.observe(feed.producer, session=session) as stream:
         tally.base = stream.expected_sequence - 1

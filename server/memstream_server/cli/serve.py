@@ -21,7 +21,10 @@ _SHORT = {"data_dir": "--data"}
 """Second names of flags."""
 _UNITS = {"seconds", "bytes", "characters"}
 """Units that the meaning of a setting does not name by itself."""
-_OF_THE_CLIENT = {"MEMSTREAM_TARGET", "MEMSTREAM_TOKEN"}
+_OF_THE_CLIENT = {
+    *("MEMSTREAM_TARGET", "MEMSTREAM_TOKEN"),
+    *("MEMSTREAM_TLS", "MEMSTREAM_TLS_CA", "MEMSTREAM_TLS_CERT", "MEMSTREAM_TLS_KEY"),
+}
 """Variables of the other commands: no settings, and not misspelt ones either."""
 
 _HELP = """Run a server until SIGTERM or SIGINT, then let its streams finish and stop.
@@ -47,7 +50,8 @@ def _flag(name: str, field: FieldInfo) -> click.Option:
     unit = str(extra.get("unit", ""))
     help_ = f"{field.description}{f', in {unit}' if unit in _UNITS else ''}.  [default: {_default(field, extra)}]"
     names = [f"--{name.replace('_', '-')}", *([_SHORT[name]] if name in _SHORT else []), name]
-    return click.Option(names, type=_type(field), help=help_, default=None, metavar=_metavar(field))
+    on: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if field.annotation is bool else {}
+    return click.Option(names, type=_type(field), help=help_, default=None, metavar=_metavar(field), **on)
 
 
 def _type(field: FieldInfo) -> click.ParamType[Any] | type:

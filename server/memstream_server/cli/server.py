@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
 
 from memstream import errors
 from memstream.backoff import Retry
+from memstream.channel import Tls
 from memstream.client import Client, connect
 from memstream_server.cli.failures import Failure, Missing, Misuse
 
@@ -43,15 +45,17 @@ class Server:
     """Where to connect, and as whom."""
 
     target: str
-    token: str | None
+    token: str | None = field(repr=False)
     timeout_s: float
+    tls: Tls | None = None
 
     def ask(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         """Run `work` with a client in an event loop of its own; its MemstreamErrors become Failures."""
 
         async def connected() -> T:
             retry = Retry(first_s=FIRST_CONNECTION_S)
-            async with connect(self.target, token=self.token, timeout_s=self.timeout_s, retry=retry) as client:
+            given = connect(self.target, token=self.token, tls=self.tls, timeout_s=self.timeout_s, retry=retry)
+            async with given as client:
                 return await work(client)
 
         try:
@@ -85,7 +89,7 @@ def _said(error: errors.MemstreamError) -> str:
 
 
 def server_options(command: F) -> F:
-    """Give a command --target, --token and --timeout, as one argument `server`."""
+    """Give a command --target, --token, --tls and its files, and --timeout, as one argument `server`."""
 
     @click.option(
         "--target",
@@ -97,8 +101,18 @@ def server_options(command: F) -> F:
         help="The server; unix:/path too.",
     )
     @click.option(
-        "--token", envvar="MEMSTREAM_TOKEN", show_envvar=True, metavar="TEXT", help="Who you are to the server."
+        "--token",
+        envvar="MEMSTREAM_TOKEN",
+        show_envvar=True,
+        metavar="TEXT",
+        help="Who you are to the server: an API key or a JWT. Better as a variable: flags are seen by other users.",
     )
+    @click.option(
+        "--tls", is_flag=True, envvar="MEMSTREAM_TLS", show_envvar=True, help="Encrypt; so do the next three."
+    )
+    @_file("--tls-ca", "MEMSTREAM_TLS_CA", "CA of the server's certificate; without it the system's.")
+    @_file("--tls-cert", "MEMSTREAM_TLS_CERT", "Your certificate, for a server that asks for one.")
+    @_file("--tls-key", "MEMSTREAM_TLS_KEY", "Its key.")
     @click.option(
         "--timeout",
         "timeout_s",
@@ -110,6 +124,23 @@ def server_options(command: F) -> F:
     )
     @functools.wraps(command)
     def told(*args: Any, target: str, token: str | None, timeout_s: float, **kwargs: Any) -> Any:
-        return command(*args, server=Server(target, token or None, timeout_s), **kwargs)
+        tls = _tls(*(kwargs.pop(name) for name in ("tls", "tls_ca", "tls_cert", "tls_key")))
+        return command(*args, server=Server(target, token or None, timeout_s, tls), **kwargs)
 
     return cast("F", told)
+
+
+def _file(flag: str, variable: str, meaning: str) -> Callable[[F], F]:
+    path = click.Path(path_type=Path, dir_okay=False)
+    return click.option(flag, type=path, envvar=variable, show_envvar=True, metavar="FILE", help=f"{meaning} PEM.")
+
+
+def _tls(wanted: bool, ca: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
+    if not wanted and not (ca or certificate or key):
+        return None
+    try:
+        return Tls.of_files(ca, certificate, key)
+    except ValueError as error:
+        raise Misuse(f"--tls-cert and --tls-key: {error}") from error
+    except OSError as error:
+        raise Misuse(f"cannot read {error.filename}: {error.strerror}") from error

@@ -9,7 +9,7 @@ import click
 from rich.console import RenderableType
 
 from memstream.client import Client
-from memstream.resources import Memory, MemoryStats, ModelUsage, ServerInfo
+from memstream.resources import MemoryInfo, MemoryStats, ModelUsage, ServerInfo
 from memstream.values import Fragment
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import console, facts, print_json, shown, words, write
@@ -33,7 +33,7 @@ def show_command(memory: str, fragment: str | None, external_id: str | None, ser
     if fragment is not None and external_id is not None:
         raise click.UsageError("Give FRAGMENT or --external-id, not both.")
 
-    async def one(client: Client) -> Memory | Fragment:
+    async def one(client: Client) -> MemoryInfo | Fragment:
         named = client.memory(memory)
         if fragment is None and external_id is None:
             return await named.describe()
@@ -42,13 +42,13 @@ def show_command(memory: str, fragment: str | None, external_id: str | None, ser
     found = server.ask(one)
     if as_json:
         print_json(found)
-    elif isinstance(found, Memory):
+    elif isinstance(found, MemoryInfo):
         _print_memory(found)
     else:
         _print_fragment(found)
 
 
-def _print_memory(memory: Memory) -> None:
+def _print_memory(memory: MemoryInfo) -> None:
     own = ((field.name, getattr(memory, field.name)) for field in fields(memory) if field.name != "policy")
     about = facts([("memory", memory.path), *(pair for pair in own if pair[0] not in {"namespace", "name"})])
     write(console(), about, "\npolicy", facts(_leaves(memory.policy)))

@@ -28,8 +28,8 @@ def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None
     """Check the journal of a data directory, of a database, or the backup FILE. Nothing is changed.
 
     Every memory's events are folded from the first on and compared with its fragments; numbers, receipts, vectors and
-    lineage are checked too. A server may run meanwhile: each memory is read at one moment. Exit code 1 when something
-    is not as it must be.
+    lineage are checked too, and so are conversations and operations. A server may run meanwhile: each memory is read at
+    one moment. Exit code 1 when something is not as it must be.
 
     \b
       memstream verify --data ./data
@@ -41,7 +41,7 @@ def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None
     where = str(file or ("the database" if settings.journal_url.get_secret_value() else settings.data_dir))
     try:
         with _opened(file, settings) as looked, _bar() as bar:
-            task = bar.add_task("memories", total=None)
+            task = bar.add_task("memories and conversations", total=None)
             report = verify(looked, lambda done, total: bar.update(task, completed=done, total=total))
     except (JournalError, OSError) as error:
         raise Failure(f"{where} cannot be verified: {error}") from error
@@ -78,6 +78,7 @@ def _plain(where: str, report: Report) -> dict[str, object]:
         "violated": report.violated,
         "violations": report.violations,
         "compacted": report.compacted,
+        "unfinished": report.unfinished,
     }
 
 
@@ -91,6 +92,8 @@ def _show(where: str, report: Report) -> None:
     write(out, grid)
     for name, first in report.compacted.items():
         click.echo(f"{name}: its events are kept from revision {first} on, so older fragments were compared only since")
+    for id_, what in report.unfinished.items():
+        click.echo(f"operation {id_} has not ended: {shown(what)}")
     if report.violations:
         found = table("check", "memory", "fragment", "what is wrong", wide="what is wrong")
         for each in report.violations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -88,10 +89,25 @@ def merged_text(anchor: Fragment, enhancements: Iterable[Enhancement], *, recoll
     """Anchor and enhancers in order (the one that promoted comes last), each text once, joined by ";".
 
     `recollections` tells whether the texts of recalled fragments take part: only where the merged text becomes
-    the content (`short_term.merge_content`), never for display.
+    the content (see `merged_content`), never for display.
     """
     texts = (done.text for done in told(enhancements, recollections=recollections))
     return ";".join(dict.fromkeys((anchor.content, *texts)))
+
+
+def merged_content(anchor: Fragment, enhancements: Iterable[Enhancement]) -> str:
+    """What a promotion under `short_term.merge_content` makes the content, recollections included.
+
+    Of a structured anchor a JSON array of everyone's parts, as DB-GPT reduces its structured fragments.
+    """
+    if anchor.structured is None:
+        return merged_text(anchor, enhancements, recollections=True)
+    others = tuple(enhancements)
+    if all(done.structured == anchor.structured for done in others):
+        return anchor.content
+    given = (done.structured.parts() if done.structured else {"observation": done.text} for done in others)
+    steps = (json.dumps(parts, ensure_ascii=False) for parts in (anchor.structured.parts(), *given))
+    return f"[{', '.join(dict.fromkeys(steps))}]"
 
 
 def told(enhancements: Iterable[Enhancement], *, recollections: bool) -> tuple[Enhancement, ...]:

@@ -10,11 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from memstream_server.core.enhancement import enhance, merged_text, strengthened, take_back, told
+from memstream_server.core.enhancement import enhance, merged_content, strengthened, take_back, told
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.policy import Overflow, Policy, ShortTermKind
 from memstream_server.core.transition import Draft, InsightRequest, Transition
-from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
+from memstream_server.core.values import (
+    Enhancement,
+    Fragment,
+    FragmentKind,
+    Held,
+    MemoryKind,
+    State,
+    Structured,
+    Tier,
+    Vector,
+)
 
 TIERS: dict[MemoryKind, tuple[Tier, ...]] = {
     MemoryKind.SENSORY: (Tier.SENSORY,),
@@ -48,6 +58,7 @@ class Recollected:
     text: str
     vector: Vector | None = None
     """Of the content alone, unit length."""
+    structured: Structured | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +110,7 @@ def recollect(state: State, recollections: Sequence[Recollected], policy: Policy
         for found in recollections:
             if draft.removes(found.id):  # an earlier one made it ripe, and its kind has no next tier
                 continue
-            other = Enhancement(found.id, found.text, recollection=True)
+            other = Enhancement(found.id, found.text, recollection=True, structured=found.structured)
             enhance(draft, other, found.vector, policy.short_term, similarity_min)
             _promote_ripe(draft, rules)
     return draft.finish()
@@ -184,7 +195,7 @@ def _admit(draft: Draft, rules: _Rules, held: Held) -> None:
     came_from = held.fragment.tier
     fragment = held.fragment.at(Tier.SHORT_TERM)
     if rules.enhanced:
-        other = Enhancement(fragment.id, fragment.content)
+        other = Enhancement(fragment.id, fragment.content, structured=fragment.structured)
         enhance(draft, other, held.vector, rules.policy.short_term, rules.similarity_min)
         _promote_ripe(draft, rules)
     if came_from is not Tier.SHORT_TERM:
@@ -263,7 +274,7 @@ def _promoted(held: Held, *, merge: bool) -> Fragment:
     fragment = held.fragment.but(tier=Tier.LONG_TERM, sources=sources)
     if not merge:
         return fragment
-    content = merged_text(fragment, held.enhancements, recollections=True)
+    content = merged_content(fragment, held.enhancements)
     if content == fragment.content:
         return fragment
     return replace(fragment, content=content, structured=None)

@@ -58,19 +58,13 @@ class Structured:
     action_input: str = ""
     observation: str = ""
 
+    def parts(self) -> dict[str, str]:
+        """The values that are set, by name."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name))}
+
     def text(self) -> str:
         """The values that are set, one a line, without their keys: what is embedded and indexed."""
-        values = (
-            self.question,
-            self.thought,
-            self.phase,
-            self.action_intention,
-            self.action_reason,
-            self.action,
-            self.action_input,
-            self.observation,
-        )
-        return "\n".join(value for value in values if value)
+        return "\n".join(self.parts().values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +137,8 @@ class Enhancement:
     id: str
     text: str
     recollection: bool = False
+    structured: Structured | None = None
+    """Of which `text` is the text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

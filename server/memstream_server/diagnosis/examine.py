@@ -15,6 +15,11 @@ from memstream_server.diagnosis.outside import endpoint_findings, model_findings
 from memstream_server.ports.journal import Space, Unreadable
 from memstream_server.settings import Settings
 
+_OUT_OF_SIGHT = (
+    "pages, write-ahead log and disk are PostgreSQL's, and were not looked at; nor is there a lock or a format file: "
+    "those are SQLite's"
+)
+
 
 def examine(settings: Settings, online: bool) -> Iterator[Finding]:
     """`online` asks endpoints too; the journal's database is always asked."""
@@ -76,9 +81,13 @@ def _database(settings: Settings) -> Iterator[Finding]:
             with looked.engine.begin() as connection:
                 version = connection.exec_driver_sql("SHOW server_version").scalar_one()
             yield fine("database", f"PostgreSQL {version} answers")
+            yield note("files", _OUT_OF_SIGHT, "pg_amcheck, run where the database is, checks its tables and indexes")
             if looked.in_use:
                 yield note("lock", f"a server uses it: {looked.in_use}", "memstream info says how the server is")
             yield from content_findings(looked)
-            yield from model_findings(settings, space_of(looked))
+            space = space_of(looked)
+            yield from model_findings(settings, space)
+            if not settings.milvus_uri and settings.data_dir.is_dir():
+                yield from index_findings(settings.data_dir, looked.in_use, space)
     except Unreadable as error:
         yield problem("database", str(error), "correct journal_url, or start the database")

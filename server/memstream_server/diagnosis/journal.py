@@ -7,10 +7,11 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal import directory, migrate, reads, sqlite
+from memstream_server.adapters.journal import directory, migrate, operating, reads, sqlite
+from memstream_server.adapters.journal.conversation_tables import conversations
 from memstream_server.adapters.journal.looking import Looked
 from memstream_server.adapters.journal.schema import jobs, memories, observations, outbox
 from memstream_server.diagnosis.directory import RESTORE
@@ -18,7 +19,8 @@ from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.ports.journal import JournalError, Space
 
 _SAID_MAX = 100
-"""Defects SQLite is asked to name."""
+"""Defects SQLite is asked to name, and operations named."""
+_ADVICE = "nothing to do: a server that runs gets on with it; memstream operations cancel ID ends it"
 _SALVAGE = (
     ". Without one, save what can be read: sqlite3 {} .recover | sqlite3 recovered.db, look at it with "
     "memstream verify recovered.db, and put it in with memstream restore"
@@ -80,8 +82,10 @@ def content_findings(looked: Looked) -> Iterator[Finding]:
     """What the tables say. Damage ends it: that is for others to name."""
     try:
         with looked.engine.begin() as connection:
-            yield _version(connection)
-            yield from _counts(connection)
+            version = _version(connection)
+            yield version
+            if version.level == "ok":  # else there may be other tables
+                yield from _counts(connection)
     except (DBAPIError, JournalError) as error:
         yield problem("contents", f"cannot be read: {error}", "see what is said of the journal's pages")
 
@@ -108,10 +112,14 @@ def _version(connection: Connection) -> Finding:
 
 
 def _counts(connection: Connection) -> Iterator[Finding]:
-    def count(*what: object) -> int:
-        return int(connection.execute(select(func.count()).select_from(*what)).scalar_one())  # type: ignore[arg-type]  # tables
+    def count(table: Table, *where: ColumnElement[bool]) -> int:
+        return connection.execute(select(func.count()).select_from(table).where(*where)).scalar_one()
 
-    yield fine("memories", f"{count(memories):,}")
+    for subject, table in (("memories", memories), ("conversations", conversations)):
+        named = count(table, table.c.namespace != "")
+        yield fine(subject, f"{named:,}")
+        if aside := count(table) - named:
+            yield note(subject, f"{aside:,} built aside by imports", "nothing to do: a server names or removes them")
     for subject, table, what in (
         ("pending", observations, "receipts wait to be stored"),
         ("outbox", outbox, "entries wait for the vector index"),
@@ -123,3 +131,14 @@ def _counts(connection: Connection) -> Iterator[Finding]:
             if number
             else fine(subject, f"no {what}")
         )
+    yield from _operations(connection)
+
+
+def _operations(connection: Connection) -> Iterator[Finding]:
+    unfinished = list(operating.unfinished(connection))
+    for id_, what in unfinished[:_SAID_MAX]:
+        yield note("operations", f"{id_} has not ended: {what}", _ADVICE)
+    if len(unfinished) > _SAID_MAX:
+        yield note("operations", f"{len(unfinished):,} in all have not ended", _ADVICE)
+    if not unfinished:
+        yield fine("operations", "none is under way")

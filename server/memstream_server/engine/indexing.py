@@ -1,8 +1,9 @@
 """The write-behind of the vector index: one task that brings the outbox into the index, at one process at a time.
 
 Rule 1. Rows are upserted, then flushed, then marked done: a crash in between only repeats them.
-Rule 2. Entries are done by their ids, and each is worked on as the journal has it now, so order does not matter.
-Where several processes share the journal the others follow the outbox (following.py).
+Rule 2. A round ends with what was in the outbox when it began, for with steady writes there is always more. Entries are
+done by their ids, and each is worked on as the journal has it now, so order does not matter. Where several processes
+share the journal the others follow the outbox (following.py).
 Rule 3. An index that is lost is filled again from the journal; meanwhile recall says what is degraded.
 """
 
@@ -247,7 +248,7 @@ class Indexer:
             self._settles(await self._following.look())  # what another process brought in before
         self.degraded = ""
         self._rebuilt = dropped
-        if not self._reconciled:
+        if not self._reconciled and not await self._dependencies.journal.outbox_size():
             await self._reconcile()
 
     async def _follow(self, dropped: int) -> None:
@@ -297,14 +298,17 @@ class Indexer:
         self._full.clear()
         self._waiting = 0
         reached = [(state, state.stored) for actor in self._registry.actors() for state in actor.receiving.producers()]
+        last = await dependencies.journal.outbox_last()  # with steady writes the outbox is never found empty
         while entries := await dependencies.journal.outbox(dependencies.limits.flush_rows):
-            await self._adopt()  # here too: with steady writes the outbox may never be found empty
+            await self._adopt()
             await self._write(entries)
             await dependencies.index.flush()
             await dependencies.journal.outbox_done([entry.id for entry, _ in entries])
             self._flushed(entries)
             self._written += len(entries)
             dependencies.metrics.outbox(await dependencies.journal.outbox_size())
+            if entries[-1][0].id >= last:
+                break  # what came meanwhile waits for its own time
         indexed(reached)
 
     async def _write(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:

@@ -80,9 +80,9 @@ class Memories:
         """Raises MemoryNotFound."""
         return await self._registry.record(namespace, name)
 
-    async def page(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
-        """Ascending by name, after `after`."""
-        return await self._journal.list_memories(namespace, after, limit)
+    async def page(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
+        """Ascending by name, after `after`, names that begin with `prefix`."""
+        return await self._journal.list_memories(namespace, after, limit, prefix)
 
     async def namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         """(namespace, memories) ascending, after `after`."""

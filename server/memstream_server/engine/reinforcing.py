@@ -110,7 +110,8 @@ class Reinforcement:
             return
         space = actor.working.embedding
         vectors = await self._content_vectors(actor, new, space)
-        found = [Recollected(one.id, one.content, vector) for one, vector in zip(new, vectors, strict=True)]
+        pairs = zip(new, vectors, strict=True)
+        found = [Recollected(one.id, one.content, vector, one.structured) for one, vector in pairs]
         versions = {one.id: one.version for one in new}
 
         def decide(now: Actor) -> Decision | None:

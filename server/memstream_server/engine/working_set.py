@@ -108,7 +108,8 @@ class WorkingSet:
             key = (session, _digest(fragment.content))
             self._recalled[key] = (now_us, fragment.id)
             self._recalled.move_to_end(key)
-        while len(self._recalled) > _RECALLED_MAX:
+        oldest_us = now_us - self.record.policy.short_term.echo_window_s * 1_000_000
+        while self._recalled and (len(self._recalled) > _RECALLED_MAX or _told(self._recalled) < oldest_us):
             self._recalled.popitem(last=False)
 
     def echo_of(self, fragment: Fragment) -> str:
@@ -280,6 +281,11 @@ def _at_version(state: State, changed: Set[str], version: int) -> State:
         )
 
     return replace(state, sensory=stamped(state.sensory), short_term=stamped(state.short_term))
+
+
+def _told(recalled: OrderedDict[tuple[str, bytes], tuple[int, str]]) -> int:
+    """When the oldest was told."""
+    return next(iter(recalled.values()))[0]
 
 
 def _digest(content: str) -> bytes:

@@ -181,9 +181,13 @@ class Job:
     attempts: int = 0
 
 
+ANSWER_KEPT_S = 24 * 3600
+"""How long the answer to a `request_id`, and the producer of one call, are kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The stored answer to a `request_id`, served again to a repeat for 24 hours."""
+    """The stored answer to a `request_id`, served again to a repeat for ANSWER_KEPT_S."""
 
     request: str
     """namespace, method and request_id, joined by newlines."""
@@ -413,8 +417,8 @@ class Journal(Protocol):
 
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None: ...
 
-    async def list_memories(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
-        """Ascending by name, names greater than `after`."""
+    async def list_memories(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
+        """Ascending by name, names greater than `after` that begin with `prefix`."""
         ...
 
     async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
@@ -517,6 +521,10 @@ class Journal(Protocol):
         ...
 
     async def outbox_size(self) -> int: ...
+
+    async def outbox_last(self) -> int:
+        """Id of the newest entry; 0 when there is none."""
+        ...
 
     async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
         """(first, last) id of the entries of each of these memories that has any."""

@@ -23,7 +23,9 @@ from memstream_server.ports.conversations import (
 )
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.patience import patiently
 from memstream_server.rpc.repeats import Repeatable, answered, repeatable
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire import conversations as wire
@@ -86,7 +88,7 @@ class ConversationService:
         return pb.GetLastMessageResponse(message=wire.message_of(named, message))
 
     async def watch_messages(
-        self, request: pb.WatchMessagesRequest, _context: _Context
+        self, request: pb.WatchMessagesRequest, context: _Context
     ) -> AsyncIterator[pb.WatchMessagesResponse]:
         found = Violations()
         named = self._named(found, request)
@@ -96,7 +98,8 @@ class ConversationService:
             progress_s = scalars.duration_us(found, "progress_interval", request.progress_interval) / 1e6
         found.check()
         watch = _Watch(named, max(progress_s, PROGRESS_MIN_S), self._drain, self._limits.page_bytes_max)
-        async with aclosing(watch.responses(self._conversations.watch(named, after))) as responses:
+        told = watch.responses(self._conversations.watch(named, after))
+        async with aclosing(patiently(told, context, self._limits.watch_stalled_max_s, _stalled)) as responses:
             async for response in responses:
                 yield response
 
@@ -253,6 +256,12 @@ class _Watch:
             draining.cancel()
             await asyncio.gather(page, draining, return_exceptions=True)
             await pages.aclose()
+
+
+def _stalled(response: pb.WatchMessagesResponse) -> WatcherStalled:
+    """Why a watch ends that leaves `response` unread."""
+    text = "what was sent is not read: read on to the end, and watch again after the last number"
+    return WatcherStalled(text, number=response.messages[-1].number) if response.messages else WatcherStalled(text)
 
 
 async def _next(pages: AsyncGenerator[list[Message], None]) -> list[Message] | None:

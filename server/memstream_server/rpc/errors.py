@@ -88,9 +88,27 @@ class PageTokenInvalid(EngineError):
 
 
 class QuotaExceeded(EngineError):
-    """More streams are open than the server allows."""
+    """More streams are open, or more calls under way, than the server allows."""
 
     reason = "QUOTA_EXCEEDED"
+
+
+class WatcherStalled(EngineError):
+    """A watcher left events unread for too long."""
+
+    reason = "QUOTA_EXCEEDED"
+
+
+class Unauthenticated(EngineError):
+    """No identity, or one that is not accepted. Its text never repeats a credential."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(EngineError):
+    """The identity may not do this in that namespace."""
+
+    reason = "PERMISSION_DENIED"
 
 
 def status_of(error: EngineError) -> status_pb2.Status:

@@ -36,6 +36,7 @@ from memstream_server.rpc.errors import STATUS_KEY
 if TYPE_CHECKING:
     from memstream_server.engine.ownership import Ownership
     from memstream_server.ports.processes import Owner
+    from memstream_server.rpc.access.peers import Peers
 
 log = structlog.get_logger(__name__)
 
@@ -92,8 +93,9 @@ class _Wait:
 class Forwarding:
     """Wraps handlers. `watch` runs beside them; `close` ends the channels."""
 
-    def __init__(self, ownership: Ownership, drain: Drain, look_s: float = 1.0) -> None:
+    def __init__(self, ownership: Ownership, drain: Drain, look_s: float, peers: Peers) -> None:
         self._ownership = ownership
+        self._peers = peers
         self._drain = drain
         self._look_s = look_s
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -211,7 +213,7 @@ class Forwarding:
         """The owner's answers, as bytes. Raises OwnerUnreachable; ends the call with the owner's status."""
         channel = await self._connected(owner)
         path = f"/{method.containing_service.full_name}/{method.name}"
-        metadata, timeout = _metadata(context), context.time_remaining()
+        metadata, timeout = self._peers.metadata(_metadata(context), path), context.time_remaining()
         call: _Call
         if requests is None:
             make: Any = channel.unary_stream(path, request_serializer=_bytes)
@@ -243,7 +245,7 @@ class Forwarding:
     async def _connected(self, owner: Owner) -> grpc.aio.Channel:
         channel = self._channels.get(owner.address)
         if channel is None:
-            channel = self._channels[owner.address] = grpc.aio.insecure_channel(owner.address, options=_OPTIONS)
+            channel = self._channels[owner.address] = self._peers.channel(owner.address, _OPTIONS)
         try:
             async with asyncio.timeout(CONNECT_S):
                 await channel.channel_ready()

@@ -1,4 +1,4 @@
-"""The outermost interceptor: every call's errors become statuses, its routing header is checked, its streams counted.
+"""The outermost interceptor: every call's errors become statuses, its routing header is checked, and it is counted.
 
 Rule 1. Nothing but a status of errors.py leaves: a defect's text stays in the log, under an incident id.
 Rule 2. AbortError (a status was set already) and CancelledError (the client is gone) pass.
@@ -45,9 +45,12 @@ class _Undecodable:
 class Guard(grpc.aio.ServerInterceptor):
     """Wraps every handler of the server, health and reflection included."""
 
-    def __init__(self, drain: Drain, streams_max: int, metrics: Metrics | None = None) -> None:
+    def __init__(self, drain: Drain, streams_max: int, calls_max: int, metrics: Metrics | None = None) -> None:
+        """calls_max: calls of one answer under way at once."""
         self._drain = drain
         self._streams_max = streams_max
+        self._calls_max = calls_max
+        self._calls = 0
         self._metrics = metrics
 
     async def intercept_service(
@@ -89,6 +92,17 @@ class Guard(grpc.aio.ServerInterceptor):
                 stack.callback(gauge.dec)
             yield
 
+    @contextmanager
+    def call_open(self) -> Iterator[None]:
+        """Counts a call of one answer. Raises QuotaExceeded."""
+        if self._calls >= self._calls_max:
+            raise QuotaExceeded(f"{self._calls_max} calls are under way, more at once are not allowed: try again soon")
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
 
 class _Call:
     """One call: what its headers say, and the wrapping of its handler."""
@@ -110,7 +124,8 @@ class _Call:
         async def answer(request: Any, context: _Context) -> Any:
             self._begin()
             try:
-                return await behaviour(self._checked(request), context)
+                with self._counted(self._guard.call_open):
+                    return await behaviour(self._checked(request), context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
@@ -126,7 +141,7 @@ class _Call:
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
             self._begin()
             try:
-                with self._counted():
+                with self._counted(self._stream_open):
                     async with aclosing(behaviour(self._checked(request), context)) as responses:
                         async for response in responses:
                             yield response
@@ -140,9 +155,11 @@ class _Call:
     def _begin(self) -> None:
         structlog.contextvars.bind_contextvars(rpc=self._method, call=self._id or secrets.token_hex(6))
 
-    def _counted(self) -> AbstractContextManager[None]:
-        if not self._method.startswith("/memstream."):
-            return nullcontext()  # health and reflection end with the server
+    def _counted(self, opened: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+        """Health and reflection are always answered, and end with the server."""
+        return opened() if self._method.startswith("/memstream.") else nullcontext()
+
+    def _stream_open(self) -> AbstractContextManager[None]:
         return self._guard.stream_open(self._method.rpartition("/")[2])
 
     def _checked(self, request: Any) -> Any:

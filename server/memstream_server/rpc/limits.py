@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.duration_pb2 import Duration
 
 from memstream.v1 import server_service_pb2 as pb
+from memstream_server.ports.journal import ANSWER_KEPT_S
 
 if TYPE_CHECKING:
     from memstream_server.settings import Settings
@@ -34,7 +35,9 @@ class Limits:
     recall_limit_max: int = 1_000
     queries_in_flight_max: int = 64
     streams_max: int = 4_096
-    request_retention_s: int = 86_400
+    calls_in_flight_max: int = 1_024
+    watch_stalled_max_s: float = 600.0
+    """How long a watcher may leave unread what was sent to it."""
     backlog_wait_s: float = 5.0
     """How long an Observe stream is throttled while its memory's backlog is full, before it is refused."""
 
@@ -54,7 +57,8 @@ class Limits:
             recall_limit_max=settings.recall_limit_max,
             queries_in_flight_max=settings.recall_in_flight_max,
             streams_max=settings.streams_max,
-            request_retention_s=settings.request_retention_s,
+            calls_in_flight_max=settings.calls_in_flight_max,
+            watch_stalled_max_s=settings.watch_stalled_max_s,
         )
 
     def message(self) -> pb.Limits:
@@ -69,5 +73,5 @@ class Limits:
             metadata_bytes_max=self.metadata_bytes_max,
             recall_limit_max=self.recall_limit_max,
             queries_in_flight_max=self.queries_in_flight_max,
-            request_id_retention=Duration(seconds=self.request_retention_s),
+            request_id_retention=Duration(seconds=ANSWER_KEPT_S),
         )

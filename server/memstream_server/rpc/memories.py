@@ -12,6 +12,7 @@ from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.requests import Changed, MemoryChange, NewMemory, memory_etag
 from memstream_server.ports.journal import MemoryRecord
 from memstream_server.rpc import page_tokens, validation
+from memstream_server.rpc.access.caller import readable
 from memstream_server.rpc.fragments import FragmentMethods
 from memstream_server.rpc.repeats import Repeatable, answer_of, answered, once_of, repeatable
 from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
@@ -62,8 +63,9 @@ class MemoryService(FragmentMethods):
         found = Violations()
         namespace = validation.name(found, "namespace", request.namespace, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
+        prefix = request.name_prefix and validation.name(found, "name_prefix", request.name_prefix, self._limits)
         found.check()
-        records = await self._engine.memories.page(namespace, page_tokens.read(request), size + 1)
+        records = await self._engine.memories.page(namespace, page_tokens.read(request), size + 1, prefix)
         return pb.ListMemoriesResponse(
             memories=[policies.memory_message(record) for record in records[:size]],
             next_page_token=page_tokens.make(request, records[size - 1].name) if len(records) > size else "",
@@ -153,7 +155,12 @@ class MemoryService(FragmentMethods):
         found = Violations()
         size = validation.page_size(found, request.page_size, self._limits)
         found.check()
-        namespaces = await self._engine.memories.namespaces(page_tokens.read(request), size + 1)
+
+        def name(each: tuple[str, int]) -> str:
+            return each[0]
+
+        after = page_tokens.read(request)
+        namespaces = await readable(self._engine.memories.namespaces, after, size + 1, name, name)
         return pb.ListNamespacesResponse(
             namespaces=[pb.Namespace(name=name, memories=count) for name, count in namespaces[:size]],
             next_page_token=page_tokens.make(request, namespaces[size - 1][0]) if len(namespaces) > size else "",

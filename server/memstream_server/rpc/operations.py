@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -9,6 +10,7 @@ import grpc.aio
 from memstream.v1 import operation_service_pb2 as pb
 from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
+from memstream_server.rpc.access.caller import readable
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.repeats import answered, repeatable
 from memstream_server.rpc.validation import Violations, identifier
@@ -67,7 +69,12 @@ class OperationService:
         namespace, memory = self._where(found, request.namespace, request.memory)
         size = validation.page_size(found, request.page_size, self._limits)
         found.check()
-        rows = await self._engine.operations.page(namespace, memory, page_tokens.read(request), size + 1)
+
+        async def fetch(before: str, limit: int) -> list[Operation]:
+            return await self._engine.operations.page(namespace, memory, before, limit)
+
+        by_id, where = attrgetter("id"), attrgetter("namespace")
+        rows = await readable(fetch, page_tokens.read(request), size + 1, by_id, where)
         shown = rows[:size]
         return pb.ListOperationsResponse(
             operations=[operation_message(row) for row in shown],

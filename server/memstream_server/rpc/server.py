@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -17,6 +18,8 @@ from memstream.v1 import (
     server_service_pb2,
     stream_service_pb2,
 )
+from memstream_server.rpc.access.opening import Access
+from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.conversations import ConversationService
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.forwarding import Forwarding
@@ -57,10 +60,16 @@ class RpcServer:
         self._drain = drain
         self._services = services
 
-    async def start(self, listen: str) -> str:
-        """Listens at host:port (port 0: any free one) or unix:/path; the address as bound. Raises OSError."""
+    async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
+        """Listens at host:port (port 0: any free one) or unix:/path, in plain text without `credentials`.
+
+        The address as bound. Raises OSError.
+        """
         try:
-            port = self._server.add_insecure_port(listen)
+            if credentials is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen at {listen}: {error}") from error
         for service in self._services:
@@ -84,13 +93,18 @@ class RpcServer:
 
 
 def create_server(
-    engine: Engine, conversations: Conversations, settings: Settings, metrics: Metrics | None = None
+    engine: Engine,
+    conversations: Conversations,
+    settings: Settings,
+    metrics: Metrics | None = None,
+    access: Access | None = None,
 ) -> RpcServer:
     """A server of `engine` with the limits of `settings`, not yet listening. To be called in the running event loop."""
     drain = Drain(settings.drain_grace_s)
     engine.ownership.on_loss(lambda: drain.leave_memories("this server lost its lease on the memory"))
-    forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3)
-    return build_server(engine, Limits.of(settings), drain, metrics, conversations, forwarding)
+    access = access or Access(Peers())
+    forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3, access.peers)
+    return build_server(engine, Limits.of(settings), drain, metrics, conversations, forwarding, access)
 
 
 def build_server(
@@ -100,9 +114,13 @@ def build_server(
     metrics: Metrics | None = None,
     conversations: Conversations | None = None,
     forwarding: Forwarding | None = None,
+    access: Access | None = None,
 ) -> RpcServer:
     """As `create_server`, from its parts; without conversations their service is refused."""
-    server = grpc.aio.server(interceptors=(Guard(drain, limits.streams_max, metrics),), options=_options(limits))
+    guard = Guard(drain, limits.streams_max, limits.calls_in_flight_max, metrics)
+    gate = None if access is None else access.gate(lambda id: engine.operations.get(id))
+    interceptors = (guard,) if gate is None else (guard, gate)
+    server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
     info = ServerService(engine, limits)
     talk = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)

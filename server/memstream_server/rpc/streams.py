@@ -14,6 +14,7 @@ from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
 from memstream_server.rpc import observe, recall, watch
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.patience import patiently
 from memstream_server.rpc.validation import Violations, identifier, memory_name
 from memstream_server.rpc.wire import observations, queries
 from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages
@@ -64,10 +65,11 @@ class StreamService:
             async for response in responses:
                 yield response
 
-    async def watch(self, request: pb.WatchRequest, _context: _Context) -> AsyncIterator[pb.WatchResponse]:
+    async def watch(self, request: pb.WatchRequest, context: _Context) -> AsyncIterator[pb.WatchResponse]:
         """See rpc/watch.py."""
         stream = watch.WatchStream(self._engine, watch.read_request(request, self._limits), self._drain.memories)
-        async with aclosing(stream.responses()) as responses:
+        patience_s = self._limits.watch_stalled_max_s
+        async with aclosing(patiently(stream.responses(), context, patience_s, watch.stalled)) as responses:
             async for response in responses:
                 yield response
 

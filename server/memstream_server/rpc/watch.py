@@ -12,6 +12,7 @@ from memstream.v1 import event_pb2, fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.core.events import Event, EventType
 from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations, invalid, memory_name, not_negative
 from memstream_server.rpc.wire import fragments, scalars
@@ -155,6 +156,17 @@ class WatchStream:
         ids = list(dict.fromkeys(event.fragment_id for event in events if event.fragment_id))
         found = await self._engine.fragments.read(self._watching.namespace, self._watching.memory, ids) if ids else []
         return [fragments.fragment_message(fragment) for fragment in found]
+
+
+def stalled(response: pb.WatchResponse) -> WatcherStalled:
+    """Why a watch ends that leaves `response` unread; the cursor behind it is where another goes on."""
+    cursor = response.events.events[-1].cursor if response.HasField("events") else response.progress.cursor
+    return WatcherStalled(
+        "what was sent is not read: read on to the end, and watch again from the last cursor",
+        memory_uid=cursor.memory_uid,
+        revision=cursor.revision,
+        ordinal=cursor.ordinal,
+    )
 
 
 def _cursor_after(number: int, count: int, revision: int) -> tuple[int, int]:

@@ -10,11 +10,15 @@ import json
 import sys
 import uuid
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from dbgpt.agent import AgentMemory, AgentMemoryFragment, StructuredAgentMemoryFragment
+from dbgpt.agent.core.memory import short_term
 from dbgpt.agent.core.memory.base import ImportanceScorer, WriteOperation
+from dbgpt.agent.core.memory.short_term import EnhancedShortTermMemory
 
 import memstream
 from memstream.dbgpt import (
@@ -26,6 +30,7 @@ from memstream.dbgpt import (
     RemoteShortTermMemory,
 )
 from tests.toolchains.with_dbgpt.conversations import gpts
+from tests.toolchains.with_dbgpt.defects import Same
 
 Said = AgentMemoryFragment
 Client = memstream.sync.Client
@@ -151,6 +156,28 @@ async def fragments(client: Client) -> Any:
     }
 
 
+async def merged(client: Client) -> Any:
+    """What DB-GPT's own short-term makes of structured fragments it promotes, then what ours says it is; and of plain
+    contents: one that has more than our parts, and an insight.
+    """
+    said = [{"question": "rain?", "thought": f"look {n}", "action": "search"} for n in range(3)]
+    own: EnhancedShortTermMemory[Said] = EnhancedShortTermMemory(Same(), ThreadPoolExecutor(1), 5, 0.0, 2)
+    own.initialize("Joy", real_memory_fragment_class=StructuredAgentMemoryFragment)
+    short_term.random = SimpleNamespace(random=lambda: 0.0)
+    left = [await own.write(StructuredAgentMemoryFragment(step)) for step in said]
+    policy = {"short_term": {"enhance_threshold": 2, "similarity_rule": "cosine", "similarity_min": 0.1}}
+    found = []
+    for more in ({}, {"persisted_path": "/there"}):
+        memory = RemoteHybridMemory(client, new_path(), policy=policy)
+        memory.initialize("Joy", real_memory_fragment_class=StructuredAgentMemoryFragment)
+        for step in said:
+            await memory.write(StructuredAgentMemoryFragment(step | more, importance=0.9))
+        found.append([json.loads(one) for one in await words(memory)])
+    client.memory(memory.path).observe_batch(["plain; words"])
+    found.append(json.loads((await words(memory, "plain words"))[-1]))
+    return [[json.loads(one.raw_observation) for one in left[-1].discarded_memory_fragments], *found]
+
+
 async def kinds(client: Client) -> Any:
     """Every kind takes three and gives back what its tiers hold; cleared, it is empty."""
     made: dict[str, RemoteMemory] = {
@@ -195,6 +222,7 @@ CHECKS: tuple[Callable[[Client], Awaitable[Any]], ...] = (
     scopes,
     importances,
     fragments,
+    merged,
     kinds,
     weights,
     gpts,

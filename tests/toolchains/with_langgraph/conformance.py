@@ -470,6 +470,26 @@ def test_a_filter_reaches_what_ranks_low(own: MemstreamStore) -> None:
     assert len(own.search(("test",), query="tea", filter={"odd": True}, limit=200)) == 125
 
 
+def test_a_filter_reaches_what_ranks_below_thousands(own: MemstreamStore) -> None:
+    """More are in vain than one query can leave out."""
+    rare = {3, 1700, 2500}
+    own.batch([PutOp(("test",), f"k{n}", {"text": f"tea number {n}", "rare": n in rare}) for n in range(2_600)])
+    found = own.search(("test",), query="tea number 3", filter={"rare": True})
+    assert {int(item.key[1:]) for item in found} == rare
+    assert keys(found)[0] == "k3"
+
+
+def test_a_search_lists_no_others_namespaces(own: MemstreamStore) -> None:
+    """Long labels share the beginning of their names; what is asked for is told apart by the whole."""
+    long = "x" * 200
+    for label in ("bob", "bobby", "bo", long, long + "y", long + "z"):
+        own.put(("users", label), "k", {"of": label})
+        own.put(("users", label, "deep"), "k", {"of": label})
+    for label in ("bob", long, long + "y"):
+        assert [item.value["of"] for item in own.search(("users", label))] == [label, label]
+        assert own.list_namespaces(prefix=("users", label)) == [("users", label), ("users", label, "deep")]
+
+
 def test_a_filter_compares_like_with_like(own: MemstreamStore) -> None:
     own.put(("test",), "text", {"n": "5", "day": "2026-05-08"})
     own.put(("test",), "number", {"n": 5, "day": None})

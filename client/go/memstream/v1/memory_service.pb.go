@@ -288,7 +288,9 @@ type ListMemoriesRequest struct {
 	// At most so many; 0 takes 100; at most 1,000.
 	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// From the previous answer; empty starts.
-	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only names that begin so; empty: all.
+	NamePrefix    string `protobuf:"bytes,4,opt,name=name_prefix,json=namePrefix,proto3" json:"name_prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -340,6 +342,13 @@ func (x *ListMemoriesRequest) GetPageSize() int32 {
 func (x *ListMemoriesRequest) GetPageToken() string {
 	if x != nil {
 		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListMemoriesRequest) GetNamePrefix() string {
+	if x != nil {
+		return x.NamePrefix
 	}
 	return ""
 }
@@ -2620,12 +2629,14 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\"A\n" +
 	"\x11GetMemoryResponse\x12,\n" +
-	"\x06memory\x18\x01 \x01(\v2\x14.memstream.v1.MemoryR\x06memory\"o\n" +
+	"\x06memory\x18\x01 \x01(\v2\x14.memstream.v1.MemoryR\x06memory\"\x90\x01\n" +
 	"\x13ListMemoriesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"p\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\x12\x1f\n" +
+	"\vname_prefix\x18\x04 \x01(\tR\n" +
+	"namePrefix\"p\n" +
 	"\x14ListMemoriesResponse\x120\n" +
 	"\bmemories\x18\x01 \x03(\v2\x14.memstream.v1.MemoryR\bmemories\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9f\x01\n" +

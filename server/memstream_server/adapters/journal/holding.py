@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Boolean, Connection, Integer, Row, Select, bindparam, func, select
+from sqlalchemy import BigInteger, Boolean, Connection, Row, Select, bindparam, func, select
 
 from memstream_server.adapters.journal import codec
 from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _FLOAT_BYTES = 4
 _low, _high, _limit = (
-    bindparam("low", type_=Integer),
-    bindparam("high", type_=Integer),
-    bindparam("limit", type_=Integer),
+    bindparam("low", type_=BigInteger),
+    bindparam("high", type_=BigInteger),
+    bindparam("limit", type_=BigInteger),
 )
 _columns = ("id", "tier", "kind", "session", "speaker", "external_id", "model", "forget_time_us", "due_time_us")
 _FRAGMENTS: Select[*tuple[Any, ...]] = (
@@ -36,11 +36,11 @@ _FRAGMENTS: Select[*tuple[Any, ...]] = (
 _EVENTS = (
     select(events.c.key, events.c.payload).where(events.c.key.between(_low, _high)).order_by(events.c.key).limit(_limit)
 )
-_ANCHORS = select(anchors.c.id, func.length(anchors.c.vector, type_=Integer), anchors.c.enhancements).where(
+_ANCHORS = select(anchors.c.id, func.length(anchors.c.vector, type_=BigInteger), anchors.c.enhancements).where(
     anchors.c.memory == bindparam("number")
 )
 _VECTORS = (
-    select(vectors.c.key, vectors.c.model, func.length(vectors.c.vector, type_=Integer))
+    select(vectors.c.key, vectors.c.model, func.length(vectors.c.vector, type_=BigInteger))
     .where(vectors.c.key.between(_low, _high))
     .order_by(vectors.c.key, vectors.c.model)
     .limit(_limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Integer, Row, bindparam, func, select
+from sqlalchemy import BigInteger, Connection, Row, bindparam, func, select
 
 from memstream_server.adapters.journal import codec
 from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch
@@ -20,7 +20,7 @@ _PRODUCERS = select(producers.c.name, producers.c.received, producers.c.stored).
     producers.c.memory == bindparam("number")
 )
 _RECEIPTS = (
-    select(receipts.c.first_sequence, receipts.c.last_sequence, func.length(receipts.c.hashes, type_=Integer))
+    select(receipts.c.first_sequence, receipts.c.last_sequence, func.length(receipts.c.hashes, type_=BigInteger))
     .where(
         receipts.c.memory == bindparam("number"),
         receipts.c.producer == bindparam("producer"),
@@ -47,7 +47,7 @@ _PENDING = (
     )
     .where(observations.c.key.between(bindparam("low"), bindparam("high")))
     .order_by(observations.c.key)
-    .limit(bindparam("limit", type_=Integer))
+    .limit(bindparam("limit", type_=BigInteger))
 )
 
 

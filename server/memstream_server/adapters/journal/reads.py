@@ -57,9 +57,16 @@ _META = select(meta.c.value).where(meta.c.name == bindparam("name"))
 _NUMBER = select(memories.c.number).where(memories.c.uid == _uid)
 _BY_UID = select(memories).where(memories.c.uid == _uid)
 _BY_NAME = select(memories).where(memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n"))
+_LAST = "\U0010ffff"
+"""Sorts after everything that a name may go on with."""
 _LISTED = (
     select(memories)
-    .where(memories.c.namespace == bindparam("ns"), memories.c.name > bindparam("after"))
+    .where(
+        memories.c.namespace == bindparam("ns"),
+        memories.c.name > bindparam("after"),
+        memories.c.name >= bindparam("prefix"),
+        memories.c.name < bindparam("until"),
+    )
     .order_by(memories.c.name)
     .limit(_limit)
 )
@@ -142,6 +149,7 @@ _OUTBOX_ROWS = (
     .group_by(outbox.c.memory)
 )
 _OUTBOX_SIZE = select(func.count()).select_from(outbox)
+_OUTBOX_LAST = select(func.max(outbox.c.id))
 _live = (
     (fragments.c.memory == memories.c.number)
     & (fragments.c.id == outbox.c.fragment)
@@ -235,8 +243,10 @@ def _number_of(connection: Connection, uid: str) -> int | None:
     return connection.execute(_NUMBER, {"u": uid}).scalar_one_or_none()
 
 
-def list_memories(connection: Connection, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
-    values = {"ns": namespace, "after": after, "limit": limit}
+def list_memories(
+    connection: Connection, namespace: str, after: str, limit: int, prefix: str = ""
+) -> list[MemoryRecord]:
+    values = {"ns": namespace, "after": after, "limit": limit, "prefix": prefix, "until": prefix + _LAST}
     return [record(row) for row in connection.execute(_LISTED, values)]
 
 
@@ -437,6 +447,10 @@ def _outbox_rows(connection: Connection, limit: int, model: str | None) -> Itera
 
 def outbox_size(connection: Connection) -> int:
     return connection.execute(_OUTBOX_SIZE).scalar_one()
+
+
+def outbox_last(connection: Connection) -> int:
+    return connection.execute(_OUTBOX_LAST).scalar_one() or 0
 
 
 def outbox_rows(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[int, int]]:

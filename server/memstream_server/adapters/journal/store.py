@@ -169,8 +169,8 @@ class SqlJournal:
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None:
         return await self._read(reads.get_memory, namespace, name)
 
-    async def list_memories(self, namespace: str, after: str, limit: int) -> list[MemoryRecord]:
-        return await self._read(reads.list_memories, namespace, after, limit)
+    async def list_memories(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
+        return await self._read(reads.list_memories, namespace, after, limit, prefix)
 
     async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
         return await self._read(reads.all_memories, after, limit)
@@ -255,6 +255,9 @@ class SqlJournal:
 
     async def outbox_size(self) -> int:
         return await self._read(reads.outbox_size)
+
+    async def outbox_last(self) -> int:
+        return await self._read(reads.outbox_last)
 
     async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
         return await self._read(reads.outbox_rows, memories)

@@ -1,4 +1,5 @@
-"""`memstream verify`: whether a journal is what its event logs say, a memory at a time, each in one snapshot.
+"""`memstream verify`: whether a journal is what its event logs say, a memory or conversation at a time, each in one
+snapshot. It asks the same of every database: what is SQLite's own (pages, log, lock) is for `memstream doctor`.
 
 RAM: what the largest memory's fragments take as ids and places; neither contents nor vectors are kept.
 """
@@ -7,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import codec, reads
+from memstream_server.adapters.journal.conversation_tables import conversations, messages, plans
+from memstream_server.adapters.journal.conversing import check_conversation
 from memstream_server.adapters.journal.holding import check_fragments
 from memstream_server.adapters.journal.looking import Looked, check_version
 from memstream_server.adapters.journal.numbering import check_producers
+from memstream_server.adapters.journal.operating import check_operations
 from memstream_server.adapters.journal.schema import (
     POSITION_BITS,
     anchors,
@@ -43,7 +46,11 @@ CHECKS = {
     "receipts": "receipts of known producers, without a gap",
     "pending": "receipts waiting to be stored, of known producers",
     "outbox": "entries for the index, of fragments known",
-    "store": "facts of the store and rows of memories that exist",
+    "conversations": "conversations whose completion fits their messages",
+    "messages": "messages as their columns say, numbered without a gap up to the conversation's last",
+    "plans": "plans as their columns say",
+    "operations": "operations that can be read, and say their end where they have one",
+    "store": "facts of the store, and rows of memories and conversations that exist",
 }
 """What is checked, in words, by name."""
 SHOWN_MAX = 1_000
@@ -69,6 +76,8 @@ class Report:
     violations: list[Violation] = field(default_factory=list)
     compacted: dict[str, int] = field(default_factory=dict)
     """Memories whose log begins later than at its first revision, with the oldest revision kept."""
+    unfinished: dict[str, str] = field(default_factory=dict)
+    """Operations that have not ended, by id: what they are and how far they are."""
 
     def saw(self, check: str, count: int = 1) -> None:
         self.checked[check] += count
@@ -80,23 +89,29 @@ class Report:
 
 
 def verify(looked: Looked, told: Callable[[int, int], None]) -> Report:
-    """Check everything; `told(done, total)` after every memory. Raises Unreadable for what is no journal of this
-    version; what cannot be read further in is among the violations."""
+    """Check everything; `told(done, total)` after every memory and conversation. Raises Unreadable for what is no
+    journal of this version; what cannot be read further in is among the violations."""
     report = Report()
     try:
         with looked.engine.begin() as connection:
             check_version(connection)
-            numbers = list(connection.execute(select(memories.c.number).order_by(memories.c.number)).scalars())
+            numbers, talks = _all(connection, memories), _all(connection, conversations)
             space = _check_store(connection, report)
     except DBAPIError as error:
         raise looked.translated(error) from error
+    total = len(numbers) + len(talks)
     for done, number in enumerate(numbers):
-        told(done, len(numbers))
+        told(done, total)
         _check_memory(looked, number, space, report)
-    told(len(numbers), len(numbers))
+    for done, number in enumerate(talks, len(numbers)):
+        told(done, total)
+        check_conversation(looked, number, report)
+    told(total, total)
     try:
         with looked.engine.begin() as connection:
-            _check_strays(connection, report)
+            check_operations(connection, report)
+            _check_strays(connection, report, (*_KEYED, *_NUMBERED), (memories, deletions), "memory")
+            _check_strays(connection, report, (messages, plans), (conversations,), "conversation")
     except DBAPIError as error:
         report.found("store", f"cannot be read: {looked.translated(error)}")
     return report
@@ -137,20 +152,25 @@ _KEYED = (fragments, vectors, observations, events)
 _NUMBERED = (producers, receipts, anchors, jobs)
 
 
-def _check_strays(connection: Connection, report: Report) -> None:
-    """Rows of memories that neither exist nor are being removed: those of deleted ones go before their number does."""
-    known = {*connection.execute(select(memories.c.number)).scalars()}
-    known |= {*connection.execute(select(deletions.c.number)).scalars()}
-    for table in (*_KEYED, *_NUMBERED):
+def _check_strays(
+    connection: Connection, report: Report, tables: tuple[Table, ...], owners: tuple[Table, ...], what: str
+) -> None:
+    """Rows of what neither exists nor is being removed: rows of a deleted memory go before its number does."""
+    known = {number for owner in owners for number in _all(connection, owner)}
+    for table in tables:
         report.saw("store")
         for number in _numbers(connection, table):
             if number not in known:
-                report.found("store", f"{table.name} has rows of memory number {number}, which does not exist")
+                report.found("store", f"{table.name} has rows of {what} number {number}, which does not exist")
 
 
-def _numbers(connection: Connection, table: Any) -> Iterator[int]:
+def _all(connection: Connection, table: Table) -> list[int]:
+    return list(connection.execute(select(table.c.number).order_by(table.c.number)).scalars())
+
+
+def _numbers(connection: Connection, table: Table) -> Iterator[int]:
     """The memories a table has rows of: a look into its key for each, however many rows lie between."""
-    column, shift = (table.c.key, POSITION_BITS) if table in _KEYED else (table.c.memory, 0)
+    column, shift = (table.c.memory, 0) if table in _NUMBERED else (table.c.key, POSITION_BITS)
     least = connection.execute(select(func.min(column))).scalar()
     while least is not None:
         number = int(least) >> shift

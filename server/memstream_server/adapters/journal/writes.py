@@ -44,6 +44,7 @@ from memstream_server.adapters.journal.schema import (
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal import (
+    ANSWER_KEPT_S,
     AlreadyExists,
     Answer,
     Conflict,
@@ -55,7 +56,7 @@ from memstream_server.ports.journal import (
     Spaces,
 )
 
-ANSWER_KEPT_US = 24 * 3600 * 1_000_000
+ANSWER_KEPT_US = ANSWER_KEPT_S * 1_000_000
 """How long the answer to a request_id is served again."""
 SEQUENCES_KEPT = 100_000
 """Sequence numbers of a producer whose hashes are kept; far more than a client can have unacknowledged."""

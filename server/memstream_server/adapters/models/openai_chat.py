@@ -22,7 +22,7 @@ import structlog
 from openai import Omit, omit
 
 from memstream_server.adapters.models.budget import Allowance, Budget
-from memstream_server.adapters.models.openai_errors import RefusedError, translated
+from memstream_server.adapters.models.openai_errors import RefusedError, TooLongError, bounded, translated
 from memstream_server.adapters.models.resilience import Resilience, ResilientCalls, TransientError
 from memstream_server.ports.models import Account, Spent
 
@@ -232,21 +232,10 @@ class ChatModel:
                 temperature=omit if self._settings.temperature is None else self._settings.temperature,
                 response_format=_response_format(form),
             ) as reply:
-                return await _bounded(reply)
-
-
-async def _bounded(reply: Any) -> bytes:
-    body = bytearray()
-    try:
-        async for part in reply.iter_bytes():
-            body += part
-            if len(body) > REPLY_BYTES_MAX:
-                raise MalformedError(f"longer than {REPLY_BYTES_MAX} bytes")
-    except MalformedError:
-        raise
-    except Exception as error:  # the transport's: which package that is depends on the version of openai
-        raise TransientError(f"the reply broke off: {error!r}") from error
-    return bytes(body)
+                try:
+                    return await bounded(reply, REPLY_BYTES_MAX)
+                except TooLongError as error:
+                    raise MalformedError(f"longer than {REPLY_BYTES_MAX} bytes") from error
 
 
 def _response_format(form: Form | None) -> Any | Omit:

@@ -1,7 +1,7 @@
 """Embeddings from any OpenAI-compatible endpoint, through the `openai` package.
 
 Rule 1. The package's own retries are off: attempts, waits and the deadline are resilience.py's.
-Rule 2. A reply that is not exactly what was asked for is a failed attempt, never a vector.
+Rule 2. A reply that is not exactly what was asked for, or has no end, is a failed attempt, never a vector.
 Rule 3. A refused batch is halved until the refused inputs stand alone. When nothing of a call is accepted, a
 harmless text is tried before the inputs are blamed: a misconfigured endpoint must not strip a memory of vectors.
 """
@@ -19,11 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import openai
 
-from memstream_server.adapters.models.openai_errors import RefusedError, translated
+from memstream_server.adapters.models.openai_errors import RefusedError, bounded, translated
 from memstream_server.adapters.models.resilience import Resilience, ResilientCalls, TransientError
 from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable
 
 Floats = npt.NDArray[np.float32]
+REPLY_BYTES_MAX = 32 << 20
+"""64 vectors of 20,000 numbers, written out."""
 _HARMLESS = "memory"
 """What the dimension is asked with."""
 
@@ -141,13 +143,14 @@ class OpenAIEmbedder:
 
     async def _attempt(self, texts: list[str], dimension: int | None) -> Floats:
         with translated():
-            # The raw reply: the package builds objects without checking them, and we check all of it.
-            reply = await self._client.embeddings.with_raw_response.create(
+            # The reply's bytes: the package builds objects without checking them, and we check all of it.
+            async with self._client.embeddings.with_streaming_response.create(
                 model=self._settings.model,
                 input=texts,
                 extra_body=None if self._settings.dimensions is None else {"dimensions": self._settings.dimensions},
-            )
-        return parsed(reply.content, len(texts), dimension)
+            ) as reply:
+                content = await bounded(reply, REPLY_BYTES_MAX)
+        return parsed(content, len(texts), dimension)
 
 
 def parsed(content: bytes, count: int, dimension: int | None) -> Floats:

@@ -1,4 +1,7 @@
-"""What the `openai` package raises, as what memstream does about it: try again, give up, or blame the input."""
+"""What the `openai` package raises, as what memstream does about it: try again, give up, or blame the input.
+
+A reply that is too long is a failed attempt like others: no body is read beyond a bound.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import openai
 
@@ -19,6 +23,10 @@ _TEXT_CHARACTERS_MAX = 300
 
 class RefusedError(Exception):
     """The endpoint does not accept this input (400, 413, 422)."""
+
+
+class TooLongError(TransientError):
+    """A reply that is longer than any sound one."""
 
 
 @contextmanager
@@ -50,3 +58,18 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         return max(0.0, (parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):  # not a number, not a date, or a date without a zone
         return None
+
+
+async def bounded(reply: Any, bytes_max: int) -> bytes:
+    """The body of a streamed reply. Raises TooLongError beyond `bytes_max`, TransientError when it breaks off."""
+    body = bytearray()
+    try:
+        async for part in reply.iter_bytes():
+            body += part
+            if len(body) > bytes_max:
+                raise TooLongError(f"malformed reply: longer than {bytes_max} bytes")
+    except TransientError:
+        raise
+    except Exception as error:  # the transport's: which package that is depends on the version of openai
+        raise TransientError(f"the reply broke off: {error!r}") from error
+    return bytes(body)

@@ -24,6 +24,7 @@ from memstream_server.engine.transfer.lines import (
     MemoryLine,
     MessageLine,
     PlanLine,
+    StructuredLine,
     decoded,
     policy_of,
     version_of,
@@ -220,6 +221,9 @@ class Checker:
             raise self._wrong("enhancements", f"are more than {ENHANCEMENTS_MAX}")
         if line.enhancement_count != len(line.enhancements) + line.duplicate_count:
             raise self._wrong("enhancement_count", "is not the sum of the enhancements and duplicate_count")
+        for one in line.enhancements:
+            if one.structured is not None and values_of(one.structured).text() != one.text:
+                raise self._wrong("enhancements", "have a text that is not that of the structured observation")
         memory.held[line.tier] += 1
         if memory.held[line.tier] > HELD_MAX[line.tier]:
             raise self._wrong("tier", f"{line.tier} holds more than {HELD_MAX[line.tier]}")
@@ -253,7 +257,8 @@ class Checker:
         self._named("name", line.name)
         if self._found.conversations and line.name <= self._found.conversations[-1]:
             raise self._wrong("name", "is not above the name of the conversation before")
-        if line.completed_number > line.last_number or (line.completed and not line.completions):
+        completed = line.completions > 0 and line.completed_number == line.last_number
+        if line.completed_number > line.last_number or (line.completed and not completed):
             raise self._wrong("completed_number", "does not fit last_number and completions")
         self._section = _Conversation(line, self._number)
         self._found.conversations.append(line.name)
@@ -264,6 +269,8 @@ class Checker:
             raise self._wrong("type", "is message where no conversation (or its plans) came before")
         if not talk.message < line.number <= talk.line.last_number:
             raise self._wrong("number", f"must be above {talk.message} and up to {talk.line.last_number}")
+        if talk.message and line.number != talk.message + 1:
+            raise self._wrong("number", f"must be {talk.message + 1}: messages follow one another without a gap")
         talk.message = line.number
         talk.messages += 1
         self._found.messages += 1
@@ -291,6 +298,8 @@ class Checker:
             if announced != (section.messages, section.plans):
                 came = f"{section.messages} messages and {section.plans} plans came"
                 raise self._wrong("", f"{announced[0]} messages and {announced[1]} plans were announced, {came}")
+            if section.messages and section.message != section.line.last_number:
+                raise self._wrong("", f"messages end at {section.message}, last_number is {section.line.last_number}")
 
     def _once(self, packed: bytearray, width: int, name: str, line_of: Callable[[int], int]) -> None:
         """Raises Malformed at the second of two equal values."""
@@ -324,12 +333,12 @@ class Checker:
 
 def structured_text(line: FragmentLine) -> str:
     """What the content of a structured observation is."""
-    return "" if line.structured is None else values_of(line).text()
+    return "" if line.structured is None else values_of(line.structured).text()
 
 
-def values_of(line: FragmentLine) -> Structured:
-    """The structured observation of a line that has one."""
-    return Structured(**msgspec.structs.asdict(line.structured)) if line.structured is not None else Structured()
+def values_of(line: StructuredLine) -> Structured:
+    """The structured observation of its parts."""
+    return Structured(**msgspec.structs.asdict(line))
 
 
 __all__ = ["Checker", "Malformed", "Summary", "Terms", "structured_text", "values_of"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import IO
 
-from memstream_server.core.values import Fragment, Tier
+from memstream_server.core.values import Fragment, Structured, Tier
 from memstream_server.engine.errors import JournalUnavailable, MemoryNotFound, StorageIsFull
 from memstream_server.engine.transfer import lines
 from memstream_server.engine.transfer.disk import Disk
@@ -286,16 +286,13 @@ def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | Non
     held = fragment.tier is not Tier.LONG_TERM and fragment.forget_time_us is None
     side = anchor if held else None
     own = fragment.own_vector and vector is not None
-    structured = fragment.structured
     return lines.FragmentLine(
         id=fragment.id,
         position=fragment.position,
         content=fragment.content,
         tier=fragment.tier,
         kind=fragment.kind,
-        structured=None
-        if structured is None
-        else lines.StructuredLine(**{item.name: getattr(structured, item.name) for item in fields(structured)}),
+        structured=_structured_line(fragment.structured),
         speaker=fragment.speaker,
         session=fragment.session,
         importance=fragment.importance,
@@ -318,10 +315,19 @@ def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | Non
         vector=vector,
         content_vector=side.vector if side is not None and vectors and fragment.model else None,
         enhancements=[
-            lines.EnhancementLine(id=one.id, text=one.text, recollection=one.recollection)
+            lines.EnhancementLine(
+                id=one.id,
+                text=one.text,
+                recollection=one.recollection,
+                structured=_structured_line(one.structured),
+            )
             for one in (() if side is None else side.enhancements)
         ],
     )
+
+
+def _structured_line(structured: Structured | None) -> lines.StructuredLine | None:
+    return None if structured is None else lines.StructuredLine(**structured.parts())
 
 
 def _write_conversation(

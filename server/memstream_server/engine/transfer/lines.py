@@ -120,6 +120,8 @@ class EnhancementLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     id: Id
     text: str
     recollection: bool = False
+    structured: StructuredLine | None = None
+    """Of which `text` is the text."""
 
 
 class FragmentLine(_Line, tag="fragment", kw_only=True):

@@ -33,7 +33,7 @@ def fragment_of(line: FragmentLine, model: str) -> Fragment:
         content=line.content,
         tier=line.tier,
         kind=line.kind,
-        structured=None if line.structured is None else values_of(line),
+        structured=None if line.structured is None else values_of(line.structured),
         speaker=line.speaker,
         session=line.session,
         importance=line.importance,
@@ -97,7 +97,10 @@ def transition_of(state: State, batch: Sequence[FragmentLine], parts: Sequence[G
     sensory, short_term = list(state.sensory), list(state.short_term)
     events = []
     for line, part in zip(batch, parts, strict=True):
-        enhancements = tuple(Enhancement(one.id, one.text, one.recollection) for one in line.enhancements)
+        enhancements = tuple(
+            Enhancement(one.id, one.text, one.recollection, values_of(one.structured) if one.structured else None)
+            for one in line.enhancements
+        )
         if is_held(line):
             tier = sensory if line.tier is Tier.SENSORY else short_term
             tier.append(Held(part.fragment, part.content_vector if compares else None, enhancements))

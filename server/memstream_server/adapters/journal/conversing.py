@@ -1,0 +1,117 @@
+"""Conversations, checked: part of `memstream verify`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, Connection, Row, bindparam, select
+from sqlalchemy.exc import DBAPIError
+
+from memstream_server.adapters.journal import codec
+from memstream_server.adapters.journal.conversation_tables import conversations, messages, plans
+from memstream_server.adapters.journal.looking import Looked
+from memstream_server.adapters.journal.reads import pages
+from memstream_server.adapters.journal.schema import position, span
+from memstream_server.ports.journal import JournalError
+
+if TYPE_CHECKING:
+    from memstream_server.adapters.journal.verifying import Report
+
+_within = (bindparam("low", type_=BigInteger), bindparam("high", type_=BigInteger))
+_limit = bindparam("limit", type_=BigInteger)
+_MESSAGES = (
+    select(messages.c.key, messages.c.sender, messages.c.receiver, messages.c.current_goal, messages.c.payload)
+    .where(messages.c.key.between(*_within))
+    .order_by(messages.c.key)
+    .limit(_limit)
+)
+_PLANS = (
+    select(plans.c.key, plans.c.state, plans.c.payload)
+    .where(plans.c.key.between(*_within))
+    .order_by(plans.c.key)
+    .limit(_limit)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checking:
+    """One conversation being checked."""
+
+    connection: Connection
+    row: Row[Any]
+    report: Report
+
+    def found(self, check: str, text: str) -> None:
+        self.report.found(check, f"{_named(self.row)}: {text}")
+
+
+def check_conversation(looked: Looked, number: int, report: Report) -> None:
+    """One conversation, in one snapshot. What cannot be read is among the violations."""
+    name = f"conversation number {number}"
+    try:
+        with looked.engine.begin() as connection:
+            row = connection.execute(select(conversations).where(conversations.c.number == number)).one_or_none()
+            if row is None:
+                return  # discarded since, by the server that runs
+            name = _named(row)
+            report.saw("conversations")
+            checking = _Checking(connection, row, report)
+            _check_status(checking)
+            _check_messages(checking)
+            _check_plans(checking)
+    except DBAPIError as error:
+        report.found("conversations", f"{name} cannot be read: {looked.translated(error)}")
+
+
+def _named(row: Row[Any]) -> str:
+    return f"conversation {row.namespace}/{row.name}"
+
+
+def _check_status(checking: _Checking) -> None:
+    row = checking.row
+    if not 0 <= row.completed_number <= row.last_number:
+        text = f"completed at message {row.completed_number}, its last is {row.last_number}"
+        checking.found("conversations", text)
+    elif row.completed and (not row.completions or row.completed_number != row.last_number):
+        text = f"it is completed, by its {row.completions} completions at message {row.completed_number} it is not"
+        checking.found("conversations", text)
+
+
+def _check_messages(checking: _Checking) -> None:
+    """Messages leave all at once, so that those there are have no gap and end with the last. Those that an import
+    puts aside (in the namespace of no name) are still coming."""
+    last = 0
+    for key, sender, receiver, current_goal, payload in pages(checking.connection, _MESSAGES, *_keys(checking)):
+        checking.report.saw("messages")
+        number = position(key)
+        if last and number != last + 1:
+            checking.found("messages", f"message {number} follows {last}")
+        last = number
+        try:
+            message = codec.decode_message(payload)
+        except JournalError as error:
+            checking.found("messages", f"message {number} cannot be read: {error}")
+            continue
+        said = message.number, message.sender, message.receiver, message.current_goal
+        if said != (number, sender, receiver, current_goal):
+            checking.found("messages", f"message {number} has columns that say otherwise than its record")
+    if last and checking.row.namespace and last != checking.row.last_number:
+        checking.found("messages", f"they end at {last}, the last one given was {checking.row.last_number}")
+
+
+def _check_plans(checking: _Checking) -> None:
+    for key, state, payload in pages(checking.connection, _PLANS, *_keys(checking)):
+        checking.report.saw("plans")
+        number = position(key)
+        try:
+            plan = codec.decode_plan(payload)
+        except JournalError as error:
+            checking.found("plans", f"plan {number} cannot be read: {error}")
+            continue
+        if (plan.number, plan.state.value) != (number, state):
+            checking.found("plans", f"plan {number} has columns that say otherwise than its record")
+
+
+def _keys(checking: _Checking) -> tuple[int, int]:
+    return span(checking.row.number)

@@ -1,0 +1,96 @@
+"""`memstream keys`: the file of API keys that a server reads (`api_keys_file`). No server is asked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from memstream_server.cli.failures import Failure
+from memstream_server.cli.options import json_option
+from memstream_server.cli.output import console, one_line, print_json, table, write
+from memstream_server.rpc.access import keys
+from memstream_server.rpc.access.files import AccessError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _file_option(command: F) -> F:
+    """Give a command --file; a refusal of the file ends it."""
+
+    @click.option(
+        "--file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="MEMSTREAM_API_KEYS_FILE",
+        show_envvar=True,
+        required=True,
+        help="The file of keys.",
+    )
+    @functools.wraps(command)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except AccessError as error:
+            raise Failure(str(error)) from error
+
+    return cast("F", told)
+
+
+@click.group("keys", short_help="Make, list and revoke API keys.")
+def keys_command() -> None:
+    """Make, list and revoke the API keys of a server.
+
+    The server reads the file again when it changes. What a key may do is said in its access_policy_file, where it is
+    called key:NAME.
+
+    \b
+      memstream keys create joy --file keys.json
+      memstream keys list --file keys.json --json
+      memstream keys revoke 0123456789ab --file keys.json
+    """
+
+
+@keys_command.command("create", short_help="Make a key and print it, once.")
+@click.argument("name")
+@_file_option
+@json_option
+def create(name: str, file: Path, as_json: bool) -> None:
+    """Make a key for NAME and print it. It is not kept: the file has a hash of it."""
+    key, given = keys.create(file, name)
+    if as_json:
+        print_json({"id": key.id, "name": key.name, "created": key.created, "key": given})
+        return
+    click.echo(given)
+    click.echo(f"memstream: this is key {key.id} of {key.name}; it cannot be shown again", err=True)
+
+
+@keys_command.command("list", short_help="List keys by id and name.")
+@_file_option
+@json_option
+def listing(file: Path, as_json: bool) -> None:
+    """List the keys, the oldest first."""
+    there = keys.read(file)
+    if as_json:
+        for key in there:
+            print_json({"id": key.id, "name": key.name, "created": key.created})
+        return
+    grid = table("id", "name", "created")
+    for key in there:
+        grid.add_row(key.id, one_line(key.name, 128), key.created)
+    write(console(), grid)
+
+
+@keys_command.command("revoke", short_help="Take a key away.")
+@click.argument("id")
+@_file_option
+@json_option
+def revoke(id: str, file: Path, as_json: bool) -> None:
+    """Take the key with this ID away. Servers refuse it within seconds, and end the streams that it opened."""
+    gone = keys.revoke(file, id)
+    if as_json:
+        print_json({"id": gone.id, "name": gone.name})
+    else:
+        click.echo(f"revoked key {gone.id} of {gone.name}")

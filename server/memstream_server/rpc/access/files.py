@@ -1,0 +1,67 @@
+"""Files of the operator that are read again once they have changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+LOOK_S = 1.0
+"""A changed file is noticed after this at the latest, by the next call."""
+_Signature = tuple[int, int, int]
+
+
+class AccessError(ValueError):
+    """A file or setting of this package is missing or wrong; the text says which, and never what is secret in it."""
+
+
+class Watched(Generic[T]):
+    """What a file says. One that cannot be read any more, or is broken, leaves in force what it said before."""
+
+    def __init__(self, path: Path, parse: Callable[[str], T]) -> None:
+        """`parse` raises ValueError. Raises AccessError."""
+        self._path = path
+        self._parse = parse
+        self._looked_s = time.monotonic()
+        try:
+            self._signature = _signature(path)
+            self._said = parse(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise AccessError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise AccessError(f"{path}: {error}") from error
+
+    def current(self) -> T:
+        """As of the last LOOK_S."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._look()
+        return self._said
+
+    def _look(self) -> None:
+        try:
+            signature = _signature(self._path)
+            if signature == self._signature:
+                return
+            self._signature = signature
+            self._said = self._parse(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            self._complain(error)
+        else:
+            log.info("read_again", file=str(self._path))
+
+    def _complain(self, error: OSError | ValueError) -> None:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        log.error("still_as_before", file=str(self._path), reason=why)
+
+
+def _signature(path: Path) -> _Signature:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,0 +1,211 @@
+"""The interceptor before every handler: who calls, what the call needs, and whether the policy grants it.
+
+Rule 1. Nothing of a handler runs before its caller may do what the first message asks for. Later messages of a stream
+cannot ask for another memory.
+Rule 2. A stream is asked again every RECHECK_S, when a message passes in either direction: a revoked key, an expired
+token and a policy that was changed end it.
+Rule 3. An operation of a namespace that the caller has no right in is not there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from memstream_server.engine.errors import OperationNotFound, ProtocolViolation
+from memstream_server.rpc.access.admission import Admission
+from memstream_server.rpc.access.caller import CALLER, Caller, Verb
+from memstream_server.rpc.access.files import Watched
+from memstream_server.rpc.access.identities import Identities, Metadata
+from memstream_server.rpc.access.peers import CALLER_HEADER
+from memstream_server.rpc.access.policy import AccessPolicy
+from memstream_server.rpc.access.rules import RULES, VERB_OF_OPERATION, Rule, namespace_at
+from memstream_server.rpc.errors import PermissionDenied
+
+if TYPE_CHECKING:
+    from memstream_server.ports.operations import Operation
+
+log = structlog.get_logger(__name__)
+
+RECHECK_S = 2.0
+_OPERATION_ID = re.compile(r"[0-9A-Za-z]{1,64}")
+_Context = grpc.aio.ServicerContext[Any, Any]
+OperationOf = Callable[[str], Awaitable["Operation"]]
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """To stand behind the interceptor that makes statuses of errors, and before every handler."""
+
+    def __init__(
+        self,
+        identities: Identities,
+        policy: Watched[AccessPolicy],
+        operation_of: OperationOf,
+        admission: Admission,
+    ) -> None:
+        """`operation_of` raises OperationNotFound."""
+        self.admission = admission
+        self.identities = identities
+        self.policy = policy
+        self.operation_of = operation_of
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        path = handler_call_details.method
+        rule = RULES.get(path)
+        if handler is None or (rule is not None and rule.open):
+            return handler
+        metadata = tuple(handler_call_details.invocation_metadata or ())
+        visit = Visit(self, path, rule, metadata)
+        given, written = handler.request_deserializer, handler.response_serializer
+        if handler.request_streaming and handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(visit.streaming(handler.stream_stream), given, written)
+        if handler.request_streaming:
+            return grpc.stream_unary_rpc_method_handler(visit.answering(handler.stream_unary), given, written)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(visit.streaming(handler.unary_stream), given, written)
+        return grpc.unary_unary_rpc_method_handler(visit.answering(handler.unary_unary), given, written)
+
+
+class Visit:
+    """One call at the gate."""
+
+    def __init__(self, gate: Gate, path: str, rule: Rule | None, metadata: Metadata) -> None:
+        self._gate = gate
+        self._path = path
+        self._rule = rule
+        self._metadata = metadata
+        self._caller = Caller("", _nothing)
+        self._first: Any = None
+        self._asked_s = 0.0
+
+    def answering(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[[Any, _Context], Awaitable[Any]]:
+        """Wraps a handler of one answer."""
+
+        async def answer(request: Any, context: _Context) -> Any:
+            admitted = await self._enter(request, context)
+            with self._gate.admission.admitted(self._caller.principal, "calls"):
+                return await behaviour(admitted, context)
+
+        return answer
+
+    def streaming(self, behaviour: Callable[..., Any]) -> Callable[[Any, _Context], Any]:
+        """Wraps a handler of a streamed answer."""
+        if not inspect.isasyncgenfunction(behaviour):  # one that writes by itself
+            return self.answering(behaviour)
+
+        async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
+            admitted = await self._enter(request, context)
+            with self._gate.admission.admitted(self._caller.principal, "streams"):
+                async with aclosing(behaviour(admitted, context)) as answers:
+                    async for answer in answers:
+                        await self.still(context)
+                        yield answer
+
+        return stream
+
+    async def _enter(self, request: Any, context: _Context) -> Any:
+        """What the handler is to be given. Raises Unauthenticated, PermissionDenied, OperationNotFound."""
+        await self._identify(context)
+        if self._rule is None:
+            raise PermissionDenied(f"{self._path} is not in the server's table of rights")
+        if hasattr(request, "__anext__") or hasattr(request, "__aiter__"):
+            return _Admitted(self, request, context)
+        await self.authorise(request)
+        return request
+
+    async def _identify(self, context: _Context) -> None:
+        principal = await self._gate.identities.principal(self._metadata, context, self._path)
+        if self._caller.principal not in ("", principal):
+            raise PermissionDenied("the credentials of the stream are now somebody else's")
+        self._caller = Caller(principal, self._may)
+        self._asked_s = time.monotonic()
+        CALLER.set(self._caller)
+
+    async def authorise(self, request: Any) -> None:
+        """Whether the first message may ask for what it does."""
+        assert self._rule is not None  # _enter has looked
+        self._first = request
+        for need in self._rule.needs:
+            namespace = namespace_at(request, need)
+            if namespace or not need.optional:
+                self._check(need.verb, namespace)
+        if self._rule.operation is not None:
+            await self._check_operation(request.id, self._rule.operation)
+
+    async def still(self, context: _Context) -> None:
+        """Asks again, when it was long ago."""
+        if time.monotonic() - self._asked_s < RECHECK_S:
+            return
+        self._asked_s = time.monotonic()
+        if not any(key == CALLER_HEADER for key, _ in self._metadata):  # else the server that passed it on asks again
+            await self._identify(context)
+        if self._first is not None:
+            await self.authorise(self._first)
+
+    # ---- the policy
+    def _may(self, verb: Verb, namespace: str) -> bool:
+        return self._gate.policy.current().may(self._caller.principal, verb, namespace)
+
+    def _check(self, verb: Verb, namespace: str) -> None:
+        if self._may(verb, namespace):
+            return
+        log.info("denied", principal=self._caller.principal, verb=verb.value, namespace=namespace[:128])
+        where = f"in the namespace {namespace[:128]!a}" if namespace else "for the whole server (no namespace is named)"
+        raise PermissionDenied(f"{self._caller.principal[:200]!a} has not the right to {verb.value} {where}")
+
+    async def _check_operation(self, id: str, verb: Verb) -> None:
+        missing = OperationNotFound(
+            f"there is no operation {id[:64]!r}; it may have ended over 7 days ago", operation=id[:64]
+        )
+        if not _OPERATION_ID.fullmatch(id):
+            raise missing
+        try:
+            operation = await self._gate.operation_of(id)
+        except OperationNotFound:
+            raise missing from None
+        needed = VERB_OF_OPERATION.get(operation.type, Verb.ADMIN)
+        if not self._may(Verb.READ, operation.namespace) and not self._may(needed, operation.namespace):
+            raise missing
+        if verb is not Verb.READ:
+            self._check(needed, operation.namespace)
+
+
+class _Admitted:
+    """A request stream: the first message is looked up in the table, no later one may open anything."""
+
+    def __init__(self, visit: Visit, requests: Any, context: _Context) -> None:
+        self._visit = visit
+        self._requests = requests
+        self._context = context
+        self._begun = False
+
+    def __aiter__(self) -> _Admitted:
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await anext(self._requests)
+        if not self._begun:
+            await self._visit.authorise(request)
+            self._begun = True
+            return request
+        await self._visit.still(self._context)
+        if "open" in request.DESCRIPTOR.fields_by_name and request.HasField("open"):
+            raise ProtocolViolation("a stream is opened once, for one memory")
+        return request
+
+
+def _nothing(_verb: Verb, _namespace: str) -> bool:
+    return False

@@ -1,0 +1,128 @@
+"""API keys: `msk_ID_SECRET`, kept as the SHA-256 of the whole in a JSON file.
+
+The secret has 256 random bits, so a plain hash cannot be searched; the id is no secret and finds the entry.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from memstream_server.rpc.access.files import AccessError
+
+PREFIX = "msk_"
+_KEY = re.compile(r"msk_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~@-]{0,127}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key as the file has it. Several may have one name: a new key is made before the old one is revoked."""
+
+    id: str
+    name: str
+    """The principal is key:NAME."""
+    sha256: str
+    created: str
+    """RFC 3339, UTC."""
+
+
+def parse_keys(text: str) -> Mapping[str, ApiKey]:
+    """By id. Raises ValueError without repeating the text."""
+    try:
+        entries = json.loads(text)["keys"] if text.strip() else []
+        keys = [ApiKey(**entry) for entry in entries]
+        whole = all(_NAME.fullmatch(key.name) and _HASH.fullmatch(key.sha256) for key in keys)
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise ValueError("is not a file written by `memstream keys`")
+    return {key.id: key for key in keys}
+
+
+def name_of(keys: Mapping[str, ApiKey], given: str) -> str | None:
+    """The name of the key that was given; None when it is none of these."""
+    form = _KEY.fullmatch(given)
+    known = keys.get(form[1]) if form else None
+    if known is None or not hmac.compare_digest(_sha256(given), known.sha256):
+        return None
+    return known.name
+
+
+def create(file: Path, name: str) -> tuple[ApiKey, str]:
+    """A new key in the file, which is made if there is none, and the key itself: nobody can show it again."""
+    if not _NAME.fullmatch(name):
+        raise AccessError('a key\'s name is of letters, digits, "-", "_", ".", "~" and "@", at most 128')
+    id = secrets.token_hex(6)
+    given = f"{PREFIX}{id}_{secrets.token_urlsafe(32)}"
+    key = ApiKey(id, name, _sha256(given), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    _change(file, lambda keys: [*keys, key])
+    return key, given
+
+
+def revoke(file: Path, id: str) -> ApiKey:
+    """Takes the key out of the file. Raises AccessError when it is not there."""
+    gone: list[ApiKey] = []
+
+    def without(keys: Sequence[ApiKey]) -> list[ApiKey]:
+        gone.extend(key for key in keys if key.id == id)
+        if not gone:
+            raise AccessError(f"{file} has no key {id!r}: `memstream keys list` shows their ids")
+        return [key for key in keys if key.id != id]
+
+    _change(file, without)
+    return gone[0]
+
+
+def read(file: Path) -> list[ApiKey]:
+    """All keys, the oldest first; none where there is no file. Raises AccessError."""
+    try:
+        return [*parse_keys(file.read_text(encoding="utf-8")).values()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise AccessError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise AccessError(f"{file}: {error}") from error
+
+
+def _change(file: Path, changed: Callable[[Sequence[ApiKey]], list[ApiKey]]) -> None:
+    """The file anew, whole or not at all; two who change it wait for one another."""
+    try:
+        with _locked(file):
+            text = json.dumps({"keys": [asdict(key) for key in changed(read(file))]}, indent=1)
+            part = file.with_name(f"{file.name}.part")
+            mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
+            part.unlink(missing_ok=True)
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as out:
+                out.write(text + "\n")
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(file)
+    except OSError as error:
+        raise AccessError(f"cannot write {file}: {error.strerror}") from error
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    directory = os.open(file.absolute().parent, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _sha256(given: str) -> str:
+    return hashlib.sha256(given.encode()).hexdigest()

@@ -1,0 +1,70 @@
+"""From the settings to what a server is protected by; said before anything is opened, so that a mistake stops there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+
+from memstream_server.rpc.access.admission import Admission
+from memstream_server.rpc.access.files import AccessError, Watched
+from memstream_server.rpc.access.gate import Gate, OperationOf
+from memstream_server.rpc.access.identities import Identities
+from memstream_server.rpc.access.keys import parse_keys
+from memstream_server.rpc.access.peers import Peers
+from memstream_server.rpc.access.policy import AccessPolicy, parse_policy
+from memstream_server.rpc.access.proxies import TrustedProxies
+from memstream_server.rpc.access.tokens import JwtIdentities
+from memstream_server.rpc.transport import TlsError, TlsFiles, server_credentials
+
+if TYPE_CHECKING:
+    from memstream_server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a server is reached, and by whom."""
+
+    peers: Peers
+    credentials: grpc.ServerCredentials | None = None
+    """Of the port; None: plain text."""
+    identities: Identities | None = None
+    policy: Watched[AccessPolicy] | None = None
+    admission: Admission = field(default_factory=Admission)
+
+    def gate(self, operation_of: OperationOf) -> Gate | None:
+        """None where everybody may do everything."""
+        if self.identities is None or self.policy is None:
+            return None
+        return Gate(self.identities, self.policy, operation_of, self.admission)
+
+
+def open_access(settings: Settings) -> Access:
+    """Reads what the settings name. Raises AccessError."""
+    files = _tls(settings)
+    try:
+        credentials = server_credentials(files) if files is not None else None
+    except TlsError as error:
+        raise AccessError(str(error)) from error
+    peers = Peers(files, settings.peer_secret.get_secret_value())
+    if settings.access_policy_file is None:
+        return Access(peers, credentials)
+    keys, jwks = settings.api_keys_file, settings.jwt_jwks
+    identities = Identities(
+        keys=Watched(keys, parse_keys) if keys is not None else None,
+        tokens=JwtIdentities(jwks, settings.jwt_issuer, settings.jwt_audience) if jwks else None,
+        proxies=TrustedProxies(settings.trusted_proxies),
+        peers=peers,
+    )
+    policy = Watched(settings.access_policy_file, parse_policy)
+    admission = Admission(settings.caller_streams_max, settings.caller_calls_max)
+    return Access(peers, credentials, identities, policy, admission)
+
+
+def _tls(settings: Settings) -> TlsFiles | None:
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return None
+    return TlsFiles(
+        settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file, settings.tls_peer_ca_file
+    )

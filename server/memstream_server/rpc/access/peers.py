@@ -1,0 +1,69 @@
+"""Calls between servers of one database: encrypted as the server's own port is, and in the name of whom they are for.
+
+The server that passes a call on has verified who calls. It says so in a header of its own instead of sending the
+credential on: HMAC-SHA256, under a secret that the servers share, of the principal, the rpc and the time. The owner of
+the memory asks its own policy again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Iterable, Sequence
+
+import grpc
+import grpc.aio
+
+from memstream_server.rpc.access.caller import CALLER
+from memstream_server.rpc.access.proxies import HEADER as PROXY_HEADER
+from memstream_server.rpc.errors import Unauthenticated
+from memstream_server.rpc.transport import TlsFiles
+
+CALLER_HEADER = "memstream-caller"
+CREDENTIALS = frozenset({"authorization", PROXY_HEADER, CALLER_HEADER})
+"""Headers that say who calls: none of them is passed on."""
+VALID_S = 300.0
+"""How far the clocks of two servers may be apart, and how long a header that somebody took can be used again."""
+_Options = Sequence[tuple[str, int]]
+
+
+class Peers:
+    """The other servers. Without `tls` they are asked in plain text, without `secret` in nobody's name."""
+
+    def __init__(self, tls: TlsFiles | None = None, secret: str = "") -> None:
+        self._tls = tls
+        self._secret = secret.encode()
+
+    def channel(self, address: str, options: _Options) -> grpc.aio.Channel:
+        """A new one; TLS files are read for each, so that a connection made anew has the certificate of now."""
+        if self._tls is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, self._tls.as_client(), options=options)
+
+    def metadata(self, given: Iterable[tuple[str, str | bytes]], path: str) -> list[tuple[str, str | bytes]]:
+        """Of a call that is passed on to `path`: what the client gave, without what only the client may send."""
+        kept = [(key, value) for key, value in given if key not in CREDENTIALS]
+        caller = CALLER.get()
+        return kept if caller is None else [*kept, (CALLER_HEADER, self._signed(caller.principal, path))]
+
+    def principal(self, header: str, path: str) -> str:
+        """In whose name another server passes the call on. Raises Unauthenticated."""
+        try:
+            said, mac = (base64.urlsafe_b64decode(part) for part in header.split("."))
+            if self._secret and hmac.compare_digest(mac, self._mac(said)):
+                principal, signed_path, time_s = json.loads(said)
+                if signed_path == path and abs(time.time() - time_s) <= VALID_S:
+                    return str(principal)
+        except ValueError:
+            pass  # falls to the one refusal below
+        raise Unauthenticated(f"{CALLER_HEADER} is no other server's: they need one peer_secret, and clocks that agree")
+
+    def _signed(self, principal: str, path: str) -> str:
+        said = json.dumps([principal, path, int(time.time())]).encode()
+        return ".".join(base64.urlsafe_b64encode(part).decode() for part in (said, self._mac(said)))
+
+    def _mac(self, said: bytes) -> bytes:
+        return hmac.new(self._secret, b"memstream caller\n" + said, hashlib.sha256).digest()

@@ -1,0 +1,102 @@
+"""The policy file: which identities may do what, in which namespaces. Nothing is allowed that no grant allows.
+
+    [[grant]]
+    who = ["key:joy", "uri:spiffe://mesh/ns/agents/*"]
+    namespaces = ["comedy", "joy-*"]
+    verbs = ["observe", "recall", "read"]
+
+`*` at the end of a name stands for any rest; `"*"` alone for all, in `namespaces` also for what concerns the whole
+server, in `verbs` for every verb.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from memstream_server.rpc.access.caller import Verb
+
+_FIELDS = ("who", "namespaces", "verbs")
+_KINDS = ("key:", "jwt:", "uri:")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names that are meant, some of them by how they begin."""
+
+    whole: frozenset[str]
+    beginnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Names:
+        given = list(names)
+        return cls(
+            frozenset(name for name in given if not name.endswith("*")),
+            tuple(name[:-1] for name in given if name.endswith("*")),
+        )
+
+    def __contains__(self, name: str) -> bool:
+        if name in self.whole:
+            return True
+        # The empty name, of the server as a whole, begins with nothing but the beginning of "*", which is empty too.
+        return any(name.startswith(beginning) for beginning in self.beginnings)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One table of the file."""
+
+    who: Names
+    namespaces: Names
+    verbs: frozenset[Verb]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPolicy:
+    """All grants; they add up."""
+
+    grants: tuple[Grant, ...]
+
+    def may(self, principal: str, verb: Verb, namespace: str) -> bool:
+        """`namespace` is empty for the server as a whole."""
+        return any(
+            verb in grant.verbs and namespace in grant.namespaces and principal in grant.who for grant in self.grants
+        )
+
+
+def parse_policy(text: str) -> AccessPolicy:
+    """Raises ValueError, which says what is wrong with which grant."""
+    said = tomllib.loads(text)
+    if unknown := [name for name in said if name != "grant"]:
+        raise ValueError(f"{unknown[0]!r} is unknown: the file is a list of [[grant]]")
+    grants = said.get("grant", [])
+    if not isinstance(grants, list):
+        raise ValueError("grants are written [[grant]], with two brackets")
+    return AccessPolicy(tuple(_grant(number, each) for number, each in enumerate(grants, 1)))
+
+
+def _grant(number: int, said: Any) -> Grant:
+    where = f"grant {number}"
+    if not isinstance(said, dict) or sorted(said) != sorted(_FIELDS):
+        raise ValueError(f"{where} must have exactly {', '.join(_FIELDS)}")
+    who, namespaces, verbs = (_names(f"{where}: {field}", said[field]) for field in _FIELDS)
+    for name in who:
+        if name != "*" and not name.startswith(_KINDS):
+            raise ValueError(f'{where}: who has {name!r}: names begin with key:, jwt: or uri:, or are "*"')
+    known = {verb.value for verb in Verb}
+    for verb in verbs:
+        if verb not in known | {"*"}:
+            raise ValueError(f"{where}: verbs has {verb!r}: there are {', '.join(sorted(known))} and *")
+    allowed = frozenset(Verb) if "*" in verbs else frozenset(Verb(verb) for verb in verbs)
+    return Grant(Names.of(who), Names.of(namespaces), allowed)
+
+
+def _names(where: str, said: Any) -> list[str]:
+    if not isinstance(said, list) or not said or not all(isinstance(each, str) and each for each in said):
+        raise ValueError(f"{where} must be a list of names")
+    for name in said:
+        if "*" in name[:-1]:
+            raise ValueError(f"{where} has {name!r}: * may stand at the end only")
+    return said

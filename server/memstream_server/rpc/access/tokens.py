@@ -1,0 +1,155 @@
+"""JSON web tokens: the issuer's public keys (JWKS) from a URL or a file, and the subject of a token they verify."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import jwt
+import structlog
+
+from memstream_server.rpc.access.files import AccessError, Watched
+from memstream_server.rpc.errors import Unauthenticated
+from memstream_server.settings import is_loopback
+
+log = structlog.get_logger(__name__)
+
+ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
+"""Asymmetric ones alone: with a shared secret whoever verifies could also issue."""
+REFRESH_S = 300.0
+"""Keys of a URL are asked for again after this; the ones there serve meanwhile."""
+PAUSE_S = 3.0
+"""How long after asking a URL it is asked again for a key that is not among those it gave."""
+FETCH_S = 5.0
+LEEWAY_S = 30.0
+"""How far the issuer's clock may be from ours."""
+_JWKS_BYTES_MAX = 1 << 20
+_TOKEN_CHARS_MAX = 8_192
+
+_Keys = jwt.PyJWKSet
+
+
+class JwtIdentities:
+    """Verifies tokens of one issuer for one audience."""
+
+    def __init__(self, jwks: str, issuer: str, audience: str) -> None:
+        """`jwks` is an https URL (http on loopback), or a path. Raises AccessError for a file that is not right."""
+        self._issuer = issuer
+        self._audience = audience
+        self._remote = _Remote(jwks) if "://" in jwks else None
+        self._file = None if self._remote else Watched(Path(jwks), _parse)
+
+    async def subject(self, token: str) -> str:
+        """Of a token that is signed by the issuer, for us, and valid now. Raises Unauthenticated."""
+        try:
+            header = jwt.get_unverified_header(token) if len(token) <= _TOKEN_CHARS_MAX else {}
+        except jwt.InvalidTokenError:
+            header = {}
+        if header.get("alg") not in ALGORITHMS:
+            raise Unauthenticated("the bearer token is neither an API key nor a JWT signed by an asymmetric key")
+        key = await self._key(header.get("kid"))
+        if key is None or key.algorithm_name not in ALGORITHMS:
+            raise Unauthenticated("the issuer of the JWT has no such key")
+        return self._verified(token, key)
+
+    def _verified(self, token: str, key: jwt.PyJWK) -> str:
+        try:
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=[key.algorithm_name],
+                audience=self._audience,
+                issuer=self._issuer,
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except jwt.ExpiredSignatureError:
+            raise Unauthenticated("the JWT has expired") from None
+        except (jwt.InvalidAudienceError, jwt.InvalidIssuerError):
+            raise Unauthenticated("the JWT is of another issuer, or for another audience") from None
+        except jwt.PyJWTError:  # its text may repeat claims
+            raise Unauthenticated("the JWT is not valid") from None
+        if not isinstance(claims["sub"], str) or not claims["sub"]:
+            raise Unauthenticated("the JWT has no subject")
+        return claims["sub"]
+
+    async def _key(self, kid: object) -> jwt.PyJWK | None:
+        if self._file is not None:
+            return _found(self._file.current(), kid)
+        assert self._remote is not None
+        if (key := _found(self._remote.keys, kid)) is None:
+            await self._remote.asked_again()
+            key = _found(self._remote.keys, kid)
+        self._remote.refresh()
+        return key
+
+
+class _Remote:
+    """The keys at a URL. What it gave last stays good while it does not answer."""
+
+    def __init__(self, url: str) -> None:
+        if not _is_safe(url):
+            raise AccessError(f"jwt_jwks is {url!r}: keys are taken over https, or from a file")
+        self._url = url
+        self._asked_s = -PAUSE_S - REFRESH_S
+        self._asking: asyncio.Task[None] | None = None
+        self.keys: _Keys | None = None
+
+    async def asked_again(self) -> None:
+        """Waits for an answer, unless there was one a moment ago."""
+        if self._asking is not None or time.monotonic() - self._asked_s >= PAUSE_S:
+            await asyncio.shield(self._begun())
+
+    def refresh(self) -> None:
+        """Asks, beside the calls, when the last answer is old."""
+        if self._asking is None and time.monotonic() - self._asked_s >= REFRESH_S:
+            self._begun()
+
+    def _begun(self) -> asyncio.Task[None]:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+        return self._asking
+
+    async def _ask(self) -> None:
+        try:
+            self.keys = await asyncio.to_thread(_fetched, self._url)
+        except (OSError, HTTPException, ValueError) as error:
+            log.warning("no_keys_of_the_issuer", url=self._url, reason=str(error))
+        finally:
+            self._asked_s = time.monotonic()
+            self._asking = None
+
+
+def _found(keys: _Keys | None, kid: object) -> jwt.PyJWK | None:
+    """The key of that id; a token that names none means the only one there is."""
+    if keys is None:
+        return None
+    if kid is None:
+        return keys.keys[0] if len(keys.keys) == 1 else None
+    return next((key for key in keys.keys if key.key_id == kid), None)
+
+
+def _fetched(url: str) -> _Keys:
+    with urllib.request.urlopen(url, timeout=FETCH_S) as answer:
+        if not _is_safe(answer.geturl()):
+            raise ValueError("was sent on to an address without TLS")
+        return _parse(answer.read(_JWKS_BYTES_MAX).decode())
+
+
+def _parse(text: str) -> _Keys:
+    try:
+        return jwt.PyJWKSet.from_dict(json.loads(text))
+    except (jwt.PyJWTError, AttributeError, json.JSONDecodeError):
+        raise ValueError("is not a JSON web key set with usable keys") from None
+
+
+def _is_safe(url: str) -> bool:
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        return True
+    return parts.scheme == "http" and is_loopback(parts.hostname or "")

@@ -1,0 +1,99 @@
+"""TLS of the server's port, with files that may be replaced while it runs."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+class TlsError(ValueError):
+    """A TLS file is missing, no PEM, or the key is not the certificate's."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. With `client_ca` every client must present a certificate that it signed."""
+
+    certificate: Path
+    """The server's, and the chain to its CA."""
+    key: Path
+    client_ca: Path | None = None
+    peer_ca: Path | None = None
+    """Of other servers' certificates; None: the system's."""
+
+    def as_client(self) -> grpc.ChannelCredentials:
+        """To another server, which is shown this one's certificate. Raises OSError."""
+        roots = self.peer_ca.read_bytes() if self.peer_ca is not None else None
+        return grpc.ssl_channel_credentials(roots, self.key.read_bytes(), self.certificate.read_bytes())
+
+
+@dataclass(slots=True)
+class _Material:
+    """What the files said when they were last in order."""
+
+    seen: tuple[bytes, ...] = field(repr=False)
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        key, certificate, *client_ca = self.seen
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], client_ca[0] if client_ca else None)
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Credentials whose files are looked at for every new connection. Raises TlsError.
+
+    What is not in order, as between the replacement of a certificate and that of its key, leaves the former in force.
+    """
+    material = _Material(_read(files))
+    refused: list[str] = []
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:  # in a thread of grpc's
+        try:
+            now = _read(files)
+        except TlsError as error:
+            if refused != [str(error)]:
+                refused[:] = [str(error)]
+                log.error("tls_files_not_in_order", reason=str(error), remedy="the former ones stay in force")
+            return None
+        refused.clear()
+        if now == material.seen:
+            return None
+        material.seen = now
+        log.info("tls_files_read_again")
+        return material.configuration()
+
+    return grpc.dynamic_ssl_server_credentials(
+        material.configuration(),
+        changed,  # type: ignore[arg-type]  # None says that nothing changed, which the stubs do not know
+        require_client_authentication=files.client_ca is not None,
+    )
+
+
+def _read(files: TlsFiles) -> tuple[bytes, ...]:
+    """Key, certificate, and the clients' CA where there is one; checked to belong together."""
+    paths = [files.key, files.certificate, *([files.client_ca] if files.client_ca is not None else [])]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        said = tuple(path.read_bytes() for path in paths)
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+        if files.client_ca is not None:
+            context.load_verify_locations(files.client_ca)
+        # What was checked is what was read, unless a file was replaced in between.
+        if said != tuple(path.read_bytes() for path in paths):
+            raise TlsError("a TLS file is being replaced")
+    except ssl.SSLError as error:
+        names = ", ".join(str(path) for path in paths)
+        why = error.reason or "no PEM"
+        raise TlsError(f"the TLS files {names} are not in order: {why.lower().replace('_', ' ')}") from error
+    except OSError as error:
+        raise TlsError(f"cannot read {error.filename}: {error.strerror}") from error
+    return said
+
+
+def _no_password() -> str:
+    raise TlsError("the TLS key is encrypted: give one that is not")
