@@ -62,6 +62,13 @@ def blocks(text: str) -> Iterator[Block]:
         )
 
 
+def example(page: Path, language: str) -> tuple[str, str]:
+    """The one program of a page in another language, and what it prints: the block after it."""
+    fences = list(_FENCE.finditer(page.read_text("utf-8")))
+    (place,) = [place for place, fence in enumerate(fences) if fence[1] == language]
+    return fences[place][2], fences[place + 1][2]
+
+
 def links(text: str) -> list[str]:
     """Targets of the links outside of code."""
     return _LINK.findall(_FENCE.sub("", text))

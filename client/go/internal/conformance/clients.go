@@ -1,0 +1,279 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
+
+	memstream "memstream.dev/go"
+	v1 "memstream.dev/go/memstream/v1"
+)
+
+var retry = memstream.Retry{DelayMin: 10 * time.Millisecond, DelayMax: 200 * time.Millisecond}
+
+// client runs a step that is about the client; tests/conformance/clients.py is the same in Python.
+func client(address string, step object) error {
+	connected, err := memstream.Connect(address, memstream.WithRetry(retry))
+	if err != nil {
+		return err
+	}
+	defer connected.Close() //nolint:errcheck // nothing is on it any more
+	memory, err := connected.Memory(step["memory"].(string))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	one := &clientStep{object: step, client: connected, memory: memory}
+	one.producer, _ = step["producer"].(string)
+	upto, _ := step["upto"].(float64)
+	one.upto = int64(upto)
+	switch step["client"] {
+	case "observe":
+		return one.observe(ctx)
+	case "listed":
+		return one.listed(ctx)
+	case "refused":
+		return one.refused(ctx)
+	case "recall":
+		return one.recall(ctx)
+	case "give up":
+		return one.giveUp(ctx)
+	case "watch":
+		return one.watch(ctx)
+	case "no memory":
+		return one.noMemory(ctx)
+	}
+	return fmt.Errorf("there is no step %v", step["client"])
+}
+
+type clientStep struct {
+	object
+	client   *memstream.Client
+	memory   *memstream.Memory
+	producer string
+	upto     int64
+}
+
+func (c *clientStep) said(number int64) string {
+	return fmt.Sprintf("word%d of %s", number, c.producer)
+}
+
+// disturb asks for what the step says is to happen at a number.
+func (c *clientStep) disturb(number int64) error {
+	if what, ok := c.object["at"].(object)[fmt.Sprint(number)].(string); ok {
+		return ask(what)
+	}
+	return nil
+}
+
+func (c *clientStep) observe(ctx context.Context) error {
+	stream, err := c.memory.Observe(ctx, c.producer, memstream.ObserveOptions{})
+	if err != nil {
+		return err
+	}
+	defer stream.Abandon()
+	for number := stream.ExpectedSequence(); number <= c.upto; number++ {
+		if _, err := stream.Send(ctx, memstream.Text(c.said(number))); err != nil {
+			return err
+		}
+		if err := c.disturb(number); err != nil {
+			return err
+		}
+	}
+	if err := stream.Close(ctx); err != nil {
+		return err
+	}
+	if _, refused := stream.Rejected(); stream.Received() != c.upto || stream.Stored() != c.upto || refused != 0 {
+		return fmt.Errorf("received %d, stored %d, refused %d", stream.Received(), stream.Stored(), refused)
+	}
+	return nil
+}
+
+func (c *clientStep) listed(ctx context.Context) error {
+	var contents, expected []string
+	for number := int64(1); number <= c.upto; number++ {
+		expected = append(expected, c.said(number))
+	}
+	for token, more := "", true; more; more = token != "" {
+		page, err := c.client.Memories.ListFragments(ctx, &v1.ListFragmentsRequest{
+			Namespace: c.memory.Namespace, Memory: c.memory.Name, PageSize: 250, PageToken: token,
+		})
+		if err != nil {
+			return err
+		}
+		for _, fragment := range page.GetFragments() {
+			contents = append(contents, fragment.GetContent())
+		}
+		token = page.GetNextPageToken()
+	}
+	if !reflect.DeepEqual(contents, expected) {
+		return fmt.Errorf("there are %d: %v", len(contents), contents)
+	}
+	return nil
+}
+
+func (c *clientStep) refused(ctx context.Context) error {
+	stream, err := c.memory.Observe(ctx, c.producer, memstream.ObserveOptions{})
+	if err != nil {
+		return err
+	}
+	defer stream.Abandon()
+	var sent []*memstream.Sent
+	for _, content := range []string{"tea", strings.Repeat("x", 100_000), "rain"} {
+		one, err := stream.Send(ctx, memstream.Text(content))
+		if err != nil {
+			return err
+		}
+		sent = append(sent, one)
+	}
+	if _, err := sent[1].Stored(ctx); !c.expected(err) {
+		return fmt.Errorf("it was refused with %w", err)
+	}
+	for _, one := range []*memstream.Sent{sent[0], sent[2]} {
+		if _, err := one.Stored(ctx); err != nil {
+			return err
+		}
+	}
+	if err := stream.Close(ctx); err != nil {
+		return err
+	}
+	if refused, count := stream.Rejected(); count != 1 || refused[0].GetSequence() != 2 || stream.Stored() != 3 {
+		return fmt.Errorf("refused are %v, stored is %d", refused, stream.Stored())
+	}
+	return nil
+}
+
+func (c *clientStep) expected(err error) bool {
+	var said *memstream.Error
+	return errors.As(err, &said) && reasonName(said) == c.object["error"].(object)["reason"]
+}
+
+// found asks one query and says what it found, or what went wrong.
+func (c *clientStep) found(ctx context.Context, stream *memstream.RecallStream, number int64) error {
+	query := memstream.Asking(fmt.Sprintf("word%d", number))
+	limit := int32(1)
+	query.Limit = &limit
+	answer, err := stream.Query(ctx, query)
+	if err != nil {
+		return err
+	}
+	if len(answer.Recollections) != 1 || answer.Recollections[0].GetFragment().GetContent() != c.said(number) {
+		return fmt.Errorf("query %d found %v", number, answer.Recollections)
+	}
+	return nil
+}
+
+func (c *clientStep) recall(ctx context.Context) error {
+	stream, err := c.memory.Recall(ctx, "")
+	if err != nil {
+		return err
+	}
+	defer stream.Abandon()
+	var asking sync.WaitGroup
+	wrong := make(chan error, 2*c.upto)
+	askAll := func() {
+		for number := int64(1); number <= c.upto; number++ {
+			asking.Add(1)
+			go func() {
+				defer asking.Done()
+				wrong <- c.found(ctx, stream, number)
+			}()
+		}
+	}
+	askAll()
+	if err := ask(c.object["during"].(string)); err != nil {
+		return err
+	}
+	askAll()
+	asking.Wait()
+	close(wrong)
+	for err := range wrong {
+		if err != nil {
+			return err
+		}
+	}
+	if stream.Connections() < 2 {
+		return errors.New("the connection was never cut")
+	}
+	return stream.Close(ctx)
+}
+
+func (c *clientStep) giveUp(ctx context.Context) error {
+	stream, err := c.memory.Recall(ctx, "")
+	if err != nil {
+		return err
+	}
+	defer stream.Abandon()
+	given, cancel := context.WithCancel(ctx)
+	hanging := make(chan error, 1)
+	go func() {
+		query := memstream.Asking("word1")
+		query.MinRevision = 1_000_000
+		_, err := stream.Query(given, query)
+		hanging <- err
+	}()
+	for number := int64(1); number < 6; number++ {
+		if err := c.found(ctx, stream, number); err != nil {
+			cancel()
+			return err
+		}
+	}
+	cancel()
+	if err := <-hanging; !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("the query that was given up ended with %w", err)
+	}
+	if err := c.found(ctx, stream, 7); err != nil {
+		return err
+	}
+	return stream.Close(ctx)
+}
+
+func (c *clientStep) watch(ctx context.Context) error {
+	beginning, err := c.memory.Beginning(ctx)
+	if err != nil {
+		return err
+	}
+	watch, err := c.memory.Watch(ctx, &v1.WatchRequest{
+		Cursor: beginning, Types: []v1.EventType{v1.EventType_EVENT_TYPE_OBSERVED},
+	})
+	if err != nil {
+		return err
+	}
+	defer watch.Close()
+	seen := map[string]bool{}
+	for number := int64(1); number <= int64(c.object["observed"].(float64)); number++ {
+		next, err := watch.Next()
+		if err != nil {
+			return err
+		}
+		if id := next.Event.GetFragmentId(); seen[id] {
+			return fmt.Errorf("the event of %s came twice", id)
+		} else {
+			seen[id] = true
+		}
+		if err := c.disturb(number); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *clientStep) noMemory(ctx context.Context) error {
+	_, described := c.client.Memories.GetMemory(ctx, &v1.GetMemoryRequest{
+		Namespace: c.memory.Namespace, Memory: c.memory.Name,
+	})
+	_, observed := c.memory.Observe(ctx, "p", memstream.ObserveOptions{})
+	_, recalled := c.memory.Recall(ctx, "")
+	_, watched := c.memory.Watch(ctx, nil)
+	for _, err := range []error{described, observed, recalled, watched} {
+		if !c.expected(err) {
+			return fmt.Errorf("it failed with %w", err)
+		}
+	}
+	return nil
+}

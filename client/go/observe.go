@@ -1,0 +1,382 @@
+package memstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "memstream.dev/go/memstream/v1"
+)
+
+const graceMax = 30 * time.Second
+
+// ObserveOptions are those of an Observe stream.
+type ObserveOptions struct {
+	// Session of observations that give none.
+	Session string
+	// AckLevel is what Flush waits for. Default STORED.
+	AckLevel v1.AckLevel
+	// Outcomes has the server say what became of each observation.
+	Outcomes bool
+}
+
+// ObserveStream is a producer's stream into one memory; made by [Memory.Observe].
+//
+// One goroutine owns the call, reads it and opens the next one; a second one, the writer, lives as long as a
+// connection and takes what it sends from the ledger. Only Close tells the server that the producer has finished.
+type ObserveStream struct {
+	memory   *Memory
+	producer string
+	options  ObserveOptions
+	end      context.CancelFunc
+	over     chan struct{}
+	turn     sync.Mutex // first come, first numbered
+
+	signal
+	ledger      *ledger
+	err         error
+	closing     bool
+	closed      bool
+	flushIDs    int64
+	flushUpto   int64
+	pauseUntil  time.Time
+	connections int
+
+	// Of the connection, set anew by each.
+	flushSentUpto int64
+	repeatsFlush  int64
+	closeSent     bool
+	draining      bool
+}
+
+// Observe opens a producer's stream and returns once the server has answered. The name is lasting and one process's
+// at a time: the server remembers its numbers. ctx bounds the stream's whole life; cancelling it abandons the stream,
+// and what was not received then is not there.
+func (m *Memory) Observe(ctx context.Context, producer string, options ObserveOptions) (*ObserveStream, error) {
+	ctx, cancel := context.WithCancel(m.outgoing(ctx))
+	stream := &ObserveStream{
+		memory: m, producer: producer, options: options, end: cancel, over: make(chan struct{}),
+		signal: newSignal(), ledger: newLedger(),
+	}
+	go stream.run(ctx)
+	stream.Lock()
+	defer stream.Unlock()
+	if err := stream.until(ctx, func() bool { return stream.connections > 0 }); err != nil {
+		cancel()
+		return nil, err
+	}
+	return stream, nil
+}
+
+// ExpectedSequence is the number the next observation gets; after a restart, where to resume one's own source.
+func (s *ObserveStream) ExpectedSequence() int64 {
+	return locked(s, func() int64 { return s.ledger.last + 1 })
+}
+
+// Received: everything up to this number is durable, or was refused.
+func (s *ObserveStream) Received() int64 { return locked(s, func() int64 { return s.ledger.received }) }
+
+// Stored: everything up to this number is seen by every recall, or was refused.
+func (s *ObserveStream) Stored() int64 { return locked(s, func() int64 { return s.ledger.stored }) }
+
+// Indexed: everything up to this number is in the vector index, or needs none.
+func (s *ObserveStream) Indexed() int64 { return locked(s, func() int64 { return s.ledger.indexed }) }
+
+// Revision is the memory's that made Stored true: give it to a recall as min_revision.
+func (s *ObserveStream) Revision() int64 { return locked(s, func() int64 { return s.ledger.revision }) }
+
+// Connections counts those that were opened.
+func (s *ObserveStream) Connections() int { return locked(s, func() int { return s.connections }) }
+
+// Rejected are the latest 1,000 observations that were refused, and how many there were in all.
+func (s *ObserveStream) Rejected() ([]*v1.RejectedObservation, int64) {
+	s.Lock()
+	defer s.Unlock()
+	return append([]*v1.RejectedObservation(nil), s.ledger.rejected...), s.ledger.rejectedCount
+}
+
+func locked[T any](s *ObserveStream, read func() T) T {
+	s.Lock()
+	defer s.Unlock()
+	return read()
+}
+
+// Send numbers an observation and hands it over; it waits only while the window is full. If it fails the observation
+// was not taken. The observation must not be changed afterwards.
+func (s *ObserveStream) Send(ctx context.Context, observation *v1.Observation) (*Sent, error) {
+	size := int64(proto.Size(observation))
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	s.Lock()
+	defer s.Unlock()
+	if most := s.ledger.sizeMax(); size > most {
+		return nil, invalid("observation", fmt.Sprintf("has %d bytes, the server takes at most %d", size, most))
+	}
+	err := s.until(ctx, func() bool { return s.closing || s.ledger.hasRoom(size) })
+	if err == nil && s.closing {
+		err = ErrClosed
+	}
+	if err != nil {
+		return nil, err
+	}
+	sent := s.ledger.add(observation, size)
+	s.notify()
+	return sent, nil
+}
+
+// Flush waits until everything sent so far has come to the stream's AckLevel. Refused observations do not fail it.
+func (s *ObserveStream) Flush(ctx context.Context) error {
+	s.Lock()
+	defer s.Unlock()
+	target := s.ledger.last
+	reached := func() bool { return s.ledger.position(s.options.AckLevel) >= target }
+	if reached() {
+		return nil
+	}
+	s.flushUpto = target
+	s.notify()
+	return s.until(ctx, reached)
+}
+
+// Close flushes, tells the server that the producer has finished and returns when all is stored. The stream is over
+// afterwards even where it fails.
+func (s *ObserveStream) Close(ctx context.Context) error {
+	defer s.Abandon()
+	s.Lock()
+	defer s.Unlock()
+	s.closing = true
+	s.notify()
+	return s.until(ctx, func() bool { return s.closed })
+}
+
+// Abandon ends the stream without a word: what was not received is not there.
+func (s *ObserveStream) Abandon() {
+	s.end()
+	<-s.over
+}
+
+// until waits for a condition, with the lock held.
+func (s *ObserveStream) until(ctx context.Context, ready func() bool) error {
+	for !ready() {
+		if s.err != nil {
+			return s.err
+		}
+		if err := s.wait(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *ObserveStream) run(ctx context.Context) {
+	defer close(s.over)
+	defer s.end()
+	retry := newBackoff(s.memory.client.options.retry)
+	err := persist(ctx, retry, func() error { return s.connection(ctx, retry) })
+	if err == nil || ctx.Err() != nil {
+		err = ErrClosed
+	}
+	s.Lock()
+	defer s.Unlock()
+	s.err = err
+	s.ledger.fail(err)
+	s.notify()
+}
+
+func (s *ObserveStream) connection(ctx context.Context, retry *backoff) error {
+	ctx, cancel := context.WithCancel(ctx) // leaving it would leave the server's handler open
+	writing := make(chan struct{})
+	defer func() {
+		cancel()
+		<-writing
+	}()
+	call, err := s.open(ctx)
+	if err != nil {
+		close(writing)
+		return err
+	}
+	retry.opened()
+	go func() {
+		defer close(writing)
+		s.write(ctx, call)
+	}()
+	for {
+		response, err := call.Recv()
+		if errors.Is(err, io.EOF) {
+			return unavailable("the server ended the stream")
+		}
+		if err != nil {
+			return err
+		}
+		progress, finished, err := s.take(response, cancel)
+		if progress {
+			retry.progressed()
+		}
+		if finished {
+			s.readEnd(call, cancel)
+		}
+		if err != nil || finished {
+			return err
+		}
+	}
+}
+
+// readEnd lets a stream that is over end by itself, so that the server does not take it for cancelled; a second at
+// most. Whatever the end is, everything was said before.
+func (s *ObserveStream) readEnd(call v1.StreamService_ObserveClient, cancel context.CancelFunc) {
+	late := time.AfterFunc(time.Second, cancel)
+	defer late.Stop()
+	for {
+		if _, err := call.Recv(); err != nil {
+			break
+		}
+	}
+	s.Lock()
+	defer s.Unlock()
+	s.closed = true
+	s.notify()
+}
+
+func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClient, error) {
+	call, err := s.memory.client.Streams.Observe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// What a broken Send says is io.EOF; Recv has the status.
+	_ = call.Send(&v1.ObserveRequest{Message: &v1.ObserveRequest_Open{Open: &v1.ObserveOpen{
+		Namespace: s.memory.Namespace, Memory: s.memory.Name, Producer: s.producer, Session: s.options.Session,
+		AckLevel: s.options.AckLevel, Outcomes: s.options.Outcomes,
+	}}})
+	response, err := call.Recv()
+	if err != nil {
+		if errors.Is(err, io.EOF) {
+			err = unavailable("the server ended the stream")
+		}
+		return nil, err
+	}
+	if going := response.GetGoingAway(); going != nil {
+		return nil, shuttingDown(going)
+	}
+	if response.GetOpened() == nil {
+		return nil, protocolViolation(response.GetMessage())
+	}
+	s.Lock()
+	defer s.Unlock()
+	if err := s.ledger.opened(response.GetOpened()); err != nil {
+		return nil, err
+	}
+	s.flushSentUpto, s.repeatsFlush, s.closeSent, s.draining = 0, 0, false, false
+	s.connections++
+	s.notify()
+	return call, nil
+}
+
+// take takes one answer. It fails with SHUTTING_DOWN when it is time to reconnect.
+func (s *ObserveStream) take(
+	response *v1.ObserveResponse, cancel context.CancelFunc,
+) (progress, finished bool, err error) {
+	s.Lock()
+	defer s.Unlock()
+	switch message := response.GetMessage().(type) {
+	case *v1.ObserveResponse_Ack:
+		if s.repeatsFlush > 0 && message.Ack.GetFlushed() >= s.repeatsFlush {
+			s.ledger.repeatsUpto = 0
+		}
+		progress = s.ledger.acknowledged(message.Ack)
+	case *v1.ObserveResponse_Closed:
+		s.ledger.repeatsUpto = 0 // nothing more will be said
+		s.ledger.acknowledged(lastAck(message.Closed))
+		progress, finished = true, true
+	case *v1.ObserveResponse_Throttle:
+		s.pauseUntil = time.Now().Add(message.Throttle.GetRetryDelay().AsDuration())
+	case *v1.ObserveResponse_GoingAway:
+		// What is in flight may still be acknowledged; what is queued goes over the next connection.
+		s.draining = true
+		time.AfterFunc(min(message.GoingAway.GetGrace().AsDuration(), graceMax), cancel)
+	}
+	s.notify()
+	if s.draining && !s.closeSent && len(s.ledger.flight.items) == 0 {
+		return progress, finished, shuttingDown(response.GetGoingAway())
+	}
+	return progress, finished, nil
+}
+
+func lastAck(closed *v1.ObserveClosed) *v1.Ack {
+	return &v1.Ack{
+		Received: closed.GetReceived(), Stored: closed.GetStored(), Revision: closed.GetRevision(),
+		Rejected: closed.GetRejected(), Outcomes: closed.GetOutcomes(),
+	}
+}
+
+func (s *ObserveStream) write(ctx context.Context, call v1.StreamService_ObserveClient) {
+	for {
+		request, err := s.nextRequest(ctx)
+		if err != nil {
+			return // the connection is over
+		}
+		if err := call.Send(request); err != nil {
+			return // the reader gets the status
+		}
+	}
+}
+
+// nextRequest waits for the next thing to say.
+func (s *ObserveStream) nextRequest(ctx context.Context) (*v1.ObserveRequest, error) {
+	s.Lock()
+	defer s.Unlock()
+	for {
+		if pause := time.Until(s.pauseUntil); pause > 0 {
+			s.Unlock()
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+			}
+			s.Lock()
+		}
+		if request := s.due(); request != nil {
+			return request, nil
+		}
+		if err := s.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (s *ObserveStream) due() *v1.ObserveRequest {
+	if s.draining || s.closeSent {
+		return nil
+	}
+	if s.ledger.repeatsSent() && s.repeatsFlush == 0 {
+		s.repeatsFlush = s.flushID()
+		return flush(s.repeatsFlush)
+	}
+	if batch := s.ledger.nextBatch(); batch != nil {
+		return &v1.ObserveRequest{Message: &v1.ObserveRequest_Batch{Batch: batch}}
+	}
+	if len(s.ledger.queue.items) > 0 {
+		return nil
+	}
+	if s.flushSentUpto < s.flushUpto {
+		s.flushSentUpto = s.flushUpto
+		return flush(s.flushID())
+	}
+	if s.closing {
+		s.closeSent = true
+		return &v1.ObserveRequest{Message: &v1.ObserveRequest_Close{Close: &v1.ObserveClose{}}}
+	}
+	return nil
+}
+
+func (s *ObserveStream) flushID() int64 {
+	s.flushIDs++
+	return s.flushIDs
+}
+
+func flush(id int64) *v1.ObserveRequest {
+	return &v1.ObserveRequest{Message: &v1.ObserveRequest_Flush{Flush: &v1.ObserveFlush{FlushId: id}}}
+}

@@ -1,0 +1,366 @@
+package memstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	v1 "memstream.dev/go/memstream/v1"
+)
+
+const (
+	inFlightMax    = 64 // queries in flight where the server does not say how many it takes
+	recallGraceMax = time.Second
+)
+
+// Answer is the whole answer to a query.
+type Answer struct {
+	// Recollections are ranked, best first.
+	Recollections []*v1.Recollection
+	// WorkingMemory is the short-term fragments in order, those that were also ranked included.
+	WorkingMemory []*v1.Fragment
+	// Done says which revision was read, what was considered, and how long it took.
+	Done *v1.RecallDone
+}
+
+func newAnswer(parts []*v1.Recollections, done *v1.RecallDone) *Answer {
+	answer := &Answer{Done: done}
+	byID := map[string]*v1.Fragment{}
+	for _, part := range parts {
+		answer.Recollections = append(answer.Recollections, part.GetRecollections()...)
+		for _, one := range part.GetRecollections() {
+			byID[one.GetFragment().GetId()] = one.GetFragment()
+		}
+		for _, one := range part.GetWorkingMemory() {
+			byID[one.GetId()] = one
+		}
+	}
+	for _, part := range parts {
+		for _, id := range part.GetWorkingMemoryIds() {
+			if fragment := byID[id]; fragment != nil {
+				answer.WorkingMemory = append(answer.WorkingMemory, fragment)
+			}
+		}
+	}
+	return answer
+}
+
+type question struct {
+	query  *v1.RecallQuery
+	parts  []*v1.Recollections
+	answer *Answer
+	err    error
+	done   chan struct{}
+}
+
+// RecallStream is a stream of queries to one memory; made by [Memory.Recall]. Ask from as many goroutines as wanted:
+// beyond what the server takes at once, queries wait their turn. A query that was not answered is asked again on the
+// next connection.
+type RecallStream struct {
+	memory  *Memory
+	session string
+	end     context.CancelFunc
+	over    chan struct{}
+
+	signal
+	asked       map[string]*question
+	outbox      []*v1.RecallRequest
+	ids         int64
+	inFlightMax int
+	connections int
+	connected   bool
+	closing     bool
+	draining    bool
+	err         error
+}
+
+// Recall opens a stream of queries and returns once the server has answered. The session, if any, is on whose behalf
+// is asked. ctx bounds the stream's whole life.
+func (m *Memory) Recall(ctx context.Context, session string) (*RecallStream, error) {
+	ctx, cancel := context.WithCancel(m.outgoing(ctx))
+	stream := &RecallStream{
+		memory: m, session: session, end: cancel, over: make(chan struct{}), signal: newSignal(),
+		asked: map[string]*question{}, inFlightMax: inFlightMax,
+	}
+	go stream.run(ctx)
+	stream.Lock()
+	defer stream.Unlock()
+	if err := stream.until(ctx, func() bool { return stream.connections > 0 }); err != nil {
+		cancel()
+		return nil, err
+	}
+	return stream, nil
+}
+
+// Query asks and waits for the answer; the stream gives the query its id. When ctx ends, this query alone is given
+// up. A context without a deadline gets the client's timeout.
+func (s *RecallStream) Query(ctx context.Context, query *v1.RecallQuery) (*Answer, error) {
+	if _, limited := ctx.Deadline(); !limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.memory.client.options.timeout)
+		defer cancel()
+	}
+	asked := &question{query: proto.CloneOf(query), done: make(chan struct{})}
+	if err := s.ask(ctx, asked); err != nil {
+		return nil, err
+	}
+	select {
+	case <-asked.done:
+		return asked.answer, asked.err
+	case <-ctx.Done():
+		s.giveUp(asked)
+		return nil, AsError(ctx.Err())
+	}
+}
+
+// Connections counts those that were opened.
+func (s *RecallStream) Connections() int {
+	s.Lock()
+	defer s.Unlock()
+	return s.connections
+}
+
+// Close waits until the queries in flight are answered, and ends the stream.
+func (s *RecallStream) Close(ctx context.Context) error {
+	defer s.Abandon()
+	s.Lock()
+	defer s.Unlock()
+	s.closing = true
+	if err := s.until(ctx, func() bool { return len(s.asked) == 0 }); err != nil {
+		return err
+	}
+	if s.connected && !s.draining {
+		s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Close{Close: &v1.RecallClose{}}})
+		return s.until(ctx, func() bool { return !s.connected })
+	}
+	return nil // nothing is in flight, so nothing is worth a new connection
+}
+
+// Abandon ends the stream and gives up what was asked.
+func (s *RecallStream) Abandon() {
+	s.end()
+	<-s.over
+}
+
+func (s *RecallStream) ask(ctx context.Context, asked *question) error {
+	s.Lock()
+	defer s.Unlock()
+	err := s.until(ctx, func() bool { return s.closing || len(s.asked) < s.inFlightMax })
+	if err == nil && s.closing {
+		err = ErrClosed
+	}
+	if err != nil {
+		return err
+	}
+	s.ids++
+	asked.query.QueryId = strconv.FormatInt(s.ids, 10)
+	s.asked[asked.query.GetQueryId()] = asked
+	s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: asked.query}})
+	return nil
+}
+
+func (s *RecallStream) giveUp(asked *question) {
+	s.Lock()
+	defer s.Unlock()
+	id := asked.query.GetQueryId()
+	if s.asked[id] == nil {
+		return
+	}
+	delete(s.asked, id)
+	s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Cancel{Cancel: &v1.RecallCancel{QueryId: id}}})
+}
+
+// push hands a message to the writer; while draining nothing, the next connection asks for what is then still wanted.
+func (s *RecallStream) push(request *v1.RecallRequest) {
+	if !s.draining && s.connected {
+		s.outbox = append(s.outbox, request)
+	}
+	s.notify()
+}
+
+func (s *RecallStream) until(ctx context.Context, ready func() bool) error {
+	for !ready() {
+		if s.err != nil {
+			return s.err
+		}
+		if err := s.wait(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *RecallStream) run(ctx context.Context) {
+	defer close(s.over)
+	defer s.end()
+	retry := newBackoff(s.memory.client.options.retry)
+	err := persist(ctx, retry, func() error { return s.connection(ctx, retry) })
+	if err == nil || ctx.Err() != nil {
+		err = ErrClosed
+	}
+	s.Lock()
+	defer s.Unlock()
+	s.err = err
+	for id, asked := range s.asked {
+		delete(s.asked, id)
+		asked.err = err
+		close(asked.done)
+	}
+	s.notify()
+}
+
+func (s *RecallStream) connection(ctx context.Context, retry *backoff) error {
+	ctx, cancel := context.WithCancel(ctx)
+	writing := make(chan struct{})
+	defer func() {
+		cancel()
+		<-writing
+		s.Lock()
+		defer s.Unlock()
+		s.connected = false
+		s.notify()
+	}()
+	call, err := s.open(ctx)
+	if err != nil {
+		close(writing)
+		return err
+	}
+	retry.opened()
+	go func() {
+		defer close(writing)
+		s.write(ctx, call)
+	}()
+	for {
+		response, err := call.Recv()
+		if errors.Is(err, io.EOF) {
+			s.Lock()
+			defer s.Unlock()
+			if s.closing && len(s.asked) == 0 {
+				return nil
+			}
+			return unavailable("the server ended the stream")
+		}
+		if err != nil {
+			return err
+		}
+		answered, err := s.take(response, cancel)
+		if answered {
+			retry.progressed()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *RecallStream) open(ctx context.Context) (v1.StreamService_RecallClient, error) {
+	call, err := s.memory.client.Streams.Recall(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_ = call.Send(&v1.RecallRequest{Message: &v1.RecallRequest_Open{Open: &v1.RecallOpen{
+		Namespace: s.memory.Namespace, Memory: s.memory.Name, Session: s.session,
+	}}})
+	response, err := call.Recv()
+	if err != nil {
+		if errors.Is(err, io.EOF) {
+			err = unavailable("the server ended the stream")
+		}
+		return nil, err
+	}
+	if going := response.GetGoingAway(); going != nil {
+		return nil, shuttingDown(going)
+	}
+	if response.GetOpened() == nil {
+		return nil, protocolViolation(response.GetMessage())
+	}
+	s.Lock()
+	defer s.Unlock()
+	if most := int(response.GetOpened().GetLimits().GetQueriesInFlightMax()); most > 0 {
+		s.inFlightMax = most
+	}
+	s.draining, s.connected, s.outbox = false, true, nil
+	s.connections++
+	for _, asked := range s.asked {
+		asked.parts = nil
+		s.outbox = append(s.outbox, &v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: asked.query}})
+	}
+	s.notify()
+	return call, nil
+}
+
+// take takes one message; whether it answered a query. It fails with SHUTTING_DOWN when it is time to reconnect.
+func (s *RecallStream) take(response *v1.RecallResponse, cancel context.CancelFunc) (answered bool, err error) {
+	s.Lock()
+	defer s.Unlock()
+	switch message := response.GetMessage().(type) {
+	case *v1.RecallResponse_Recollections:
+		if asked := s.asked[message.Recollections.GetQueryId()]; asked != nil {
+			asked.parts = append(asked.parts, message.Recollections)
+		}
+	case *v1.RecallResponse_Done:
+		answered = true
+		if asked := s.asked[message.Done.GetQueryId()]; asked != nil {
+			asked.answer = newAnswer(asked.parts, message.Done)
+			s.settle(asked)
+		}
+	case *v1.RecallResponse_Failed:
+		answered = true
+		if asked := s.asked[message.Failed.GetQueryId()]; asked != nil {
+			asked.err = fromStatus(message.Failed.GetStatus())
+			s.settle(asked)
+		}
+	case *v1.RecallResponse_GoingAway:
+		// Queries are only questions: what is not answered within the grace is asked of the next server.
+		s.draining = true
+		time.AfterFunc(min(message.GoingAway.GetGrace().AsDuration(), recallGraceMax), cancel)
+	}
+	if s.draining && len(s.asked) == 0 {
+		return answered, shuttingDown(response.GetGoingAway())
+	}
+	return answered, nil
+}
+
+func (s *RecallStream) settle(asked *question) {
+	delete(s.asked, asked.query.GetQueryId())
+	close(asked.done)
+	s.notify()
+}
+
+func (s *RecallStream) write(ctx context.Context, call v1.StreamService_RecallClient) {
+	for {
+		request, err := s.nextRequest(ctx)
+		if err != nil {
+			return
+		}
+		if err := call.Send(request); err != nil {
+			return // the reader gets the status
+		}
+	}
+}
+
+func (s *RecallStream) nextRequest(ctx context.Context) (*v1.RecallRequest, error) {
+	s.Lock()
+	defer s.Unlock()
+	for len(s.outbox) == 0 {
+		if err := s.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+	request := s.outbox[0]
+	s.outbox = s.outbox[1:]
+	return request, nil
+}
+
+func protocolViolation(message any) *Error {
+	return &Error{
+		Code: codes.InvalidArgument, Reason: v1.ErrorReason_ERROR_REASON_PROTOCOL_VIOLATION,
+		Message: fmt.Sprintf("the server answered open with %T", message),
+	}
+}

@@ -1,0 +1,38 @@
+package memstream
+
+import (
+	"context"
+	"sync"
+)
+
+// signal is a lock whose holders can wait for a change of what it guards.
+type signal struct {
+	sync.Mutex
+	changed chan struct{}
+}
+
+func newSignal() signal { return signal{changed: make(chan struct{})} }
+
+// notify wakes whoever waits; called with the lock held.
+func (s *signal) notify() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// wait lets go of the lock until the next change, and holds it again when it returns.
+func (s *signal) wait(ctx context.Context) error {
+	changed := s.changed
+	s.Unlock()
+	defer s.Lock()
+	select {
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+	}
+	select {
+	case <-changed: // says more than that the context has ended
+		return nil
+	default:
+		return AsError(ctx.Err())
+	}
+}

@@ -1,0 +1,213 @@
+/** The cases, message by message, with the generated code. Each stream has a connection of its own. */
+import { randomBytes } from "node:crypto";
+
+import { create, fromJson, toJson } from "@bufbuild/protobuf";
+import type { DescMethod, JsonValue, Message } from "@bufbuild/protobuf";
+import { Code } from "@connectrpc/connect";
+import type { StreamResponse, Transport } from "@connectrpc/connect";
+import { createGrpcTransport } from "@connectrpc/connect-node";
+
+import { asError, MemstreamError } from "../errors.js";
+import { WRITE_BYTES_MAX } from "../link.js";
+import { clientStep } from "./clients.js";
+import { differs, filled, isObject, lies, textOf } from "./matching.js";
+import type { Json, JsonObject } from "./matching.js";
+import { registry } from "./registry.js";
+import { ask, report, Wrong } from "./telling.js";
+
+const READ_MS = 30_000;
+
+function methodOf(name: string): DescMethod {
+  const [service = "", method = ""] = name.split("/");
+  const found = registry.getService(`memstream.v1.${service}`)?.methods.find((one) => one.name === method);
+  if (found === undefined) throw new Wrong(`there is no ${name}`);
+  return found;
+}
+
+/** An open call and what is sent on it. */
+class Stream {
+  private readonly queue: Message[] = [];
+  private readonly abort = new AbortController();
+  private readonly answers: AsyncIterator<Message>;
+  private ended = false;
+  private wake: () => void = () => undefined;
+
+  constructor(
+    transport: Transport,
+    private readonly method: DescMethod,
+    headers: Record<string, string>,
+  ) {
+    const response = (
+      transport.stream as (...given: unknown[]) => Promise<StreamResponse>
+    )(method, this.abort.signal, undefined, headers, this.requests());
+    response.catch(() => undefined); // whoever reads is told
+    this.answers = answersOf(response)[Symbol.asyncIterator]();
+  }
+
+  send(message: Json): void {
+    this.queue.push(fromJson(this.method.input, message, { registry }));
+    this.ended ||= this.method.methodKind === "server_streaming";
+    this.wake();
+  }
+
+  /** Reads on until a message is as expected. */
+  async receive(expected: Json): Promise<void> {
+    const seen: string[] = [];
+    const late = setTimeout(() => { this.cancel(); }, READ_MS);
+    try {
+      for (;;) {
+        const next = await this.answers.next();
+        if (next.done) throw new Wrong(`the stream ended; before: ${seen.join()}`);
+        const actual = toJson(this.method.output, next.value, { registry });
+        seen.push(JSON.stringify(actual));
+        if (differs(expected, actual, "message") === "") return;
+      }
+    } catch (thrown) {
+      if (thrown instanceof Wrong) throw thrown;
+      throw new Wrong(`the stream ended: ${asError(thrown).message}; before: ${seen.join()}`);
+    } finally {
+      clearTimeout(late);
+    }
+  }
+
+  async finish(expected: Json | undefined): Promise<void> {
+    if (expected === undefined) {
+      this.ended = true;
+      this.wake();
+    }
+    const late = setTimeout(() => { this.cancel(); }, READ_MS);
+    try {
+      while (!(await this.answers.next()).done);
+    } catch (thrown) {
+      checkError(expected, thrown);
+      return;
+    } finally {
+      clearTimeout(late);
+    }
+    if (expected !== undefined) throw new Wrong("the stream ended without an error");
+  }
+
+  cancel(): void {
+    this.abort.abort();
+    this.wake();
+  }
+
+  private async *requests(): AsyncGenerator<Message> {
+    while (!this.abort.signal.aborted) {
+      const next = this.queue.shift();
+      if (next) yield next;
+      else if (this.ended) return;
+      else await new Promise<void>((resolve) => { this.wake = resolve; });
+    }
+  }
+}
+
+async function* answersOf(response: Promise<StreamResponse>): AsyncGenerator<Message> {
+  yield* (await response).message as AsyncIterable<Message>;
+}
+
+class Case {
+  private readonly kept = new Map([["ns", `c-${randomBytes(6).toString("hex")}`]]);
+  private readonly streams = new Map<string, Stream>();
+  private calling: Transport;
+
+  constructor(private readonly address: string) {
+    this.calling = this.connect();
+  }
+
+  async run(steps: readonly JsonObject[]): Promise<void> {
+    for (const [number, step] of steps.entries()) {
+      try {
+        await this.step(filled(step, this.kept) as JsonObject);
+      } catch (thrown) {
+        throw new Wrong(`step ${number + 1}: ${thrown instanceof Error ? thrown.message : String(thrown)}`);
+      }
+    }
+    for (const stream of this.streams.values()) stream.cancel();
+  }
+
+  private connect(): Transport {
+    return createGrpcTransport({ baseUrl: `http://${this.address}`, writeMaxBytes: WRITE_BYTES_MAX });
+  }
+
+  private async step(step: JsonObject): Promise<void> {
+    if (typeof step["call"] === "string") await this.call(step["call"], step);
+    else if (typeof step["open"] === "string") {
+      const made = new Stream(this.connect(), methodOf(textOf(step["stream"])), headersOf(step));
+      this.streams.set(step["open"], made);
+    } else if (step["send"] !== undefined) this.stream(step["send"]).send(step["message"] ?? {});
+    else if (step["receive"] !== undefined) await this.stream(step["receive"]).receive(step["message"] ?? {});
+    else if (step["finish"] !== undefined) await this.stream(step["finish"]).finish(step["error"]);
+    else if (step["cancel"] !== undefined) this.stream(step["cancel"]).cancel();
+    else if (typeof step["ask"] === "string") {
+      await ask(step["ask"]);
+      this.calling = this.connect();
+    } else await clientStep(this.address, step);
+  }
+
+  private stream(name: Json): Stream {
+    const found = this.streams.get(textOf(name));
+    if (found === undefined) throw new Wrong(`no stream ${textOf(name)} is open`);
+    return found;
+  }
+
+  private async call(name: string, step: JsonObject): Promise<void> {
+    const method = methodOf(name);
+    const limit = typeof step["timeoutS"] === "number" ? step["timeoutS"] * 1000 : READ_MS;
+    let actual: JsonValue;
+    try {
+      const request = create(method.input, fromJson(method.input, step["request"] ?? {}, { registry }));
+      const unary = (this.calling.unary as (...given: unknown[]) => Promise<{ message: Message }>).bind(this.calling);
+      const { message } = await unary(method, undefined, limit, headersOf(step), request);
+      actual = toJson(method.output, message, { registry });
+    } catch (thrown) {
+      checkError(step["error"], thrown);
+      return;
+    }
+    if (step["error"] !== undefined) throw new Wrong(`it did not fail, it answered ${JSON.stringify(actual)}`);
+    const wrong = differs(step["answer"] ?? {}, actual, "answer");
+    if (wrong) throw new Wrong(wrong);
+    const keep = isObject(step["keep"]) ? step["keep"] : {};
+    for (const [key, path] of Object.entries(keep)) this.kept.set(key, lies(actual, textOf(path)));
+  }
+}
+
+function headersOf(step: JsonObject): Record<string, string> {
+  const given = isObject(step["metadata"]) ? step["metadata"] : {};
+  return Object.fromEntries(Object.entries(given).map(([key, value]) => [key, textOf(value)]));
+}
+
+function checkError(expected: Json | undefined, thrown: unknown): void {
+  const error = asError(thrown);
+  if (expected === undefined) throw new Wrong(`it failed: ${error.message}`);
+  if (isObject(expected) && expected["broken"] === true) {
+    const broken = [Code.Unavailable, Code.Internal, Code.Unknown, Code.Canceled];
+    if (!broken.includes(error.code)) throw new Wrong(`it ended as ${error.message}`);
+    return;
+  }
+  const wrong = differs(expected, told(error), "error");
+  if (wrong) throw new Wrong(wrong);
+}
+
+function told(error: MemstreamError): JsonObject {
+  return {
+    code: Code[error.code].replaceAll(/(?<=[a-z])(?=[A-Z])/g, "_").toUpperCase(),
+    reason: error.reasonName,
+    details: { ...error.reasonDetails },
+    violations: error.violations.map((one) => one.field),
+  };
+}
+
+export async function runCases(address: string, text: string): Promise<void> {
+  const content = JSON.parse(text) as { cases: { name: string; steps: JsonObject[] }[] };
+  for (const { name, steps } of content.cases) {
+    let wrong = "";
+    try {
+      await new Case(address).run(steps);
+    } catch (thrown) {
+      if (!(thrown instanceof Wrong)) throw thrown;
+      wrong = thrown.message;
+    }
+    report(name, wrong);
+  }
+}

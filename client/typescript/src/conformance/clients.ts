@@ -1,0 +1,155 @@
+/** The steps of cases that are about a client; tests/conformance/clients.py is the same in Python. */
+import { connect, EventType, MemstreamError } from "../index.js";
+import type { Client, Memory, RecallStream } from "../index.js";
+import { isObject, textOf } from "./matching.js";
+import type { JsonObject } from "./matching.js";
+import { ask, Wrong } from "./telling.js";
+
+const RETRY = { delayMinMs: 10, delayMaxMs: 200 };
+
+export async function clientStep(address: string, step: JsonObject): Promise<void> {
+  const client = connect(address, { retry: RETRY });
+  try {
+    const run = STEPS[textOf(step["client"])];
+    if (run === undefined) throw new Wrong(`there is no step ${textOf(step["client"])}`);
+    await run(new Step(client, client.memory(textOf(step["memory"])), step));
+  } finally {
+    client.close();
+  }
+}
+
+class Step {
+  readonly producer: string;
+  readonly upto: number;
+
+  constructor(
+    readonly client: Client,
+    readonly memory: Memory,
+    readonly given: JsonObject,
+  ) {
+    this.producer = textOf(given["producer"]);
+    this.upto = Number(given["upto"]);
+  }
+
+  said(number: number): string {
+    return `word${number} of ${this.producer}`;
+  }
+
+  /** Asks for what is to happen at a number. */
+  async disturb(number: number): Promise<void> {
+    const what = isObject(this.given["at"]) ? this.given["at"][String(number)] : undefined;
+    if (typeof what === "string") await ask(what);
+  }
+
+  expect(thrown: unknown): void {
+    const reason = isObject(this.given["error"]) ? this.given["error"]["reason"] : "";
+    if (thrown instanceof MemstreamError && thrown.reasonName === reason) return;
+    throw new Wrong(`it ended with ${String(thrown)}`);
+  }
+
+  async found(stream: RecallStream, number: number): Promise<void> {
+    const answer = await stream.query({ observation: { case: "text", value: `word${number}` }, limit: 1 });
+    const contents = answer.recollections.map((one) => one.fragment?.body.value);
+    if (contents.length !== 1 || contents[0] !== this.said(number)) {
+      throw new Wrong(`query ${number} found ${JSON.stringify(contents)}`);
+    }
+  }
+}
+
+const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
+  async observe(step) {
+    const stream = await step.memory.observe(step.producer);
+    for (let number = Number(stream.expectedSequence); number <= step.upto; number += 1) {
+      await stream.send(step.said(number));
+      await step.disturb(number);
+    }
+    await stream.close();
+    const reached = [stream.received, stream.stored, BigInt(stream.rejectedCount)];
+    if (reached.join() !== [step.upto, step.upto, 0].join()) {
+      throw new Wrong(`received, stored, refused are ${reached.join()}`);
+    }
+  },
+
+  async listed(step) {
+    const contents: unknown[] = [];
+    const { namespace, name: memory } = step.memory.path;
+    let pageToken = "";
+    do {
+      const page = await step.client.memories.listFragments({ namespace, memory, pageSize: 250, pageToken });
+      contents.push(...page.fragments.map((one) => one.body.value));
+      pageToken = page.nextPageToken;
+    } while (pageToken !== "");
+    const expected = Array.from({ length: step.upto }, (_, place) => step.said(place + 1));
+    if (contents.join() !== expected.join()) throw new Wrong(`there are ${contents.length}: ${contents.join()}`);
+  },
+
+  async refused(step) {
+    const stream = await step.memory.observe(step.producer);
+    const good = await stream.send("tea");
+    const bad = await stream.send("x".repeat(100_000));
+    const other = await stream.send("rain");
+    await bad.stored.then(
+      () => { throw new Wrong("it was not refused"); },
+      (thrown: unknown) => { step.expect(thrown); },
+    );
+    await Promise.all([good.stored, other.stored]);
+    await stream.close();
+    if (stream.stored !== 3n || stream.rejectedCount !== 1 || stream.rejected[0]?.sequence !== 2n) {
+      throw new Wrong(`stored is ${stream.stored.toString()}, refused are ${stream.rejectedCount}`);
+    }
+  },
+
+  async recall(step) {
+    const stream = await step.memory.recall();
+    const askAll = (): Promise<void>[] =>
+      Array.from({ length: step.upto }, (_, place) => step.found(stream, place + 1));
+    const asked = askAll();
+    await ask(textOf(step.given["during"]));
+    await Promise.all([...asked, ...askAll()]);
+    if (stream.connections < 2) throw new Wrong("the connection was never cut");
+    await stream.close();
+  },
+
+  async "give up"(step) {
+    const stream = await step.memory.recall();
+    const given = new AbortController();
+    const late = { observation: { case: "text" as const, value: "word1" }, minRevision: 1_000_000n };
+    const hanging = stream.query(late, given.signal).then(
+      () => "it was answered",
+      (thrown: unknown) => (given.signal.aborted ? "" : String(thrown)),
+    );
+    await Promise.all([1, 2, 3, 4, 5].map((number) => step.found(stream, number)));
+    given.abort();
+    const wrong = await hanging;
+    if (wrong) throw new Wrong(wrong);
+    await step.found(stream, 7);
+    await stream.close();
+  },
+
+  async watch(step) {
+    const seen = new Set<string>();
+    for await (const { event } of step.memory.watch({ from: "beginning", types: [EventType.OBSERVED] })) {
+      if (seen.has(event.fragmentId)) throw new Wrong(`the event of ${event.fragmentId} came twice`);
+      seen.add(event.fragmentId);
+      await step.disturb(seen.size);
+      if (seen.size === step.given["observed"]) return;
+    }
+    throw new Wrong(`the watch ended after ${seen.size} events`);
+  },
+
+  async "no memory"(step) {
+    const { namespace, name: memory } = step.memory.path;
+    const attempts: (() => Promise<unknown>)[] = [
+      () => step.client.memories.getMemory({ namespace, memory }),
+      () => step.memory.observe("p"),
+      () => step.memory.recall(),
+      () => step.memory.watch()[Symbol.asyncIterator]().next(),
+    ];
+    for (const attempt of attempts) {
+      await attempt().then(
+        () => { throw new Wrong("it is there"); },
+        (thrown: unknown) => { step.expect(thrown); },
+      );
+    }
+  },
+};

@@ -1,0 +1,159 @@
+"""The steps of cases that are about a client, with the Python SDK."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import memstream
+from memstream import EventType, Memory
+
+Ask = Callable[[str], Awaitable[None]]
+RETRY = memstream.Retry(delay_min_s=0.01, delay_max_s=0.2)
+
+
+async def run(address: str, step: dict[str, Any], ask: Ask) -> str:
+    """One step; what went wrong, if anything."""
+    async with memstream.connect(address, retry=RETRY) as client:
+        memory = client.memory(step["memory"])
+        match step["client"]:
+            case "observe":
+                return await _observe(memory, step, ask)
+            case "listed":
+                return await _listed(memory, step)
+            case "refused":
+                return await _refused(memory, step)
+            case "recall":
+                return await _recall(memory, step, ask)
+            case "give up":
+                return await _give_up(memory, step)
+            case "watch":
+                return await _watch(memory, step, ask)
+            case "no memory":
+                return await _no_memory(memory, step)
+    return f"there is no step {step['client']!r}"
+
+
+async def secure(address: str, folder: Path) -> dict[str, str]:
+    """Through a front that ends mutual TLS and asks for a token: with it, with another, without a certificate."""
+    read = {name: (folder / name).read_bytes() for name in ("ca.pem", "client.key", "client.pem", "token")}
+    token = read["token"].decode()
+    mutual = memstream.Tls(read["ca.pem"], read["client.key"], read["client.pem"])
+    found = {"mutual TLS and a token": await _talk(address, mutual, token)}
+    other = await _talk(address, mutual, "another")
+    found["another token"] = "" if "UNAUTHENTICATED" in other else f"it was {other!r}"
+    unknown = await _talk(address, memstream.Tls(read["ca.pem"]), token)
+    found["no certificate"] = "" if "Unavailable" in unknown else f"it was {unknown!r}"
+    return found
+
+
+async def _talk(address: str, tls: memstream.Tls, token: str) -> str:
+    retry = memstream.Retry(first_s=1)
+    try:
+        async with memstream.connect(address, tls=tls, token=token, retry=retry) as client:
+            memory = await client.create_memory("secure/joy", exist_ok=True)
+            async with memory.observe("python") as stream:
+                await stream.send("green tea")
+            await memory.recall_once("tea")
+    except memstream.MemstreamError as error:
+        return f"{type(error).__name__} {error.reason}"
+    return ""
+
+
+def said(producer: str, number: int) -> str:
+    """What is observed under a number: a word of its own, and one that all have."""
+    return f"word{number} of {producer}"
+
+
+async def _observe(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
+    async with memory.observe(step["producer"]) as stream:
+        for number in range(stream.expected_sequence, step["upto"] + 1):
+            await stream.send(said(step["producer"], number))
+            if what := step["at"].get(str(number)):
+                await ask(what)
+    reached = (stream.received, stream.stored, stream.rejected_count)
+    return "" if reached == (step["upto"], step["upto"], 0) else f"received, stored, rejected are {reached}"
+
+
+async def _listed(memory: Memory, step: dict[str, Any]) -> str:
+    contents = [one.content async for one in memory.list_fragments(page_size=250)]
+    expected = [said(step["producer"], number) for number in range(1, step["upto"] + 1)]
+    return "" if contents == expected else f"there are {len(contents)}: {contents[:5]}..."
+
+
+async def _refused(memory: Memory, step: dict[str, Any]) -> str:
+    async with memory.observe(step["producer"]) as stream:
+        good = await stream.send("tea")
+        bad = await stream.send("x" * 100_000)
+        other = await stream.send("rain")
+        try:
+            await bad
+            return "it was not refused"
+        except memstream.MemstreamError as error:
+            if error.reason != step["error"]["reason"]:
+                return f"it was refused with {error!r}"
+        await good
+        await other
+    return "" if (stream.stored, stream.rejected_count) == (3, 1) else f"stored is {stream.stored}"
+
+
+async def _recall(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
+    producer, numbers = step["producer"], range(1, step["upto"] + 1)
+    async with memory.recall() as stream:
+        asked = [asyncio.create_task(stream.query(f"word{number}", limit=1)) for number in numbers]
+        await ask(step["during"])
+        late = [asyncio.create_task(stream.query(f"word{number}", limit=1)) for number in numbers]
+        for number, task in [*zip(numbers, asked, strict=True), *zip(numbers, late, strict=True)]:
+            answer = await task
+            if [one.fragment.content for one in answer] != [said(producer, number)]:
+                return f"query {number} found {answer}"
+    return "" if stream.connections > 1 else "the connection was never cut"
+
+
+async def _give_up(memory: Memory, step: dict[str, Any]) -> str:
+    async with memory.recall() as stream:
+        hanging = asyncio.create_task(stream.query("word1", min_revision=1_000_000))
+        answers = await asyncio.gather(*(stream.query(f"word{number}", limit=1) for number in range(1, 6)))
+        if hanging.done():
+            return "the query for a revision to come was answered"
+        hanging.cancel()
+        await asyncio.gather(hanging, return_exceptions=True)
+        last = await stream.query("word7", limit=1)
+    found = [one.fragment.content for answer in [*answers, last] for one in answer]
+    expected = [said(step["producer"], number) for number in (1, 2, 3, 4, 5, 7)]
+    return "" if found == expected else f"found {found}"
+
+
+async def _watch(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
+    seen: list[str] = []
+    async with memory.watch("beginning", types=[EventType.OBSERVED]) as events:
+        async for event in events:
+            seen.append(event.fragment_id)
+            if what := step["at"].get(str(len(seen))):
+                await ask(what)
+            if len(seen) == step["observed"]:
+                break
+    if len(set(seen)) != len(seen):
+        return f"{len(seen)} events of {len(set(seen))} fragments"
+    return ""
+
+
+async def _no_memory(memory: Memory, step: dict[str, Any]) -> str:
+    async def observe() -> None:
+        async with memory.observe("p"):
+            pass
+
+    async def recall() -> None:
+        async with memory.recall():
+            pass
+
+    for attempt in (memory.describe, observe, recall):
+        try:
+            await attempt()
+            return "it is there"
+        except memstream.MemstreamError as error:
+            if error.reason != step["error"]["reason"]:
+                return f"it failed with {error!r}"
+    return ""

@@ -1,0 +1,108 @@
+"""What a runner is run in: a real server behind a relay, cut and killed as the runner asks; and what it found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.relay import Relay
+from tests.support.server import ServerProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
+CASES = sorted((HERE / "cases").glob("*.json"))
+GOLDEN = sorted((HERE / "golden").glob("*.json"))
+RUN_S = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A language's runner: its command before `golden|cases ADDRESS FILE...`, and whether it has a client to show."""
+
+    language: str
+    command: Sequence[str]
+    client: bool = True
+    environment: Mapping[str, str] | None = None
+
+
+async def run(runner: Runner, files: Sequence[Path], server: ServerProcess) -> dict[str, str]:
+    """What was wrong with each case, in order; empty text is as it should be."""
+    async with Relay(server.address) as relay:
+
+        async def disturb(what: str) -> None:
+            match what:
+                case "cut":
+                    relay.cut()
+                case "kill":
+                    await asyncio.to_thread(server.kill)
+                    await relay.down()
+                    await asyncio.to_thread(server.start)
+                    await relay.up()
+                case "stop":
+                    assert await asyncio.to_thread(server.stop) == 0
+                    await asyncio.to_thread(server.start)
+                case _:
+                    raise AssertionError(f"a runner asked for {what!r}")
+
+        return await said(runner, "cases", relay.address, files, disturb)
+
+
+async def said(
+    runner: Runner,
+    what: str,
+    address: str,
+    files: Sequence[Path],
+    disturb: Callable[[str], Awaitable[None]] | None = None,
+) -> dict[str, str]:
+    """What a runner says of each case; `disturb` does what it asks for."""
+    process = await asyncio.create_subprocess_exec(
+        *(*runner.command, what, address, *map(str, files)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env=dict(runner.environment or os.environ),
+        limit=1 << 24,
+    )
+    try:
+        async with asyncio.timeout(RUN_S):
+            found = await _listen(process, disturb)
+            ended = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert ended == 0, f"the runner of {runner.language} ended with {ended}; what went wrong is above"
+    return found
+
+
+async def _listen(
+    process: asyncio.subprocess.Process, disturb: Callable[[str], Awaitable[None]] | None
+) -> dict[str, str]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    found: dict[str, str] = {}
+    async for line in process.stdout:
+        told = json.loads(line)
+        if "case" in told:
+            assert told["case"] not in found, f"two cases are named {told['case']!r}"
+            found[told["case"]] = told["wrong"]
+            continue
+        assert disturb is not None, f"a runner asked for {line!r}"
+        await disturb(told["ask"])
+        process.stdin.write(b"{}\n")
+        await process.stdin.drain()
+    return found
+
+
+def names(files: Sequence[Path]) -> list[str]:
+    """The cases of files, by name and in order."""
+    return [case["name"] for file in files for case in json.loads(file.read_text("utf-8"))["cases"]]
+
+
+def cases_for(runner: Runner) -> list[Path]:
+    """Those that are about a client only where there is one."""
+    return [file for file in CASES if runner.client or "level" not in json.loads(file.read_text("utf-8"))]
