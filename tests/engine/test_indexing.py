@@ -130,25 +130,33 @@ async def test_an_engine_stopped_at_once_leaves_its_outbox_to_the_next(tmp_path:
 
 
 class BusyIndex(MemoryIndex):
-    """More is stored during every flush, so that the outbox is never found empty."""
+    """More is stored during every flush, so that the outbox is never found empty.
+
+    The engine is awaited; None: no more.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine: Engine | None = None
+        self.engine: asyncio.Future[Engine | None] = asyncio.get_running_loop().create_future()
         self.said = 0
+
+    def rest(self) -> None:
+        self.engine = asyncio.get_running_loop().create_future()
+        self.engine.set_result(None)
 
     async def flush(self) -> None:
         await super().flush()
-        if self.engine is not None:
+        engine = await self.engine
+        if engine is not None:
             self.said += 1
-            await self.engine.observe_batch("test", "zoo", "", 0, [observation(f"sight {self.said}")], AckLevel.STORED)
+            await engine.observe_batch("test", "zoo", "", 0, [observation(f"sight {self.said}")], AckLevel.STORED)
 
 
 async def test_with_writes_that_never_stop_what_was_indexed_is_still_let_go(tmp_path: Path) -> None:
     busy = BusyIndex()
     async with assembled(tmp_path, index=busy, index_overlay_s=0.05, dense_in_memory_max=0) as parts:
         uid = await filled(parts.engine)
-        busy.engine = parts.engine
+        busy.engine.set_result(parts.engine)
         actor = parts.engine._registry.peek(uid)
         assert actor is not None
         first_ids = set(actor.working.unsettled())
@@ -161,7 +169,7 @@ async def test_with_writes_that_never_stop_what_was_indexed_is_still_let_go(tmp_
         said = busy.said
         assert await parts.engine.observe_batch("test", "zoo", "", 0, [observation("a last one")], AckLevel.INDEXED)
         assert busy.said > said  # it went on all the while
-        busy.engine = None
+        busy.rest()
 
 
 async def test_what_is_on_its_way_is_not_taken_for_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,10 +184,10 @@ async def test_what_is_on_its_way_is_not_taken_for_missing(tmp_path: Path, monke
     monkeypatch.setattr(indexing, "reconcile", looked)
     busy = BusyIndex()
     async with assembled(tmp_path, index=busy, index_flush_interval_s=0.05) as parts:
-        busy.engine = parts.engine
+        busy.engine.set_result(parts.engine)
         await until(lambda: said(busy, 5))
         assert not waiting
-        busy.engine = None
+        busy.rest()
         await until(lambda: begun(waiting))
         assert waiting == [0]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -15,8 +15,10 @@ from memstream_server.rpc.access.files import Watched
 from memstream_server.rpc.access.keys import PREFIX, ApiKey, name_of
 from memstream_server.rpc.access.peers import CALLER_HEADER, Peers
 from memstream_server.rpc.access.proxies import HEADER, TrustedProxies, forwarded_uri
-from memstream_server.rpc.access.tokens import JwtIdentities
 from memstream_server.rpc.errors import Unauthenticated
+
+if TYPE_CHECKING:
+    from memstream_server.rpc.access.tokens import JwtIdentities
 
 Metadata = Sequence[tuple[str, str | bytes]]
 _Context = grpc.aio.ServicerContext[Any, Any]

@@ -15,10 +15,10 @@ from memstream_server.rpc.access.keys import parse_keys
 from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.access.policy import AccessPolicy, parse_policy
 from memstream_server.rpc.access.proxies import TrustedProxies
-from memstream_server.rpc.access.tokens import JwtIdentities
 from memstream_server.rpc.transport import TlsError, TlsFiles, server_credentials
 
 if TYPE_CHECKING:
+    from memstream_server.rpc.access.tokens import JwtIdentities
     from memstream_server.settings import Settings
 
 
@@ -53,13 +53,19 @@ def open_access(settings: Settings) -> Access:
     keys, jwks = settings.api_keys_file, settings.jwt_jwks
     identities = Identities(
         keys=Watched(keys, parse_keys) if keys is not None else None,
-        tokens=JwtIdentities(jwks, settings.jwt_issuer, settings.jwt_audience) if jwks else None,
+        tokens=_tokens(jwks, settings) if jwks else None,
         proxies=TrustedProxies(settings.trusted_proxies),
         peers=peers,
     )
     policy = Watched(settings.access_policy_file, parse_policy)
     admission = Admission(settings.caller_streams_max, settings.caller_calls_max)
     return Access(peers, credentials, identities, policy, admission)
+
+
+def _tokens(jwks: str, settings: Settings) -> JwtIdentities:
+    from memstream_server.rpc.access.tokens import JwtIdentities  # here: PyJWT brings all of cryptography
+
+    return JwtIdentities(jwks, settings.jwt_issuer, settings.jwt_audience)
 
 
 def _tls(settings: Settings) -> TlsFiles | None:
