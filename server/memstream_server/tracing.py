@@ -25,6 +25,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from memstream_server.ports.models import Account
 from memstream_server.rpc.calls import Metadata
 
 EXPORT_S = 5
@@ -132,11 +133,18 @@ class _Traced:
             with self._tracer.start_as_current_span(
                 name, kind=SpanKind.CLIENT, record_exception=False, set_status_on_exception=False
             ) as span:
+                account = next((one for one in (*arguments, *named.values()) if isinstance(one, Account)), None)
+                before = (0, 0) if account is None else (account.prompt_tokens, account.completion_tokens)
                 try:
                     return await method(*arguments, **named)
                 except Exception as error:
                     span.set_attribute("error.type", type(error).__name__)
                     span.set_status(Status(StatusCode.ERROR))
                     raise
+                finally:
+                    if account is not None:  # names of OpenTelemetry's conventions for generative AI
+                        span.set_attribute("gen_ai.request.model", account.model)
+                        span.set_attribute("gen_ai.usage.input_tokens", account.prompt_tokens - before[0])
+                        span.set_attribute("gen_ai.usage.output_tokens", account.completion_tokens - before[1])
 
         return traced

@@ -44,6 +44,9 @@ async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
             otlp_endpoint=f"http://{collector.address}",
             embedding="openai",
             embedding_base_url=fake.base_url,
+            llm_model="fake-llm",
+            llm_retries=0,
+            llm_base_url=fake.base_url,
             dense_in_memory_max=0,
         )
         await started(server)
@@ -83,6 +86,9 @@ async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
     assert all(one.parent for one in collector.spans if one.name.startswith("journal."))  # asked by a call
     assert {one.service for one in collector.spans} == {"memstream"}
     assert collector.named("index.upsert")
+    rated = collector.named("scorer.score")[0].attributes
+    assert (rated["gen_ai.request.model"], rated["gen_ai.usage.input_tokens"]) == ("fake-llm", 1)
+    assert rated["gen_ai.usage.output_tokens"] == 1
     for one in collector.spans:
         assert not any(secret in str(one.span) for secret in SECRETS), one
 
