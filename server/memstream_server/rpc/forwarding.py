@@ -311,7 +311,8 @@ async def _relay(error: grpc.aio.AioRpcError, context: _Context) -> None:
     """End the call as the owner ended it. Raises OwnerUnreachable where the owner did not say anything."""
     given = error.trailing_metadata() or ()
     rich = [(key, value) for key, value in given if key == STATUS_KEY and isinstance(value, bytes)]
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
+    # CANCELLED is what is left of a call when the owner's grace ends; a client that cancels never gets here.
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         if not rich:
             text = "the server that owns the memory ended, or the connection to it: what was asked may have been done"
             raise OwnerUnreachable(text, begun="yes") from None
