@@ -219,7 +219,7 @@ func serviceConfig() string {
 		"name": unary,
 		"retryPolicy": map[string]any{
 			"maxAttempts": 5, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2,
-			"retryableStatusCodes": []string{"UNAVAILABLE"},
+			"retryableStatusCodes": []string{"UNAVAILABLE", "CANCELLED"}, // CANCELLED by a server whose grace ended
 		},
 	}}})
 	if err != nil {

@@ -261,6 +261,7 @@ def _service_config() -> str:
         "initialBackoff": "0.1s",
         "maxBackoff": "2s",
         "backoffMultiplier": 2,
-        "retryableStatusCodes": ["UNAVAILABLE"],
+        # CANCELLED by the server, whose grace ended while the call was under way; what the caller cancels is over.
+        "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
     }
     return json.dumps({"methodConfig": [{"name": unary, "retryPolicy": policy}]})

@@ -251,11 +251,11 @@ def test_what_is_wrong_on_the_command_line(server: ServerProcess, tmp_path: Path
     named = run("mcp", "--memory", "nonsense", target=server.address)
     assert (named.returncode, named.stdout) == (2, "")
     assert "nonsense" in named.stderr
-    for listen in ("7710", "127.0.0.1:x"):
+    for listen in ("7710", "127.0.0.1:99999", "127.0.0.1:x"):
         ended = run("mcp", "--memory", "a/b", "--transport", "http", "--listen", listen, target=server.address)
         assert ended.returncode == 2
         assert "127.0.0.1:7710" in ended.stderr
-    for token in ("", "two words of a token", "ä" * 20):
+    for token in ("", "short", "two words of a token", "twelve\nand twelve", "ä" * 20):
         (tmp_path / "token").write_text(token, "utf-8")
         ended = run("mcp", "--memory", "a/b", "--http-token-file", str(tmp_path / "token"), target=server.address)
         assert ended.returncode in (1, 2)

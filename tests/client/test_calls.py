@@ -82,6 +82,12 @@ def test_only_unary_methods_are_retried() -> None:
     assert "timeout" not in config
 
 
+async def test_a_call_cut_by_a_stopping_server_is_made_again(server: ScriptedServer, memory: memstream.Memory) -> None:
+    server.calls_cut = 2
+    assert (await memory.recall_once("Bob?"))[0].fragment.content == "Bob?"
+    assert len(server.queries) == 3
+
+
 @pytest.fixture
 def blocking_server() -> Iterator[ScriptedServer]:
     # On the facade's own loop: grpc.aio wants one a process.

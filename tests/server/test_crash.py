@@ -22,7 +22,7 @@ from tests.server.producing import PATIENT, Producer, words
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
-ROUNDS = int(os.environ.get("MEMSTREAM_CRASH_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("MEMSTREAM_CRASH_ROUNDS", "5"))
 SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
 LOOKS = 10
 """After so many of the kills, about, everything is listed: it comes to be a lot."""

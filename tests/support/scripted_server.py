@@ -54,6 +54,8 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
             event.set()
         self.abandoned = self.closed = 0
         self.queries: list[pb.RecallQuery] = []
+        self.calls_cut = 0
+        """So many of the first RecallOnce end as they do when a server's grace is over."""
         self.cancelled: list[str] = []
         self.opens = 0
         self.events: list[event_pb2.Event] = []
@@ -143,6 +145,8 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
     async def RecallOnce(self, request: pb.RecallOnceRequest, context: Any) -> pb.RecallOnceResponse:  # noqa: N802
         self.metadata.append(dict(context.invocation_metadata()))
         self.queries.append(request.query)
+        if len(self.queries) <= self.calls_cut:
+            await context.abort(grpc.StatusCode.CANCELLED, "the server's grace ended")
         parts = pb.Recollections()
         for part in _answer_parts(request.query):
             parts.MergeFrom(part)

@@ -31,9 +31,6 @@ SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
 
 GRACE: dict[str, str | float] = {"drain_grace_s": 10.0}
 """What calls get to end in, as it is where nobody sets it."""
-FAILED_SHARE_MAX = 0.01
-"""Of the calls, those that may fail in a restart in order. The aim is none: but a call that is still under way when its
-server's grace ends is cancelled, and the client is not told that it may be tried again."""
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +79,7 @@ async def rolled(servers: Sequence[ServerProcess], talk: Talk, envoy: Envoy | No
         await talk.progress()
 
 
-async def test_a_rolling_restart_loses_nothing_and_fails_hardly_a_call(fleet: Fleet) -> None:
+async def test_a_rolling_restart_loses_nothing_and_fails_no_call(fleet: Fleet) -> None:
     """Without a mesh: the client itself goes round the servers."""
     servers = await fleet.start(3, **GRACE)
     target = "ipv4:" + ",".join(server.address for server in servers)
@@ -93,7 +90,7 @@ async def test_a_rolling_restart_loses_nothing_and_fails_hardly_a_call(fleet: Fl
         await asyncio.to_thread(fleet.analyze)
         await rolled(servers, talk)
         print(f"rolling restart, round robin: {await talk.end()}, seed {SEED}")
-        assert len(talk.failed) <= FAILED_SHARE_MAX * talk.calls, talk.failed
+        assert not talk.failed
 
 
 async def test_calls_for_a_memory_go_to_one_server(fleet: Fleet, envoy_program: Path, tmp_path: Path) -> None:
@@ -159,4 +156,4 @@ async def test_streams_resume_and_the_ledger_stays_exact(
             await talk.progress()
             print(f"behind Envoy, {what}: {await talk.end()}, seed {SEED}")
             if what in ("rolling", "added"):
-                assert len(talk.failed) <= FAILED_SHARE_MAX * talk.calls, talk.failed
+                assert not talk.failed
