@@ -27,6 +27,7 @@ from memstream_server.ports.journal import (
     Counts,
     FragmentQuery,
     Image,
+    Indexable,
     IndexEntry,
     Job,
     Journal,
@@ -704,7 +705,7 @@ class JournalConformance:
         assert [(entry.memory, entry.fragment, entry.delete) for entry, _ in found] == [
             ("u1", one.id, False) for one in (live, forgotten, erased)
         ]
-        assert [what for _, what in found] == [Row(live, None, vector(0)), None, None]
+        assert [what for _, what in found] == [Indexable(MODEL, vector(0)), None, None]
         assert await journal.outbox_size() == 3
         assert await journal.outbox_last() == found[2][0].id
         assert [entry for entry, _ in await journal.outbox(1)] == [found[0][0]]
@@ -716,7 +717,7 @@ class JournalConformance:
     async def test_of_several_entries_for_a_fragment_the_last_decides(self, journal: Journal) -> None:
         upsert, deletion = IndexEntry("u1", fragment(0).id), IndexEntry("u1", fragment(0).id, delete=True)
         await journal.commit(transition(1, rows=(row(fragment(0)),), index=(deletion, upsert)))
-        expected = Row(fragment(0), None, vector(0))
+        expected = Indexable(MODEL, vector(0))
         assert [what for _, what in await journal.outbox(9)] == [expected, expected]
         await journal.commit(transition(2, index=(deletion,)))
         assert [what for _, what in await journal.outbox(9)] == [None, None, None]

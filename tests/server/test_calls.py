@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import urllib.request
 from typing import Any
 
 import grpc
@@ -19,6 +18,7 @@ from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from memstream_server.observability import Metrics
 from tests.server.conftest import MakeServer, started, stopped
 from tests.support.fake_openai import FakeOpenAI
+from tests.support.metrics import scraped
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
@@ -69,14 +69,6 @@ async def test_log_lines_of_a_call_carry_its_request_id(make_server: MakeServer)
 async def _ended(server: ServerProcess, ids: list[str]) -> bool:
     lines = [line for line in server.log().splitlines() if "operation_ended" in line]
     return all(any(id_ in line for line in lines) for id_ in ids)
-
-
-def scraped(address: str) -> dict[str, float]:
-    """Every series of the endpoint with its value."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
-    lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
-    return {name: float(value) for name, _, value in lines}
 
 
 async def test_metrics_count_what_happens(make_server: MakeServer) -> None:

@@ -21,7 +21,8 @@ from memstream_server.core.values import Enhancement
 from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import fragments, history
 from tests.server.memory import event_of, fragment_of
-from tests.support.server import ServerProcess
+from tests.support.metrics import all_indexed
+from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 from tests.transfer.exports import HEADER, ended, fragment, memory, ulid, whole
 
@@ -374,9 +375,11 @@ async def test_an_export_is_of_one_revision_and_has_what_was_received(client: me
 
 async def test_a_slow_reader_costs_the_server_no_memory(make_server: MakeServer) -> None:
     """32 MB wait to be read; the server holds a window of them."""
-    with make_server() as server:
+    metrics = free_address()
+    with make_server(metrics_listen=metrics) as server:
         async with memstream.connect(server.address) as client:
             await imported(client, "ns", large(1_000, "{} " + "x" * 32_000))
+            await until(lambda: all_indexed(metrics))  # what follows is the export's alone
             assert len(await exported(client, "ns", "joy")) == 1_003  # whatever a first time costs
             before = resident_bytes(server)
             parts = client.export("ns", "joy")

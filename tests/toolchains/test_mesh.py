@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import memstream
 from tests.server.conftest import restarted, started, stopped
 from tests.server.producing import PATIENT
+from tests.support.metrics import scraped
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 from tests.toolchains import deploying
@@ -112,13 +112,8 @@ async def test_calls_for_a_memory_go_to_one_server(fleet: Fleet, envoy_program: 
 
 
 def _answered(metrics: str, rpc: str) -> int:
-    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return round(
-        sum(
-            float(line.rpartition(" ")[2]) for line in lines if line.startswith("memstream_calls_total") and rpc in line
-        )
-    )
+    series = scraped(metrics).items()
+    return round(sum(value for name, value in series if name.startswith("memstream_calls_total") and rpc in name))
 
 
 @pytest.mark.parametrize("what", ["killed", "paused", "rolling", "added"])

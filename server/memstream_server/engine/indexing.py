@@ -20,7 +20,7 @@ import structlog
 from memstream_server.engine.following import Following, indexed
 from memstream_server.engine.reconciling import reconcile
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
-from memstream_server.ports.journal import IndexEntry, JournalError, Row, Space
+from memstream_server.ports.journal import Indexable, IndexEntry, JournalError, Space
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
@@ -319,9 +319,9 @@ class Indexer:
             dependencies.metrics.indexed(dependencies.clock.monotonic_s() - since_s)
         self._since_s = began_s if self._waiting else None
 
-    async def _write(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:
+    async def _write(self, entries: Sequence[tuple[IndexEntry, Indexable | None]]) -> None:
         # By both: an imported memory has the ids of the one that was exported.
-        latest = {(entry.memory, entry.fragment): row for entry, row in entries}
+        latest = {(entry.memory, entry.fragment): found for entry, found in entries}
         for model in self._held:
             vectors = await self._vectors(latest, model)
             points = [Point(*key, np.frombuffer(vectors[key], dtype="<f4")) for key in latest if key in vectors]
@@ -335,21 +335,21 @@ class Indexer:
             for memory, ids in gone.items():
                 await self._dependencies.index.delete(memory, ids, model)
 
-    async def _vectors(self, latest: Mapping[_Key, Row | None], model: str) -> dict[_Key, bytes]:
+    async def _vectors(self, latest: Mapping[_Key, Indexable | None], model: str) -> dict[_Key, bytes]:
         """Of what belongs in the index: its vectors in that space."""
         found: dict[_Key, bytes] = {}
         elsewhere: dict[str, list[str]] = defaultdict(list)
-        for (memory, id_), row in latest.items():
-            if row is not None and row.vector is not None and row.fragment.model == model:
-                found[memory, id_] = row.vector
-            elif row is not None:
+        for (memory, id_), there in latest.items():
+            if there is not None and there.vector is not None and there.model == model:
+                found[memory, id_] = there.vector
+            elif there is not None:
                 elsewhere[memory].append(id_)
         for memory, ids in elsewhere.items():
-            there = await self._dependencies.journal.vectors(memory, model, ids)
-            found |= {(memory, id_): vector for id_, vector in there.items()}
+            vectors = await self._dependencies.journal.vectors(memory, model, ids)
+            found |= {(memory, id_): vector for id_, vector in vectors.items()}
         return found
 
-    def _flushed(self, entries: Sequence[tuple[IndexEntry, Row | None]]) -> None:
+    def _flushed(self, entries: Sequence[tuple[IndexEntry, Indexable | None]]) -> None:
         by_memory: dict[str, list[str]] = defaultdict(list)
         for entry, _ in entries:
             by_memory[entry.memory].append(entry.fragment)

@@ -168,6 +168,16 @@ class IndexEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexable:
+    """What of a live fragment goes into the vector index."""
+
+    model: str
+    """The space of `vector`: the one in force; empty without a vector."""
+    vector: bytes | None
+    """float32 little-endian."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """Background work, created in the transaction that causes it. Leaves by `finish_jobs` of a later commit."""
 
@@ -516,8 +526,8 @@ class Journal(Protocol):
     async def answer(self, request: str) -> Answer | None: ...
 
     # ---- the index's outbox and jobs
-    async def outbox(self, limit: int) -> list[tuple[IndexEntry, Row | None]]:
-        """Oldest entries with the row to upsert (fragment and vector; None when it is to be deleted or is gone)."""
+    async def outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:
+        """Oldest entries with what to upsert; None when it is to be deleted or is gone."""
         ...
 
     async def outbox_size(self) -> int: ...

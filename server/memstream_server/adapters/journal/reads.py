@@ -33,12 +33,12 @@ from memstream_server.ports.journal import (
     Conflict,
     Counts,
     FragmentQuery,
+    Indexable,
     IndexEntry,
     Job,
     MemoryRecord,
     Recorded,
     Rejection,
-    Row,
     Space,
     Spaces,
 )
@@ -158,7 +158,15 @@ _live = (
     & outbox.c.deleted.is_(False)
 )
 _OUTBOX = (
-    select(outbox.c.id, outbox.c.memory, outbox.c.fragment, outbox.c.deleted, *FRAGMENT, vectors.c.vector)
+    select(
+        outbox.c.id,
+        outbox.c.memory,
+        outbox.c.fragment,
+        outbox.c.deleted,
+        fragments.c.key,
+        vectors.c.model,
+        vectors.c.vector,
+    )
     .outerjoin(memories, memories.c.uid == outbox.c.memory)
     .outerjoin(fragments, _live)
     .outerjoin(vectors, _of_space)
@@ -419,18 +427,17 @@ def answer(connection: Connection, request: str, now_us: int) -> Answer | None:
     return None if row is None else Answer(row.request, row.digest, row.response, row.time_us)
 
 
-def outbox_entries(connection: Connection, limit: int, model: str | None) -> list[tuple[IndexEntry, Row | None]]:
+def outbox_entries(connection: Connection, limit: int, model: str | None) -> list[tuple[IndexEntry, Indexable | None]]:
     """What an entry's fragment is now, not what it was when the entry was made.
 
-    Of several entries for a fragment, all get the row of the last: however they are grouped into upserts and
+    Of several entries for a fragment, all get what the last gets: however they are grouped into upserts and
     deletions, the index ends where the journal is.
     """
     entries: list[IndexEntry] = []
-    last: dict[tuple[str, str], Row | None] = {}
-    for number, uid, name, deleted, blob, count, at, vector in _outbox_rows(connection, limit, model):
+    last: dict[tuple[str, str], Indexable | None] = {}
+    for number, uid, name, deleted, key, space, vector in _outbox_rows(connection, limit, model):
         entries.append(IndexEntry(uid, name, bool(deleted), number))
-        row = None if blob is None else Row(fragment_of(model, blob, count, at, vector is not None), None, vector)
-        last[uid, name] = row
+        last[uid, name] = None if key is None else Indexable(space or "", vector)
     return [(entry, last[entry.memory, entry.fragment]) for entry in entries]
 
 

@@ -27,6 +27,7 @@ from memstream_server.ports.journal import (
     Counts,
     FragmentQuery,
     Image,
+    Indexable,
     IndexEntry,
     Job,
     JournalError,
@@ -37,7 +38,6 @@ from memstream_server.ports.journal import (
     Receipt,
     Recorded,
     Rejection,
-    Row,
     Space,
     Spaces,
 )
@@ -250,7 +250,7 @@ class SqlJournal:
 
     # ---- the index's outbox and jobs
 
-    async def outbox(self, limit: int) -> list[tuple[IndexEntry, Row | None]]:
+    async def outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:
         return await self._read(reads.outbox_entries, limit, self._model)
 
     async def outbox_size(self) -> int:
