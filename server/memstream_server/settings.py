@@ -180,6 +180,12 @@ class Settings(BaseSettings):
     caller_calls_max: int = _setting(
         0, "calls of one answer that one principal may have under way at once; 0 is no limit", "calls", 0, 1_000_000
     )
+    caller_observations_per_s: float = _setting(
+        0.0, "observations that one principal may send a second; 0 is no limit", "observations/s", 0, 1e9
+    )
+    caller_bytes_per_s: float = _setting(
+        0.0, "bytes of requests that one principal may send a second; 0 is no limit", "bytes/s", 0, 1e12
+    )
 
     # ---- the vector index
     milvus_uri: str = _setting("", "Milvus or Zilliz to use; empty runs Milvus Lite in the data directory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import grpc
@@ -10,6 +11,7 @@ import pytest
 
 import memstream
 from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.fragment_pb2 import Observation
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from memstream_server.rpc.access.admission import Admission
 from memstream_server.rpc.errors import QuotaExceeded
@@ -33,6 +35,78 @@ def test_what_has_ended_counts_no_more_and_each_principal_for_itself() -> None:
     with admission.admitted("key:a", "streams"):
         pass
     assert not admission._under_way
+
+
+def test_a_second_ahead_is_allowed_and_a_debt_is_paid_by_waiting() -> None:
+    now_s = 100.0
+    admission = Admission(observations_per_s=10, bytes_per_s=1e9, now_s=lambda: now_s)
+    five = pb.ObserveRequest(batch=pb.ObservationBatch(observations=[Observation(content="x")] * 5))
+    for owed_s in (0.0, 0.0, 0.5, 1.0):
+        admission.sent("key:a", five)
+        assert admission.wait_s("key:a") == pytest.approx(owed_s)
+    assert admission.wait_s("key:b") == 0
+    with pytest.raises(QuotaExceeded) as raised:
+        admission.call("key:a", five)
+    assert raised.value.retry_after_s == pytest.approx(1.0)
+    now_s = 101.0
+    admission.call("key:a", pb.ObserveBatchRequest(observations=[Observation(content="x")]))
+    assert admission.wait_s("key:a") == pytest.approx(0.1)
+    now_s = 200.0  # no more than a second's worth is saved up
+    for _ in range(3):
+        admission.sent("key:a", five)
+    assert admission.wait_s("key:a") == pytest.approx(0.5)
+
+
+def test_bytes_are_counted_of_every_request_and_accounts_that_owe_nothing_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("memstream_server.rpc.access.admission.ACCOUNTS_MAX", 3)
+    now_s = 100.0
+    admission = Admission(bytes_per_s=100, now_s=lambda: now_s)
+    query = pb.RecallRequest(query=pb.RecallQuery(text="x" * 250))
+    admission.sent("key:debtor", query)
+    owed_s = admission.wait_s("key:debtor")
+    assert owed_s == pytest.approx(query.ByteSize() / 100 - 1)
+    for number in range(10):
+        now_s += 0.01
+        admission.sent(f"key:{number}", pb.RecallRequest(close=pb.RecallClose()))
+    now_s += 1.0
+    admission.sent("key:last", query)
+    assert set(admission._bytes._paid_until) == {"key:debtor", "key:last"}
+
+
+async def test_who_sends_too_much_is_read_slowly_and_loses_nothing(tmp_path: Path, make_server: MakeServer) -> None:
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    server = await started(make_server(**settings, caller_observations_per_s=50.0))
+    loop = asyncio.get_running_loop()
+    async with (
+        memstream.connect(server.address, token=keys["alice"]) as alice,
+        memstream.connect(server.address, token=keys["bob"]) as bob,
+    ):
+        mine, other = await alice.create_memory("a/joy"), await bob.create_memory("b/joy")
+        began_s = loop.time()
+        async with mine.observe("p") as stream:
+            for number in range(150):
+                await stream.send(f"number {number}")
+            await stream.flush()
+            assert loop.time() - began_s >= 1.9  # 50 of them at once, 50 a second after that
+            for number in range(150, 300):
+                await stream.send(f"number {number}")
+            await until(lambda: refused(mine))
+            assert not await refused(other)
+            await stream.flush()
+        async with mine.observe("p") as stream:
+            assert stream.stored == 300
+
+
+async def refused(memory: memstream.Memory) -> bool:
+    """Whether the server refuses one observation more by a call, saying when it would take it."""
+    try:
+        await memory.observe_batch(["one"])
+    except memstream.QuotaExceeded as error:
+        return (error.retry_after or 0) > 0
+    return False
 
 
 async def test_streams_of_one_caller_leave_room_for_another(tmp_path: Path, make_server: MakeServer) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 QUEUE_MAX = 8
 """Messages written and not yet taken by the transport: about 8 MB of answers at the most."""
+HEARD_S = 0.5
+"""How long before its deadline a query that waits is given up, a fifth of its time at most: to be heard in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ async def recall_once(
         return await engine.recall(namespace, memory, query)
     answering = asyncio.create_task(engine.recall(namespace, memory, query))
     try:
-        await asyncio.wait({answering}, timeout=max(0.0, time_remaining_s - min(0.1, time_remaining_s / 10)))
+        await asyncio.wait({answering}, timeout=max(0.0, time_remaining_s - min(HEARD_S, time_remaining_s / 5)))
         revision = query.min_revision if answering.done() else (await engine.memories.get(namespace, memory)).revision
         if revision < query.min_revision:
             raise RevisionNotReached(

@@ -1,23 +1,62 @@
-"""How much one caller may have under way: streams, and calls of one answer. More is refused, with RetryInfo.
+"""How much one caller may have under way, and how much it may send a second.
 
-Counted for each principal, so that one cannot take what the limits of the server leave for all.
+Counted for each principal, so that one cannot take what the limits of the server leave for all. Streams and calls
+beyond their number are refused, with RetryInfo. Of what is sent, a principal may be a second ahead: then the messages
+of its streams are read later, which holds the sender back by flow control, and its calls are refused.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from memstream_server.rpc.errors import QuotaExceeded
+
+ACCOUNTS_MAX = 4_096
+"""Principals whose rates are remembered before those who are owed nothing are forgotten."""
+
+
+class Rate:
+    """A token bucket for each principal that holds what one second allows; it may go into debt by one message."""
+
+    def __init__(self, per_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = per_s
+        self._now_s = now_s
+        self._paid_until: dict[str, float] = {}
+        """When all that the principal has sent is paid for; one second before now is a full bucket."""
+
+    def wait_s(self, principal: str) -> float:
+        """Seconds until nothing is owed."""
+        return max(0.0, self._paid_until.get(principal, 0.0) - self._now_s()) if self._per_s else 0.0
+
+    def charge(self, principal: str, amount: float) -> None:
+        """Count what was sent."""
+        if not self._per_s or not amount:
+            return
+        full = self._now_s() - 1.0
+        if len(self._paid_until) >= ACCOUNTS_MAX:
+            self._paid_until = {one: until for one, until in self._paid_until.items() if until > full}
+        self._paid_until[principal] = max(self._paid_until.get(principal, full), full) + amount / self._per_s
 
 
 class Admission:
     """Counts by principal. A limit of 0 is none."""
 
-    def __init__(self, streams_max: int = 0, calls_max: int = 0) -> None:
+    def __init__(
+        self,
+        streams_max: int = 0,
+        calls_max: int = 0,
+        observations_per_s: float = 0,
+        bytes_per_s: float = 0,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limits = {"streams": streams_max, "calls": calls_max}
         self._under_way: Counter[tuple[str, str]] = Counter()
+        self._observations = Rate(observations_per_s, now_s)
+        self._bytes = Rate(bytes_per_s, now_s)
+        self._measures = bool(observations_per_s or bytes_per_s)
 
     @contextmanager
     def admitted(self, principal: str, what: str) -> Iterator[None]:
@@ -32,3 +71,25 @@ class Admission:
             self._under_way[key] -= 1
             if not self._under_way[key]:
                 del self._under_way[key]
+
+    def wait_s(self, principal: str) -> float:
+        """Seconds until the principal has paid for what it has sent."""
+        return max(self._observations.wait_s(principal), self._bytes.wait_s(principal))
+
+    def sent(self, principal: str, message: object) -> None:
+        """Count a request message: its observations, and its bytes."""
+        if self._measures:
+            batch = getattr(message, "batch", message)
+            self._observations.charge(principal, len(getattr(batch, "observations", ())))
+            self._bytes.charge(principal, message.ByteSize())  # type: ignore[attr-defined]  # a protobuf message
+
+    def call(self, principal: str, message: object) -> None:
+        """Count the request of a call, or refuse it. Raises QuotaExceeded."""
+        owed_s = self.wait_s(principal)
+        if owed_s:
+            raise QuotaExceeded(
+                "you send more observations or bytes a second than you are allowed to: "
+                f"try again in {owed_s:.1f} s, or use the Observe stream, which waits",
+                retry_after_s=owed_s,
+            )
+        self.sent(principal, message)

@@ -5,10 +5,13 @@ cannot ask for another memory.
 Rule 2. A stream is asked again every RECHECK_S, when a message passes in either direction: a revoked key, an expired
 token and a policy that was changed end it.
 Rule 3. An operation of a namespace that the caller has no right in is not there.
+Rule 4. A caller that has sent too much in a second is held back by not being read, or refused where it waits for one
+answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import time
@@ -96,6 +99,8 @@ class Visit:
 
         async def answer(request: Any, context: _Context) -> Any:
             admitted = await self._enter(request, context)
+            if admitted is request:
+                self._gate.admission.call(self._caller.principal, request)
             with self._gate.admission.admitted(self._caller.principal, "calls"):
                 return await behaviour(admitted, context)
 
@@ -155,6 +160,14 @@ class Visit:
         if self._first is not None:
             await self.authorise(self._first)
 
+    async def paid(self, message: Any) -> None:
+        """Counts a message of a stream, and waits until all that the caller has sent up to it is paid for."""
+        admission, principal = self._gate.admission, self._caller.principal
+        admission.sent(principal, message)
+        owed_s = admission.wait_s(principal)
+        if owed_s:
+            await asyncio.sleep(owed_s)
+
     # ---- the policy
     def _may(self, verb: Verb, namespace: str) -> bool:
         return self._gate.policy.current().may(self._caller.principal, verb, namespace)
@@ -202,6 +215,7 @@ class _Admitted:
             self._begun = True
             return request
         await self._visit.still(self._context)
+        await self._visit.paid(request)
         if "open" in request.DESCRIPTOR.fields_by_name and request.HasField("open"):
             raise ProtocolViolation("a stream is opened once, for one memory")
         return request

@@ -58,7 +58,12 @@ def open_access(settings: Settings) -> Access:
         peers=peers,
     )
     policy = Watched(settings.access_policy_file, parse_policy)
-    admission = Admission(settings.caller_streams_max, settings.caller_calls_max)
+    admission = Admission(
+        settings.caller_streams_max,
+        settings.caller_calls_max,
+        settings.caller_observations_per_s,
+        settings.caller_bytes_per_s,
+    )
     return Access(peers, credentials, identities, policy, admission)
 
 
