@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -121,8 +122,12 @@ async def test_streams_of_one_caller_leave_room_for_another(tmp_path: Path, make
 
         async def opened(name: str, namespace: str) -> grpc.aio.StreamStreamCall[pb.RecallRequest, pb.RecallResponse]:
             metadata = (("authorization", f"Bearer {keys[name]}"),)
-            call = StreamServiceStub(channel).Recall(metadata=metadata, timeout=60)
-            await call.write(pb.RecallRequest(open=pb.RecallOpen(namespace=namespace, memory="joy")))
+
+            async def requests() -> AsyncIterator[pb.RecallRequest]:  # a write may come after the refusal, and raise
+                yield pb.RecallRequest(open=pb.RecallOpen(namespace=namespace, memory="joy"))
+                await asyncio.Event().wait()
+
+            call = StreamServiceStub(channel).Recall(requests(), metadata=metadata, timeout=60)
             await call.read()
             return call
 
