@@ -16,6 +16,8 @@ export PIP_NO_CACHE_DIR ?= 1
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 export BUF_CACHE_DIR ?= $(CURDIR)/.cache/buf
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo test test-all crash check generate docs lock bench format build clean
 
@@ -73,3 +75,4 @@ build: $(STAMP)  ## the wheel and the source distribution, in dist/
 
 clean:  ## remove what make made
 	rm -rf .venv .cache dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find client server tests benchmarks examples scripts -name __pycache__ -prune -exec rm -rf {} +

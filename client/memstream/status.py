@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from memstream import errors as e
+import memstream.errors as e
 
 _DOMAIN = "memstream.dev"
 _STATUS_KEY = "grpc-status-details-bin"

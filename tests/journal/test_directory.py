@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
 
 from memstream_server.adapters.journal import SqlJournal, migrate, open_journal, restore, sqlite
 from memstream_server.adapters.journal.schema import metadata
@@ -134,14 +137,36 @@ async def test_a_record_of_a_newer_codec_is_refused(data_dir: Path) -> None:
 # ---- migrations
 
 
-async def test_the_migrations_make_the_tables_of_the_schema(data_dir: Path) -> None:
-    await (await opened(data_dir)).close()
-    engine = sqlite.writer_engine(data_dir / "journal.db")
-    with engine.begin() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-        indexes = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name LIKE 'fragments_%'").scalars()
-        assert sum("WHERE external_id IS NOT NULL" in text for text in indexes) == 1
-    engine.dispose()
+def tables(connection: Connection) -> dict[str, Any]:
+    """What SQLite says of every table: columns in no order, indexes with their conditions, whether keys come back."""
+    found = {}
+    master = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
+    for name, sql in connection.exec_driver_sql(master).all():
+        columns = [row[1:] for row in connection.exec_driver_sql(f'PRAGMA table_xinfo("{name}")').all()]
+        indexes = {}
+        for _, index, unique, origin, partly in connection.exec_driver_sql(f'PRAGMA index_list("{name}")').all():
+            parts = connection.exec_driver_sql(f'PRAGMA index_xinfo("{index}")').all()
+            where = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = ?", (index,)).scalar()
+            condition = (where or "").partition(" WHERE ")[2]
+            indexes[index] = (unique, origin, partly, condition, [row[2:] for row in parts])
+        found[name] = (sorted(columns), indexes, "AUTOINCREMENT" in sql)
+    return found
+
+
+def test_the_migrations_lead_to_the_tables_of_a_new_journal(tmp_path: Path) -> None:
+    found = []
+    for way in (migrate.make, partial(migrate.migrate, revision=None)):
+        engine = sqlite.writer_engine(tmp_path / f"{len(found)}.db")
+        with engine.begin() as connection:
+            way(connection)
+            assert connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalars().all() == [
+                migrate.HEAD
+            ]
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+            found.append(tables(connection))
+        engine.dispose()
+    assert found[0] == found[1]
+    assert found[0]["fragments"][1]["fragments_external_id"][3] == "external_id IS NOT NULL"
     assert ScriptDirectory(str(migrate.SCRIPTS)).get_current_head() == migrate.HEAD
 
 

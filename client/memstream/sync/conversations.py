@@ -7,7 +7,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self, Unpack
 
-from memstream import conversations
+import memstream.conversations as conversations
 from memstream.conversation_values import Message, MessageFields, Plan, PlanState
 from memstream.sync.loop import LOOP
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Literal, Unpack
 
-from memstream import memory
+import memstream.memory as memory
 from memstream.codec import Observable
 from memstream.policy import PolicyLike
 from memstream.resources import Cursor, MemoryInfo, MemoryStats, Operation, Put

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self, Unpack
 
-from memstream import observe, recall, sent, watch
+import memstream.observe as observe
+import memstream.recall as recall
+import memstream.sent as sent
+import memstream.watch as watch
 from memstream.codec import Observable
 from memstream.resources import Cursor, Event
 from memstream.sync.loop import LOOP

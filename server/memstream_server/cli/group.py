@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 
 import click
 
@@ -44,11 +44,17 @@ A memory is named NAMESPACE/NAME. The server asked is --target, else $MEMSTREAM_
 """
 
 
-def _version() -> str:
+def _show_version(ctx: click.Context, _parameter: click.Parameter, asked: bool) -> None:
+    if not asked:
+        return
+    from importlib import metadata  # as long as all the rest of --help
+
     try:
-        return metadata.version("memstream")
+        version = metadata.version("memstream")
     except metadata.PackageNotFoundError:  # run from a source tree
-        return "unknown"
+        version = "unknown"
+    click.echo(f"memstream {version}")
+    ctx.exit()
 
 
 class LazyGroup(click.Group):
@@ -75,7 +81,14 @@ class LazyGroup(click.Group):
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(_version(), message="memstream %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def root() -> None:
     """The command without a subcommand; its help is `_INTRODUCTION`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -26,6 +27,10 @@ _OF_THE_CLIENT = {
     *("MEMSTREAM_TLS", "MEMSTREAM_TLS_CA", "MEMSTREAM_TLS_CERT", "MEMSTREAM_TLS_KEY"),
 }
 """Variables of the other commands: no settings, and not misspelt ones either."""
+
+_GC_THRESHOLDS = (5_000, 20, 20)
+"""New containers before the young are collected, and how many collections of the younger come before one of the older:
+an observation makes a hundred containers and hardly a cycle, and what is imported is not garbage."""
 
 _HELP = """Run a server until SIGTERM or SIGINT, then let its streams finish and stop.
 
@@ -105,6 +110,7 @@ def _announcer(as_json: bool) -> Callable[[str], None]:
 
 
 def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
+    gc.set_threshold(*_GC_THRESHOLDS)
     # Before numpy is imported: its threads cost more than they bring on the small searches made here.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, "1")

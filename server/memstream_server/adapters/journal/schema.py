@@ -6,6 +6,9 @@ a range. Numbers are given once and never again, so the rows of a deleted memory
 
 Only what a query selects by is a column; the rest of a fragment is in its payload (codec.py). The exceptions are
 the access statistics: they are changed without rewriting the payload, and the columns are the truth.
+
+Conditions of indexes are named for SQLite alone: for PostgreSQL's, which are the same, SQLAlchemy would import its
+dialect at every start. Its tables are made by the migrations, which name both (migrate.py).
 """
 
 from __future__ import annotations
@@ -59,7 +62,6 @@ Index(
     "memories_owner",
     memories.c.owner,
     sqlite_where=text("owner IS NOT NULL"),
-    postgresql_where=text("owner IS NOT NULL"),
 )
 
 processes = Table(  # the servers of a PostgreSQL database; on SQLite the directory's lock is the lease
@@ -93,7 +95,6 @@ Index(
     "producers_of_one_call",
     producers.c.create_time_us,
     sqlite_where=text("create_time_us IS NOT NULL"),
-    postgresql_where=text("create_time_us IS NOT NULL"),
 )
 
 receipts = Table(  # what was received, for telling repeats from conflicts; kept after it was stored
@@ -144,20 +145,17 @@ Index(
     fragments.c.external_id,
     unique=True,
     sqlite_where=text("external_id IS NOT NULL"),
-    postgresql_where=text("external_id IS NOT NULL"),
 )
 Index(
     "fragments_due",
     fragments.c.due_time_us,
     sqlite_where=text("due_time_us IS NOT NULL"),
-    postgresql_where=text("due_time_us IS NOT NULL"),
 )
 Index(
     "fragments_forgotten",
     fragments.c.memory,
     fragments.c.forget_time_us,
     sqlite_where=text("forget_time_us IS NOT NULL"),
-    postgresql_where=text("forget_time_us IS NOT NULL"),
 )
 
 vectors = Table(

@@ -1,0 +1,54 @@
+"""The package `memstream`: its names are there when they are asked for, and not before."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import memstream
+
+
+def run(program: str) -> str:
+    """What a fresh interpreter prints."""
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_contract_alone_brings_nothing_of_the_sdk() -> None:
+    program = """
+        import sys
+        import memstream.v1.stream_service_pb2_grpc
+        print([name for name in sys.modules if name.startswith("memstream.") and not name.startswith("memstream.v1")])
+    """
+    assert run(program) == "[]\n"
+
+
+def test_every_public_name_is_an_attribute_and_listed() -> None:
+    program = """
+        import memstream
+        import memstream.public
+        assert set(memstream.public.__all__) <= set(dir(memstream))
+        assert all(getattr(memstream, name) is getattr(memstream.public, name) for name in memstream.public.__all__)
+        assert memstream.errors.NotFound is memstream.NotFound
+        assert not hasattr(memstream, "Nothing")
+        from memstream import *
+        print(connect.__module__, sync.connect.__module__)
+    """
+    assert run(program) == "memstream.client memstream.sync\n"
+
+
+def test_what_the_names_come_from_asks_the_package_for_none() -> None:
+    """It would be imported in the middle of itself: these modules say `import memstream.errors as errors`."""
+    folder = Path(memstream.__path__[0])
+    files = [*folder.glob("*.py"), *folder.glob("sync/*.py")]
+    asking = [
+        file.name for file in files if re.search(r"^from memstream import", file.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert len(files) > 20
+    assert asking == []
