@@ -113,9 +113,12 @@ def test_rare_and_frequent_terms(removed: int) -> None:
 
 def test_attainable_is_of_both_legs_and_unseen_terms_raise_it() -> None:
     _, index = filled(30, seed=3)
-    both = index.attainable(asked(1))
-    assert both == (index.bm25(asked(1)).attainable, index.bm25_context(asked(1)).attainable)
-    assert index.attainable(asked(1, 14))[0] > both[0]
+    alone, around = index.legs(asked(1))
+    assert (alone.attainable, around.attainable) == (
+        index.bm25(asked(1)).attainable,
+        index.bm25_context(asked(1)).attainable,
+    )
+    assert all(more.attainable > leg.attainable for more, leg in zip(index.legs(asked(1, 14)), (alone, around)))
 
 
 def test_an_empty_index_and_an_empty_query_answer() -> None:
