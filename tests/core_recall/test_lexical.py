@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from memstream_server.core import postings
+from memstream_server.core import lexical, postings
 from memstream_server.core.lexical import LexicalIndex, query_terms
 from tests.core_recall.naive import Doc, context_leg, fragment_leg
 
@@ -75,7 +75,7 @@ class LexicalMachine(RuleBasedStateMachine):
                 answer, (scores, attainable) = leg(asked(*terms)), plain(self.docs, terms)
                 np.testing.assert_allclose(answer.values, scores, rtol=1e-4, atol=1e-5)
                 assert answer.attainable == pytest.approx(attainable, rel=1e-6)
-                assert (answer.absolute() <= 1).all()
+                assert (answer.shares <= 1).all()
         assert self.index.live == sum(doc.alive for doc in self.docs)
 
 
@@ -84,9 +84,11 @@ TestLexical.settings = settings(max_examples=60, stateful_step_count=15, deadlin
 
 
 @pytest.fixture(autouse=True)
-def _small_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The machine's few postings must go through merges, too.
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The machine's few postings must go through merges, too, and its few fragments each way of summing windows.
     monkeypatch.setattr(postings, "_TAIL_MIN", 7)
+    monkeypatch.setattr(lexical, "_GATHER_MIN", 0)
+    monkeypatch.setattr(lexical, "_GATHER_SHARE", 2)
 
 
 def filled(count: int, seed: int) -> tuple[list[Doc], LexicalIndex]:
@@ -101,33 +103,37 @@ def filled(count: int, seed: int) -> tuple[list[Doc], LexicalIndex]:
 
 
 @pytest.mark.parametrize("removed", [0, 60])
-def test_rare_and_frequent_terms(removed: int) -> None:
+@pytest.mark.parametrize("sparse_share", [0, 16])
+@pytest.mark.parametrize("cells", [1_000, 1 << 18])
+def test_rare_and_frequent_terms(removed: int, sparse_share: int, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexical, "_SPARSE_SHARE", sparse_share)
+    monkeypatch.setattr(lexical, "_CELLS_MAX", cells)
     docs, index = filled(400, seed=removed)
     for slot in range(0, removed * 3, 3):
         index.remove(slot)
         docs[slot].alive = False
-    for term in (1, 3, 7, 9, 12):
-        np.testing.assert_allclose(index.bm25(asked(term)).values, fragment_leg(docs, [term])[0], rtol=1e-4)
-        np.testing.assert_allclose(index.bm25_context(asked(term)).values, context_leg(docs, [term])[0], rtol=1e-4)
+    for terms in ([1], [3], [7], [9], [12], [1, 3, 7, 9, 11, 12]):
+        alone, around = index.legs(asked(*terms))
+        np.testing.assert_allclose(alone.values, fragment_leg(docs, terms)[0], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(around.values, context_leg(docs, terms)[0], rtol=1e-4, atol=1e-6)
 
 
 def test_attainable_is_of_both_legs_and_unseen_terms_raise_it() -> None:
     _, index = filled(30, seed=3)
     alone, around = index.legs(asked(1))
-    assert (alone.attainable, around.attainable) == (
-        index.bm25(asked(1)).attainable,
-        index.bm25_context(asked(1)).attainable,
-    )
-    assert all(more.attainable > leg.attainable for more, leg in zip(index.legs(asked(1, 14)), (alone, around)))
+    assert alone.attainable == index.bm25(asked(1)).attainable
+    assert around.attainable == index.bm25_context(asked(1)).attainable
+    assert index.bm25(asked(1, 14)).attainable > alone.attainable
+    assert index.bm25_context(asked(1, 14)).attainable > around.attainable
 
 
 def test_an_empty_index_and_an_empty_query_answer() -> None:
     index = LexicalIndex()
-    assert index.bm25(asked(1)).absolute().tolist() == []
-    assert index.bm25_context(asked(1)).absolute().tolist() == []
+    for terms in (asked(1), asked()):
+        assert [leg.shares.tolist() for leg in index.legs(terms)] == [[], []]
     index.append(b"", b"", 0, 0)
-    assert index.bm25_context(asked(1)).absolute().tolist() == [0.0]
-    assert index.bm25(asked()).absolute().tolist() == [0.0]
+    assert index.bm25_context(asked(1)).shares.tolist() == [0.0]
+    assert index.bm25(asked()).shares.tolist() == [0.0]
 
 
 def test_query_terms_are_distinct() -> None:

@@ -1,17 +1,19 @@
 """The two lexical legs: BM25 of the fragment, and BM25 of the fragment with its neighbours in the session.
 
+A neighbour's words count by its distance (neighbours.NEARNESS).
+
 BM25 as in Robertson and Zaragoza, The Probabilistic Relevance Framework (2009), with the non-negative idf
 log(1 + (N - df + 0.5) / (df + 0.5)). Both legs come from the same per-fragment postings: the window's term
 frequency, length and document frequency are worked out when asked, so an append re-indexes nothing.
 
 Rule 1. Statistics (N, df, mean length) are those of the live fragments of this memory.
 Rule 2. Slots are 0, 1, 2 ... in order of append and never change, except by `keep`.
-Rule 3. A value divided by `attainable` is on an absolute scale: 1 is the most the query could get anywhere.
+Rule 3. Legs are on an absolute scale: shares of what the query could get at most, anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,13 +30,17 @@ FRAGMENT_K1, FRAGMENT_B = 0.9, 0.4
 CONTEXT_K1, CONTEXT_B = 1.2, 0.75
 _Found = tuple[Slots, npt.NDArray[np.integer], Floats]
 """Parallel: which term (its place in the query), where (slot), how often; each pair of the first two once."""
-_Weighed = tuple[npt.NDArray[np.floating], float]
+_Weighed = tuple[Floats, float]
 """By slot the sum of idf x saturated tf, and the sum of the idfs, which is the most it could be."""
-_WINDOW_SHARES = np.concatenate([np.ones(1, np.float32), SHARES])
+_OWN_AND_SHARES = np.concatenate([np.ones(1, np.float32), SHARES])
 _GATHER_SHARE = 10
 """A term that at least one in so many fragments holds is gathered by all windows, not scattered into them,"""
 _GATHER_MIN = 1_024
 """and in a memory so small every term, because calls cost more than numbers there."""
+_SPARSE_SHARE = 16
+"""Below one touched cell in so many, sorting the touched ones beats a pass over all."""
+_CELLS_MAX = 1 << 18
+"""Terms x fragments looked at together: a query as long as a page must not take a page of RAM for every fragment."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,9 +57,6 @@ class Leg:
     def values(self) -> Floats:
         """BM25 by slot."""
         return self.shares * np.float32(self.attainable)
-
-    def absolute(self) -> Floats:
-        return self.shares
 
 
 def idf(total: int, holding: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -160,15 +163,17 @@ class LexicalIndex:
     def _around(self, found: _Found, terms: int) -> Leg:
         lengths = self._neighbours.window_lengths()
         norms = self._norms(lengths, float(lengths.sum()), CONTEXT_K1, CONTEXT_B)
-        holding = np.bincount(found[0], minlength=terms)
-        often = holding * _GATHER_SHARE + _GATHER_MIN > len(self)
-        weighed = []
-        if often.any():
-            weighed.append(self._weigh_gathered(*_only(found, often), norms))
-        if not often.all():
-            rare = _only(found, ~often)
-            weighed.append(self._weigh(self._scattered(*rare), rare[1], norms))
-        return self._leg(weighed, CONTEXT_K1)
+        return self._leg(self._weigh_windows(found, terms, norms), CONTEXT_K1)
+
+    def _weigh_windows(self, found: _Found, terms: int, norms: Floats) -> Iterator[_Weighed]:
+        """Of some terms at a time: those that many hold are gathered by all windows, the others scattered into them."""
+        often = np.bincount(found[0], minlength=terms) * _GATHER_SHARE + _GATHER_MIN > len(self)
+        numbers, step = np.arange(terms), max(1, _CELLS_MAX // max(1, len(self)))
+        for start in range(0, terms, step):
+            block = (numbers >= start) & (numbers < start + step)
+            for chosen, weigh in ((block & often, self._gather), (block & ~often, self._scatter)):
+                if chosen.any():
+                    yield weigh(*_only(found, chosen), norms)
 
     def _norms(self, lengths: npt.NDArray[np.number], total: float, k1: float, b: float) -> Floats:
         """What BM25 adds to each slot's tf below the line; `total` is the sum of `lengths` over the live."""
@@ -179,22 +184,43 @@ class LexicalIndex:
         which, slots, counts = found
         idfs = idf(self.live, np.bincount(which, minlength=terms))
         saturated = counts / (counts + norms[slots])
-        return np.bincount(slots, idfs.astype(np.float32)[which] * saturated, len(self)), float(idfs.sum())
+        sums = np.bincount(slots, idfs.astype(np.float32)[which] * saturated, len(self))
+        return sums.astype(np.float32), float(idfs.sum())
 
-    def _weigh_gathered(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
-        """The same of what windows hold: each of them looks its neighbours up."""
-        which, slots, counts = found
+    def _leg(self, weighed: Iterable[_Weighed], k1: float) -> Leg:
+        values, most = np.zeros(len(self), np.float32), 0.0
+        for more, idfs in weighed:
+            values += more
+            most += idfs
+        if most:
+            values /= np.float32(most)
+        return Leg(values, most * (k1 + 1))
+
+    def _gather(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
         held = self._by_slot(found, terms)
         inside = held[:, :-1] + held.take(self._neighbours.windows(), axis=1, mode="wrap") @ SHARES
         idfs = idf(self.live, np.count_nonzero(inside, axis=1))
         inside /= inside + norms
         return idfs.astype(np.float32) @ inside, float(idfs.sum())
 
-    def _leg(self, weighed: Sequence[_Weighed], k1: float) -> Leg:
-        most = sum(idfs for _, idfs in weighed)
-        if not most:
-            return Leg(np.zeros(len(self), np.float32), 0.0)
-        return Leg((sum(values for values, _ in weighed) / most).astype(np.float32), most * (k1 + 1))
+    def _scatter(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+        which, slots, counts = found
+        windows, stride = self._neighbours.windows(), len(self) + 1  # a cell for NOBODY before those of the slots
+        near = windows[slots].astype(np.int64)
+        lonely = self._neighbours.lonely()
+        if len(lonely):  # a long fragment is in nobody's window, though others are in its
+            near[~self._neighbours.eligible[slots]] = NOBODY
+        cells = (which * stride + 1)[:, None] + np.concatenate([slots[:, None], near], axis=1)
+        shares = counts[:, None] * _OWN_AND_SHARES
+        if len(lonely):
+            sums = self._by_slot(found, terms)[:, windows[lonely]] @ SHARES
+            places, those = np.nonzero(sums)
+            cells = np.append(cells, places * stride + 1 + lonely[those])
+            shares = np.append(shares, sums[places, those])
+        touched, inside = _summed(cells.ravel(), shares.ravel(), terms * stride)
+        which, places = np.divmod(touched, stride)
+        somebody = places > 0
+        return self._weigh((which[somebody], places[somebody] - 1, inside[somebody]), terms, norms)
 
     def _by_slot(self, found: _Found, terms: int) -> Floats:
         """(terms, n + 1) counts, with a 0 at the end for NOBODY to read."""
@@ -203,33 +229,21 @@ class LexicalIndex:
         held[which, slots] = counts
         return held
 
-    def _scattered(self, found: _Found, terms: int) -> _Found:
-        """What windows hold: each count goes to the windows that it is in."""
-        which, slots, counts = found
-        windows, stride = self._neighbours.windows(), len(self) + 1  # a cell for NOBODY before those of the slots
-        near = windows[slots].astype(np.int64)
-        lonely = self._neighbours.lonely()
-        if len(lonely):  # a long fragment is in nobody's window, though others are in its
-            near[~self._neighbours.eligible[slots]] = NOBODY
-        cells = (which * stride + 1)[:, None] + np.concatenate([slots[:, None], near], axis=1)
-        weights = counts[:, None] * _WINDOW_SHARES
-        if len(lonely):
-            sums = self._by_slot(found, terms)[:, windows[lonely]] @ SHARES
-            places, those = np.nonzero(sums)
-            cells = np.append(cells, places * stride + 1 + lonely[those])
-            weights = np.append(weights, sums[places, those])
-        touched, within = np.unique(cells.ravel(), return_inverse=True)
-        sums = np.bincount(within, weights.ravel(), len(touched))
-        which, slots = np.divmod(touched, stride)
-        somebody = slots > 0
-        return which[somebody], slots[somebody] - 1, sums[somebody].astype(np.float32)
+
+def _summed(cells: Slots, counts: Floats, size: int) -> tuple[Slots, Floats]:
+    """The distinct cells, each below `size`, and the sum of the counts of each."""
+    if len(cells) * _SPARSE_SHARE < size:
+        touched, places = np.unique(cells, return_inverse=True)
+        return touched, np.bincount(places, counts, len(touched)).astype(np.float32)
+    sums = np.bincount(cells, counts, size)
+    touched = np.flatnonzero(sums)
+    return touched, sums[touched].astype(np.float32)
 
 
 def _only(found: _Found, chosen: npt.NDArray[np.bool_]) -> tuple[_Found, int]:
-    """What was found of the chosen terms, numbered anew, and how many these are."""
+    """What was found of the chosen terms, which are numbered anew, and how many these are."""
+    if chosen.all():
+        return found, len(chosen)
     which, slots, counts = found
-    number = int(chosen.sum())
-    if number == len(chosen):
-        return found, number
     those = chosen[which]
-    return ((np.cumsum(chosen) - 1)[which[those]], slots[those], counts[those]), number
+    return ((np.cumsum(chosen) - 1)[which[those]], slots[those], counts[those]), int(chosen.sum())

@@ -19,7 +19,7 @@ from memstream_server.core.arrays import Growing
 Slots = npt.NDArray[np.int64]
 NOBODY = -1
 NEARNESS = (1.0, 1.0, 0.5, 0.5)
-"""How much the words of a neighbour count in a window, by distance, the nearest first. The fragment's own count whole."""
+"""How much a neighbour's words count in a window, by distance, the nearest first. The fragment's own count whole."""
 SHARES = np.array([*reversed(NEARNESS), *NEARNESS], np.float32)
 """The same by column of a window: the farthest before the fragment to the farthest after it."""
 _REACH = len(NEARNESS)

@@ -59,10 +59,11 @@ class Postings:
         A (term, slot) pair stands there once; the order is not promised.
         """
         places, recent = np.nonzero(self._tail_hashes.view == terms[:, None])
-        parts = [(places, self._tail_slots.view[recent], self._tail_counts.view[recent])]
+        which, slots, counts = places, self._tail_slots.view[recent], self._tail_counts.view[recent]
         if len(self._vocabulary):
-            parts.append(self._of_base(terms))
-        which, slots, counts = (np.concatenate(each) if len(parts) > 1 else each[0] for each in zip(*parts, strict=True))
+            base = self._of_base(terms)
+            which, slots = np.concatenate([base[0], which]), np.concatenate([base[1], slots])
+            counts = np.concatenate([base[2], counts])
         held = counts > 0
         return (which, slots, counts) if held.all() else (which[held], slots[held], counts[held])
 
