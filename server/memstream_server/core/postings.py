@@ -60,7 +60,7 @@ class Postings:
         """
         places, recent = np.nonzero(self._tail_hashes.view == terms[:, None])
         which, slots, counts = places, self._tail_slots.view[recent], self._tail_counts.view[recent]
-        if len(self._vocabulary):
+        if len(self._vocabulary) and len(terms):
             base = self._of_base(terms)
             which, slots = np.concatenate([base[0], which]), np.concatenate([base[1], slots])
             counts = np.concatenate([base[2], counts])

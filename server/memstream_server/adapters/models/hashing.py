@@ -26,9 +26,9 @@ MODEL = EmbeddingModel(
     name="hashing-1",  # the number rises when the same text gets another vector
     dimension=DIMENSION,
     similarity_min=0.5,
-    dense_weight=0.1,
-    lexical_weight=0.45,
-    context_weight=0.45,
+    dense_weight=0.05,
+    lexical_weight=0.3,
+    context_weight=0.65,
 )
 _PAIR_WEIGHT = 0.5
 _GRAMS_WEIGHT = 0.5
