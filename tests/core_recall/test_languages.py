@@ -41,7 +41,7 @@ RUSSIAN = [
     "Вчера я купил велосипед",
     "Моя сестра учится музыке в Казани",
     "Мы встретили рассвет на скалах",
-    "День рождения у него в марте",
+    "День рождения брата в марте",
 ]
 GERMAN = ["Gestern kaufte ich ein Fahrrad", "Meine Schwester lernt Geige in Köln", "Wir sahen die Häuser am Hafen"]
 
