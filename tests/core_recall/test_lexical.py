@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from memstream_server.core import lexical, postings
+from memstream_server.core import lexical, neighbours, postings
 from memstream_server.core.lexical import LexicalIndex, query_terms
 from tests.core_recall.naive import Doc, context_leg, fragment_leg
 
@@ -87,6 +87,7 @@ TestLexical.settings = settings(max_examples=60, stateful_step_count=15, deadlin
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     # The machine's few postings must go through merges, too, and its few fragments each way of summing windows.
     monkeypatch.setattr(postings, "_TAIL_MIN", 7)
+    monkeypatch.setattr(neighbours, "_NEW_MIN", 3)
     monkeypatch.setattr(lexical, "_GATHER_MIN", 0)
     monkeypatch.setattr(lexical, "_GATHER_SHARE", 2)
 

@@ -24,7 +24,7 @@ SHARES = np.array([*reversed(NEARNESS), *NEARNESS], np.float32)
 """The same by column of a window: the farthest before the fragment to the farthest after it."""
 _REACH = len(NEARNESS)
 _NEW_MIN = 16
-"""A session that gets so many at once, as many as it had, is linked whole when next read, not one by one."""
+"""Fewer fragments at once are linked one by one, which costs less than linking their session anew."""
 
 
 @dataclass(slots=True)
@@ -104,12 +104,12 @@ class Neighbours:
         self._alive.extend(np.ones(len(sessions), np.bool_))
         self._session_of.extend(sessions)
         self._long += len(eligible) - sum(eligible)
-        for session, count in Counter(sessions).items():
-            held = self._sessions.setdefault(session, _Session())
-            if count >= _NEW_MIN and count >= len(held.slots):
-                self._dirty.add(session)
+        if len(sessions) >= _NEW_MIN:
+            self._mark_new(sessions)
         for slot, (session, may, length) in enumerate(zip(sessions, eligible, lengths, strict=True), first):
-            held = self._sessions[session]
+            held = self._sessions.get(session)
+            if held is None:
+                held = self._sessions[session] = _Session()
             held.slots.append(slot)
             if session not in self._dirty:
                 self._link(held, slot, may, length)
@@ -127,12 +127,20 @@ class Neighbours:
         self._eligible.view[slot] = eligible
         self._dirty.add(int(self._session_of.view[slot]))
 
+    def _mark_new(self, sessions: Sequence[int]) -> None:
+        """Sessions that get as many as they have, and enough of them, are linked whole when next read."""
+        for session, count in Counter(sessions).items():
+            held = self._sessions.get(session)
+            if count >= _NEW_MIN and (held is None or count >= len(held.slots)):
+                self._dirty.add(session)
+
     def _link(self, held: _Session, slot: int, eligible: bool, length: int) -> None:
         windows, window_lengths = self._windows.view, self._window_lengths.view
-        if held.tail:
-            before = [other for other, _ in reversed(held.tail)]
-            windows[slot, _REACH - len(before) : _REACH] = before
-            window_lengths[slot] += sum(n * near for (_, n), near in zip(held.tail, NEARNESS, strict=False))
+        around = float(length)
+        for place, (other, others_length) in enumerate(held.tail):
+            windows[slot, _REACH - 1 - place] = other
+            around += others_length * NEARNESS[place]
+        window_lengths[slot] = around
         if eligible:
             for other, linked in held.open:
                 windows[other, _REACH + linked] = slot
