@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from memstream_server.core import postings
+from memstream_server.core import lexical, neighbours, postings
 from memstream_server.core.lexical import LexicalIndex, query_terms
 from tests.core_recall.naive import Doc, context_leg, fragment_leg
 
@@ -70,12 +70,12 @@ class LexicalMachine(RuleBasedStateMachine):
 
     @invariant()
     def legs_are_the_formulas(self) -> None:
-        for terms in ((0, 1, 2, 9), (3, 4, 5, 6, 7)):
+        for terms in ((0, 1, 2, 9), (3, 4, 5, 6, 7), ()):
             for leg, plain in ((self.index.bm25, fragment_leg), (self.index.bm25_context, context_leg)):
                 answer, (scores, attainable) = leg(asked(*terms)), plain(self.docs, terms)
                 np.testing.assert_allclose(answer.values, scores, rtol=1e-4, atol=1e-5)
                 assert answer.attainable == pytest.approx(attainable, rel=1e-6)
-                assert (answer.absolute() <= 1).all()
+                assert (answer.shares <= 1).all()
         assert self.index.live == sum(doc.alive for doc in self.docs)
 
 
@@ -84,9 +84,12 @@ TestLexical.settings = settings(max_examples=60, stateful_step_count=15, deadlin
 
 
 @pytest.fixture(autouse=True)
-def _small_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The machine's few postings must go through merges, too.
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The machine's few postings must go through merges, too, and its few fragments each way of summing windows.
     monkeypatch.setattr(postings, "_TAIL_MIN", 7)
+    monkeypatch.setattr(neighbours, "_NEW_MIN", 3)
+    monkeypatch.setattr(lexical, "_GATHER_MIN", 0)
+    monkeypatch.setattr(lexical, "_GATHER_SHARE", 2)
 
 
 def filled(count: int, seed: int) -> tuple[list[Doc], LexicalIndex]:
@@ -101,30 +104,37 @@ def filled(count: int, seed: int) -> tuple[list[Doc], LexicalIndex]:
 
 
 @pytest.mark.parametrize("removed", [0, 60])
-def test_rare_and_frequent_terms(removed: int) -> None:
+@pytest.mark.parametrize("sparse_share", [0, 16])
+@pytest.mark.parametrize("cells", [1_000, 1 << 18])
+def test_rare_and_frequent_terms(removed: int, sparse_share: int, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexical, "_SPARSE_SHARE", sparse_share)
+    monkeypatch.setattr(lexical, "_CELLS_MAX", cells)
     docs, index = filled(400, seed=removed)
     for slot in range(0, removed * 3, 3):
         index.remove(slot)
         docs[slot].alive = False
-    for term in (1, 3, 7, 9, 12):
-        np.testing.assert_allclose(index.bm25(asked(term)).values, fragment_leg(docs, [term])[0], rtol=1e-4)
-        np.testing.assert_allclose(index.bm25_context(asked(term)).values, context_leg(docs, [term])[0], rtol=1e-4)
+    for terms in ([1], [3], [7], [9], [12], [1, 3, 7, 9, 11, 12]):
+        alone, around = index.legs(asked(*terms))
+        np.testing.assert_allclose(alone.values, fragment_leg(docs, terms)[0], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(around.values, context_leg(docs, terms)[0], rtol=1e-4, atol=1e-6)
 
 
 def test_attainable_is_of_both_legs_and_unseen_terms_raise_it() -> None:
     _, index = filled(30, seed=3)
-    both = index.attainable(asked(1))
-    assert both == (index.bm25(asked(1)).attainable, index.bm25_context(asked(1)).attainable)
-    assert index.attainable(asked(1, 14))[0] > both[0]
+    alone, around = index.legs(asked(1))
+    assert alone.attainable == index.bm25(asked(1)).attainable
+    assert around.attainable == index.bm25_context(asked(1)).attainable
+    assert index.bm25(asked(1, 14)).attainable > alone.attainable
+    assert index.bm25_context(asked(1, 14)).attainable > around.attainable
 
 
 def test_an_empty_index_and_an_empty_query_answer() -> None:
     index = LexicalIndex()
-    assert index.bm25(asked(1)).absolute().tolist() == []
-    assert index.bm25_context(asked(1)).absolute().tolist() == []
+    for terms in (asked(1), asked()):
+        assert [leg.shares.tolist() for leg in index.legs(terms)] == [[], []]
     index.append(b"", b"", 0, 0)
-    assert index.bm25_context(asked(1)).absolute().tolist() == [0.0]
-    assert index.bm25(asked()).absolute().tolist() == [0.0]
+    assert index.bm25_context(asked(1)).shares.tolist() == [0.0]
+    assert index.bm25(asked()).shares.tolist() == [0.0]
 
 
 def test_query_terms_are_distinct() -> None:

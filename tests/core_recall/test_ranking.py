@@ -219,8 +219,7 @@ def test_candidates_from_an_index_rank_as_those_from_ram() -> None:
     allowed = mask(memory.columns, Filter(), question.now_us)
     assert question.vector is not None
     cosines = memory.dense.cosines(question.vector)
-    lexical = memory.lexical.bm25(question.terms).absolute()
-    context = memory.lexical.bm25_context(question.terms).absolute()
+    lexical, context = (leg.shares for leg in memory.lexical.legs(question.terms))
     searched = best(cosines, allowed, 5)
     slots = candidates(lexical, context, searched, allowed, 5)
     signals = Signals(slots, cosines[slots], lexical[slots], context[slots])

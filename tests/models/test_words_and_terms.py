@@ -33,6 +33,16 @@ def test_cjk_becomes_characters_and_pairs() -> None:
     assert words("我喜欢cats") == ["我", "我喜", "喜", "喜欢", "欢", "cats"]
 
 
+def test_other_scripts_without_spaces_do_so_too() -> None:
+    assert words("ดีมาก 5") == ["ด", "ดี", "ี", "ีม", "ม", "มา", "า", "าก", "ก", "5"]
+
+
+def test_combining_marks_belong_to_their_words() -> None:
+    assert words("किताबें अच्छी हैं") == ["किताबें", "अच्छी", "हैं"]
+    assert words("العالَم q\u0323uo") == ["العالَم", "q\u0323uo"]
+    assert words("\u0301 a") == ["a"]
+
+
 def test_full_width_letters_are_letters() -> None:
     assert words("\uff21\uff42\uff43\uff11") == ["abc1"]
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter, passes
-from memstream_server.core.ranking import NearMiss, Part, Scored, Stage
+from memstream_server.core.ranking import NearMiss, Scored, Stage
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.clock import encode_ulid
 from memstream_server.engine.engine import Info
@@ -448,7 +448,7 @@ class FakeEngine:
         if self.script.fail_recalls:
             raise self.script.fail_recalls.pop(0)
         found = [each for each in memory.fragments if passes(each, query.filter)][: query.limit or 10]
-        scored = [Scored(at, each.id, 0.5, 0.5, None, _PARTS) for at, each in enumerate(found)]
+        scored = [Scored(at, each.id, 0.5, 0.5, None, *_PARTS) for at, each in enumerate(found)]
         return RecallAnswer(
             revision=memory.record.revision,
             recollections=tuple(Recollection(each, score) for each, score in zip(found, scored, strict=True)),
@@ -479,4 +479,4 @@ class FakeEngine:
             await changed.wait()
 
 
-_PARTS = (Part("dense", 0.5, 1.0, 0.5),)
+_PARTS = ("dense",), (0.5,), (1.0,)

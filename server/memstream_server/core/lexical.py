@@ -1,24 +1,25 @@
 """The two lexical legs: BM25 of the fragment, and BM25 of the fragment with its neighbours in the session.
 
+A neighbour's words count by its distance (neighbours.NEARNESS).
+
 BM25 as in Robertson and Zaragoza, The Probabilistic Relevance Framework (2009), with the non-negative idf
 log(1 + (N - df + 0.5) / (df + 0.5)). Both legs come from the same per-fragment postings: the window's term
 frequency, length and document frequency are worked out when asked, so an append re-indexes nothing.
 
 Rule 1. Statistics (N, df, mean length) are those of the live fragments of this memory.
 Rule 2. Slots are 0, 1, 2 ... in order of append and never change, except by `keep`.
-Rule 3. A value divided by `attainable` is on an absolute scale: 1 is the most the query could get anywhere.
+Rule 3. Legs are on an absolute scale: shares of what the query could get at most, anywhere.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.neighbours import NOBODY, Neighbours, Slots
+from memstream_server.core.neighbours import NOBODY, SHARES, Neighbours, Slots
 from memstream_server.core.postings import Hashes, Postings
 from memstream_server.core.rendering import may_neighbour
 
@@ -27,30 +28,40 @@ Packed = bytes
 """Little-endian array: u64 term hashes, or u16 counts beside them."""
 FRAGMENT_K1, FRAGMENT_B = 0.9, 0.4
 CONTEXT_K1, CONTEXT_B = 1.2, 0.75
-_Found = tuple[Slots | slice, npt.NDArray[np.number], int]
-"""Where a term is (distinct slots, or all of them), how often, and in how many."""
-_ALL = slice(None)
+_Found = tuple[Slots, npt.NDArray[np.integer], Floats]
+"""Parallel: which term (its place in the query), where (slot), how often; each pair of the first two once."""
+_Weighed = tuple[Floats, float]
+"""By slot the sum of idf x saturated tf, and the sum of the idfs, which is the most it could be."""
+_OWN_AND_SHARES = np.concatenate([np.ones(1, np.float32), SHARES])
 _GATHER_SHARE = 10
-"""A term that at least one in so many fragments holds is gathered by all windows, not scattered into them."""
+"""A term that at least one in so many fragments holds is gathered by all windows, not scattered into them,"""
+_GATHER_MIN = 1_024
+"""and in a memory so small every term, because calls cost more than numbers there."""
 _SPARSE_SHARE = 16
-"""Below one touched slot in so many, sorting the touched ones beats a pass over all."""
+"""Below one touched cell in so many, sorting the touched ones beats a pass over all."""
+_CELLS_MAX = 1 << 18
+"""Terms x fragments looked at together: a query as long as a page must not take a page of RAM for every fragment."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leg:
-    """One leg's answer: `values` float32[n] by slot, and the most any fragment could attain."""
+    """One leg's answer: `shares` float32[n] by slot of `attainable`, the most any fragment could get.
 
-    values: Floats
+    Shares are on the absolute scale: within [0, 1], all 0 for a query without terms. BM25 itself is their product.
+    """
+
+    shares: Floats
     attainable: float
 
-    def absolute(self) -> Floats:
-        """Values in [0, 1]; all 0 for a query without terms."""
-        return self.values / np.float32(self.attainable) if self.attainable > 0 else self.values
+    @property
+    def values(self) -> Floats:
+        """BM25 by slot."""
+        return self.shares * np.float32(self.attainable)
 
 
-def idf(total: int, holding: int) -> float:
-    """Inverse document frequency of a term that `holding` of `total` documents have."""
-    return math.log1p((total - holding + 0.5) / (holding + 0.5))
+def idf(total: int, holding: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Inverse document frequency of terms that `holding` of `total` documents have."""
+    return np.log1p((total - holding + 0.5) / (holding + 0.5))
 
 
 def query_terms(hashes: Packed) -> Hashes:
@@ -123,79 +134,116 @@ class LexicalIndex:
         self._neighbours = self._neighbours.kept(slots)
         self._dead = int((~self._neighbours.alive).sum())
 
+    def legs(self, terms: Hashes) -> tuple[Leg, Leg]:
+        """`bm25` and `bm25_context` from one look at the postings."""
+        found = self._held(terms)
+        return self._alone(found, len(terms)), self._around(found, len(terms))
+
     def bm25(self, terms: Hashes) -> Leg:
         """The fragment alone (k1 0.9, b 0.4). `terms` distinct; the values of dead slots are 0."""
-        lengths = self._neighbours.lengths
-        total = (lengths[self._neighbours.alive] if self._dead else lengths).sum()
-        found = ((slots, counts, len(slots)) for slots, counts in map(self._held, terms))
-        return self._weigh(found, lengths, int(total), FRAGMENT_K1, FRAGMENT_B)
+        return self._alone(self._held(terms), len(terms))
 
     def bm25_context(self, terms: Hashes) -> Leg:
-        """The fragment with its two neighbours on each side (k1 1.2, b 0.75); window tf, length and df."""
+        """The fragment with its neighbours (k1 1.2, b 0.75); tf and length of its window, df by windows."""
+        return self._around(self._held(terms), len(terms))
+
+    def _held(self, terms: Hashes) -> _Found:
+        which, slots, counts = self._postings.of(terms)
+        if self._dead:
+            live = self._neighbours.alive[slots]
+            which, slots, counts = which[live], slots[live], counts[live]
+        return which, slots, counts.astype(np.float32)
+
+    def _alone(self, found: _Found, terms: int) -> Leg:
+        lengths = self._neighbours.lengths
+        total = (lengths[self._neighbours.alive] if self._dead else lengths).sum()
+        norms = self._norms(lengths, float(total), FRAGMENT_K1, FRAGMENT_B)
+        return self._leg([self._weigh(found, terms, norms)], FRAGMENT_K1)
+
+    def _around(self, found: _Found, terms: int) -> Leg:
         lengths = self._neighbours.window_lengths()
-        lonely = self._neighbours.lonely()
-        found = (self._in_windows(*self._held(term), lonely) for term in terms)
-        return self._weigh(found, lengths, int(lengths.sum()), CONTEXT_K1, CONTEXT_B)
+        norms = self._norms(lengths, float(lengths.sum()), CONTEXT_K1, CONTEXT_B)
+        return self._leg(self._weigh_windows(found, terms, norms), CONTEXT_K1)
 
-    def attainable(self, terms: Hashes) -> tuple[float, float]:
-        """The most a fragment could get from (bm25, bm25_context): sum of idf x (k1 + 1), unseen terms at df 0."""
-        return self.bm25(terms).attainable, self.bm25_context(terms).attainable
+    def _weigh_windows(self, found: _Found, terms: int, norms: Floats) -> Iterator[_Weighed]:
+        """Of some terms at a time: those that many hold are gathered by all windows, the others scattered into them."""
+        often = np.bincount(found[0], minlength=terms) * _GATHER_SHARE + _GATHER_MIN > len(self)
+        numbers, step = np.arange(terms), max(1, _CELLS_MAX // max(1, len(self)))
+        for start in range(0, terms, step):
+            block = (numbers >= start) & (numbers < start + step)
+            for chosen, weigh in ((block & often, self._gather), (block & ~often, self._scatter)):
+                if chosen.any():
+                    yield weigh(*_only(found, chosen), norms)
 
-    def _held(self, term: np.uint64) -> tuple[Slots, npt.NDArray[np.uint16]]:
-        slots, counts = self._postings.of(term)
-        if not self._dead:
-            return slots.astype(np.int64), counts
-        live = self._neighbours.alive[slots]
-        return slots[live].astype(np.int64), counts[live]
-
-    def _weigh(self, found: Iterable[_Found], lengths: npt.NDArray[np.int64], total: int, k1: float, b: float) -> Leg:
-        """BM25 over the terms found; `total` is the sum of `lengths` over the live."""
+    def _norms(self, lengths: npt.NDArray[np.number], total: float, k1: float, b: float) -> Floats:
+        """What BM25 adds to each slot's tf below the line; `total` is the sum of `lengths` over the live."""
         mean = total / self.live if total else 1.0
-        norms = (k1 * (1 - b) + (k1 * b / mean) * lengths).astype(np.float32)
-        values = np.zeros(len(self), np.float32)
-        attainable = 0.0
-        for where, counts, holding in found:
-            weight = idf(self.live, holding) * (k1 + 1)
-            attainable += weight
-            held = counts.astype(np.float32)
-            values[where] += np.float32(weight) * held / (held + norms[where])
-        return Leg(values, attainable)
+        return (k1 * (1 - b) + (k1 * b / mean) * lengths).astype(np.float32)
 
-    def _in_windows(self, slots: Slots, counts: npt.NDArray[np.uint16], lonely: Slots) -> _Found:
-        """Spread a term's counts over the windows they are in."""
-        windows = self._neighbours.windows()
-        if len(slots) * _GATHER_SHARE > len(self):
-            held = self._dense(slots, counts)
-            near = held.take(windows, mode="wrap")
-            sums = held[:-1] + near[:, 0] + near[:, 1] + near[:, 2] + near[:, 3]
-            return _ALL, sums, int(np.count_nonzero(sums))
-        near_slots = windows[slots]
+    def _weigh(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+        which, slots, counts = found
+        idfs = idf(self.live, np.bincount(which, minlength=terms))
+        saturated = counts / (counts + norms[slots])
+        sums = np.bincount(slots, idfs.astype(np.float32)[which] * saturated, len(self))
+        return sums.astype(np.float32), float(idfs.sum())
+
+    def _leg(self, weighed: Iterable[_Weighed], k1: float) -> Leg:
+        values, most = np.zeros(len(self), np.float32), 0.0
+        for more, idfs in weighed:
+            values += more
+            most += idfs
+        if most:
+            values /= np.float32(most)
+        return Leg(values, most * (k1 + 1))
+
+    def _gather(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+        held = self._by_slot(found, terms)
+        inside = held[:, :-1] + held.take(self._neighbours.windows(), axis=1, mode="wrap") @ SHARES
+        idfs = idf(self.live, np.count_nonzero(inside, axis=1))
+        inside /= inside + norms
+        return idfs.astype(np.float32) @ inside, float(idfs.sum())
+
+    def _scatter(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+        which, slots, counts = found
+        windows, stride = self._neighbours.windows(), len(self) + 1  # a cell for NOBODY before those of the slots
+        near = windows[slots].astype(np.int64)
+        lonely = self._neighbours.lonely()
         if len(lonely):  # a long fragment is in nobody's window, though others are in its
-            near_slots[np.isin(slots, lonely)] = NOBODY
-        targets = np.concatenate([slots[:, None], near_slots], axis=1).ravel()
-        weights = np.repeat(counts, 5)
+            near[~self._neighbours.eligible[slots]] = NOBODY
+        cells = (which * stride + 1)[:, None] + np.concatenate([slots[:, None], near], axis=1)
+        shares = counts[:, None] * _OWN_AND_SHARES
         if len(lonely):
-            more, found = self._around(lonely, slots, counts)
-            targets, weights = np.concatenate([targets, more]), np.concatenate([weights, found])
-        somebody = targets >= 0
-        return _summed(targets[somebody], weights[somebody], len(self))
+            sums = self._by_slot(found, terms)[:, windows[lonely]] @ SHARES
+            places, those = np.nonzero(sums)
+            cells = np.append(cells, places * stride + 1 + lonely[those])
+            shares = np.append(shares, sums[places, those])
+        touched, inside = _summed(cells.ravel(), shares.ravel(), terms * stride)
+        which, places = np.divmod(touched, stride)
+        somebody = places > 0
+        return self._weigh((which[somebody], places[somebody] - 1, inside[somebody]), terms, norms)
 
-    def _dense(self, slots: Slots, counts: npt.NDArray[np.uint16]) -> Floats:
-        """Counts by slot, with a 0 at the end for NOBODY to read."""
-        held = np.zeros(len(self) + 1, np.float32)
-        held[slots] = counts
+    def _by_slot(self, found: _Found, terms: int) -> Floats:
+        """(terms, n + 1) counts, with a 0 at the end for NOBODY to read."""
+        which, slots, counts = found
+        held = np.zeros((terms, len(self) + 1), np.float32)
+        held[which, slots] = counts
         return held
 
-    def _around(self, lonely: Slots, slots: Slots, counts: npt.NDArray[np.uint16]) -> tuple[Slots, Floats]:
-        """What the neighbours of each lonely slot hold: (lonely slots that get some, how much)."""
-        sums = self._dense(slots, counts)[self._neighbours.windows()[lonely]].sum(axis=1)
-        return lonely[sums > 0], sums[sums > 0]
+
+def _summed(cells: Slots, counts: Floats, size: int) -> tuple[Slots, Floats]:
+    """The distinct cells, each below `size`, and the sum of the counts of each."""
+    if len(cells) * _SPARSE_SHARE < size:
+        touched, places = np.unique(cells, return_inverse=True)
+        return touched, np.bincount(places, counts, len(touched)).astype(np.float32)
+    sums = np.bincount(cells, counts, size)
+    touched = np.flatnonzero(sums)
+    return touched, sums[touched].astype(np.float32)
 
 
-def _summed(targets: Slots, weights: npt.NDArray[np.number], size: int) -> _Found:
-    """The sum of the weights of each distinct target."""
-    if len(targets) * _SPARSE_SHARE < size:
-        touched, places = np.unique(targets, return_inverse=True)
-        return touched, np.bincount(places, weights, len(touched)), len(touched)
-    sums = np.bincount(targets, weights, size)
-    return _ALL, sums, int(np.count_nonzero(sums))
+def _only(found: _Found, chosen: npt.NDArray[np.bool_]) -> tuple[_Found, int]:
+    """What was found of the chosen terms, which are numbered anew, and how many these are."""
+    if chosen.all():
+        return found, len(chosen)
+    which, slots, counts = found
+    those = chosen[which]
+    return ((np.cumsum(chosen) - 1)[which[those]], slots[those], counts[those]), int(chosen.sum())

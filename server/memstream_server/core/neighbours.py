@@ -1,4 +1,4 @@
-"""Who stands beside whom: two fragments on each side in the same session, in order of append.
+"""Who stands beside whom: four fragments on each side in the same session, in order of append, the far ones halved.
 
 Rule 1. A fragment that may not neighbour (too long, or gone) is in nobody's window; a long one has a window of its own.
 Rule 2. Appends link in constant time. Removal only marks the session; it is linked anew when next asked for.
@@ -7,6 +7,7 @@ Rule 2. Appends link in constant time. Removal only marks the session; it is lin
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,14 +18,20 @@ from memstream_server.core.arrays import Growing
 
 Slots = npt.NDArray[np.int64]
 NOBODY = -1
-_REACH = 2
+NEARNESS = (1.0, 1.0, 0.5, 0.5)
+"""How much a neighbour's words count in a window, by distance, the nearest first. The fragment's own count whole."""
+SHARES = np.array([*reversed(NEARNESS), *NEARNESS], np.float32)
+"""The same by column of a window: the farthest before the fragment to the farthest after it."""
+_REACH = len(NEARNESS)
+_NEW_MIN = 16
+"""Fewer fragments at once are linked one by one, which costs less than linking their session anew."""
 
 
 @dataclass(slots=True)
 class _Session:
     slots: array[int] = field(default_factory=lambda: array("q"))
-    tail: tuple[int, int] = (NOBODY, NOBODY)
-    """The last two that may neighbour, latest first."""
+    tail: list[tuple[int, int]] = field(default_factory=list)
+    """(slot, length) of the last that may neighbour, latest first."""
     open: list[tuple[int, int]] = field(default_factory=list)
     """(slot, followers linked so far) of fragments whose window still lacks followers."""
 
@@ -33,25 +40,31 @@ class Neighbours:
     """Windows by slot. Single owner; slots are given in order, 0, 1, 2 ..."""
 
     def __init__(self) -> None:
-        self._windows = Growing(np.int64, 2 * _REACH)
+        self._windows = Growing(np.int32, 2 * _REACH)
         self._lengths = Growing(np.int64)
-        self._window_lengths = Growing(np.int64)
+        self._window_lengths = Growing(np.float64)
         self._eligible = Growing(np.bool_)
         self._alive = Growing(np.bool_)
         self._session_of = Growing(np.int32)
         self._sessions: dict[int, _Session] = {}
         self._dirty: set[int] = set()
+        self._long = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes held, about."""
         arrays = (self._windows, self._lengths, self._window_lengths, self._eligible, self._alive, self._session_of)
-        return sum(each.nbytes for each in arrays) + len(self._alive) * 8 + len(self._sessions) * 400
+        return sum(each.nbytes for each in arrays) + len(self._alive) * 8 + len(self._sessions) * 600
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
         """Which slots count, bool[n]."""
         return self._alive.view
+
+    @property
+    def eligible(self) -> npt.NDArray[np.bool_]:
+        """Which slots may stand in a window, the dead included, bool[n]."""
+        return self._eligible.view
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -63,19 +76,19 @@ class Neighbours:
         """The session code of each slot."""
         return self._session_of.view
 
-    def windows(self) -> Slots:
-        """int64[n, 4]: two before, two after; -1 for nobody. Empty rows for the dead."""
+    def windows(self) -> npt.NDArray[np.int32]:
+        """int32[n, 8]: four before, four after, the columns of SHARES; -1 for nobody. Empty rows for the dead."""
         self._settle()
         return self._windows.view
 
-    def window_lengths(self) -> npt.NDArray[np.int64]:
-        """Terms in each fragment's window, its own included, int64[n]; 0 for the dead."""
+    def window_lengths(self) -> npt.NDArray[np.float64]:
+        """Terms in each fragment's window, its own included, each neighbour's times its share, [n]; 0 for the dead."""
         self._settle()
         return self._window_lengths.view
 
     def lonely(self) -> Slots:
         """Live slots that are in nobody's window but have one (the long ones)."""
-        return np.flatnonzero(self._alive.view & ~self._eligible.view)
+        return np.flatnonzero(self._alive.view & ~self._eligible.view) if self._long else np.empty(0, np.int64)
 
     def append(self, session: int, eligible: bool, length: int) -> None:
         """Add the next slot at the end of `session`."""
@@ -90,6 +103,9 @@ class Neighbours:
         self._eligible.extend(eligible)
         self._alive.extend(np.ones(len(sessions), np.bool_))
         self._session_of.extend(sessions)
+        self._long += len(eligible) - sum(eligible)
+        if len(sessions) >= _NEW_MIN:
+            self._mark_new(sessions)
         for slot, (session, may, length) in enumerate(zip(sessions, eligible, lengths, strict=True), first):
             held = self._sessions.get(session)
             if held is None:
@@ -106,22 +122,31 @@ class Neighbours:
 
     def replace(self, slot: int, eligible: bool, length: int) -> None:
         """The fragment's text changed: another length, perhaps another eligibility."""
+        self._long += int(self._eligible.view[slot]) - eligible
         self._lengths.view[slot] = length
         self._eligible.view[slot] = eligible
         self._dirty.add(int(self._session_of.view[slot]))
 
+    def _mark_new(self, sessions: Sequence[int]) -> None:
+        """Sessions that get as many as they have, and enough of them, are linked whole when next read."""
+        for session, count in Counter(sessions).items():
+            held = self._sessions.get(session)
+            if count >= _NEW_MIN and (held is None or count >= len(held.slots)):
+                self._dirty.add(session)
+
     def _link(self, held: _Session, slot: int, eligible: bool, length: int) -> None:
-        windows, lengths, window_lengths = self._windows.view, self._lengths.view, self._window_lengths.view
-        for place, other in enumerate(held.tail):
-            if other != NOBODY:
-                windows[slot, _REACH - 1 - place] = other
-                window_lengths[slot] += lengths[other]
+        windows, window_lengths = self._windows.view, self._window_lengths.view
+        around = float(length)
+        for place, (other, others_length) in enumerate(held.tail):
+            windows[slot, _REACH - 1 - place] = other
+            around += others_length * NEARNESS[place]
+        window_lengths[slot] = around
         if eligible:
             for other, linked in held.open:
                 windows[other, _REACH + linked] = slot
-                window_lengths[other] += length
+                window_lengths[other] += length * NEARNESS[linked]
             held.open = [(other, linked + 1) for other, linked in held.open if linked + 1 < _REACH]
-            held.tail = (slot, held.tail[0])
+            held.tail = [(slot, length), *held.tail[: _REACH - 1]]
         held.open.append((slot, 0))
 
     def _settle(self) -> None:
@@ -137,14 +162,17 @@ class Neighbours:
         line = np.full(members.sum() + 2 * _REACH, NOBODY, np.int64)
         line[_REACH : len(line) - _REACH] = slots[members]
         before: Slots = np.cumsum(members) - members  # members strictly before each slot
-        after = before + members
-        places = np.stack([before, before + 1, after + _REACH, after + _REACH + 1], axis=1)
+        after = before + members + _REACH
+        reach = np.arange(_REACH)
+        places = np.concatenate([before[:, None] + reach, after[:, None] + reach], axis=1)
         found = np.where(alive[:, None], line[places], NOBODY)
         self._windows.view[slots] = found
-        self._window_lengths.view[slots] = np.where(alive, lengths[slots] + lengths[found].sum(axis=1), 0)
-        held.tail = (int(line[-_REACH - 1]), int(line[-_REACH - 2]))
+        self._window_lengths.view[slots] = np.where(alive, lengths[slots] + lengths[found] @ SHARES, 0)
+        last = line[_REACH:-_REACH][: -_REACH - 1 : -1]
+        held.tail = list(zip(last.tolist(), lengths[last].tolist(), strict=True))
         lacking = np.flatnonzero(alive & (found[:, -1] == NOBODY))
-        held.open = [(int(slots[i]), int(found[i, _REACH] != NOBODY)) for i in lacking]
+        linked = (found[lacking, _REACH:] != NOBODY).sum(axis=1)
+        held.open = list(zip(slots[lacking].tolist(), linked.tolist(), strict=True))
 
     def kept(self, slots: Slots) -> Neighbours:
         """A new one with only these slots, renumbered in that order."""

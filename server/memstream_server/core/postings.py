@@ -12,6 +12,7 @@ import numpy.typing as npt
 from memstream_server.core.arrays import Growing
 
 Hashes = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 _TAIL_MIN = 2_048
 _TAIL_MAX = 32_768
 _TAIL_SHARE = 16
@@ -52,19 +53,28 @@ class Postings:
         self._counts[self._slots == slot] = 0
         self._tail_counts.view[self._tail_slots.view == slot] = 0
 
-    def of(self, term: np.uint64) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint16]]:
-        """(slots, counts) of a term, each slot once, blanked ones left out; in no promised order."""
-        place = int(np.searchsorted(self._vocabulary, term))
-        slots, counts = self._slots[:0], self._counts[:0]
-        if place < len(self._vocabulary) and self._vocabulary[place] == term:
-            span = slice(self._offsets[place], self._offsets[place + 1])
-            slots, counts = self._slots[span], self._counts[span]
-        recent = np.flatnonzero(self._tail_hashes.view == term)
-        if len(recent):
-            slots = np.concatenate([slots, self._tail_slots.view[recent]])
-            counts = np.concatenate([counts, self._tail_counts.view[recent]])
+    def of(self, terms: Hashes) -> tuple[Places, npt.NDArray[np.int32], npt.NDArray[np.uint16]]:
+        """(places in `terms`, slots, counts), parallel: who holds each of the distinct terms, blanked ones left out.
+
+        A (term, slot) pair stands there once; the order is not promised.
+        """
+        places, recent = np.nonzero(self._tail_hashes.view == terms[:, None])
+        which, slots, counts = places, self._tail_slots.view[recent], self._tail_counts.view[recent]
+        if len(self._vocabulary) and len(terms):
+            base = self._of_base(terms)
+            which, slots = np.concatenate([base[0], which]), np.concatenate([base[1], slots])
+            counts = np.concatenate([base[2], counts])
         held = counts > 0
-        return (slots, counts) if held.all() else (slots[held], counts[held])
+        return (which, slots, counts) if held.all() else (which[held], slots[held], counts[held])
+
+    def _of_base(self, terms: Hashes) -> tuple[Places, npt.NDArray[np.int32], npt.NDArray[np.uint16]]:
+        found = np.searchsorted(self._vocabulary, terms)
+        found[found == len(self._vocabulary)] = 0
+        known = self._vocabulary[found] == terms
+        starts, ends = self._offsets[found], np.where(known, self._offsets[found + 1], self._offsets[found])
+        spans = [slice(*span) for span in zip(starts.tolist(), ends.tolist(), strict=True)]
+        slots, counts = [self._slots[span] for span in spans], [self._counts[span] for span in spans]
+        return np.repeat(np.arange(len(terms)), ends - starts), np.concatenate(slots), np.concatenate(counts)
 
     def keep(self, new_slot: npt.NDArray[np.int32]) -> None:
         """Renumber: slot s becomes new_slot[s], or goes where that is negative. Gives room back."""

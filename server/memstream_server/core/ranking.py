@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import mul
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ from memstream_server.core.postings import Hashes
 from memstream_server.core.speakers import named_speaker
 from memstream_server.core.values import Vector
 
-FORMULA = "absolute/1"
+FORMULA = "absolute/2"
 """Version of this formula, given with an explanation; raised when the same inputs score otherwise."""
 Slots = npt.NDArray[np.int64]
 _HOUR_US = 3_600_000_000.0
@@ -93,14 +94,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A fragment with its score and, in `parts`, all that makes it up."""
+    """A fragment with its score and all that makes it up: parallel names, values and weights of its parts."""
 
     slot: int
     id: str
     score: float
     relevance: float
     cosine: float | None
-    parts: tuple[Part, ...]
+    names: tuple[str, ...]
+    values: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The terms of the score; made when asked for, which few recalls do."""
+        named = zip(self.names, self.values, self.weights, strict=True)
+        return tuple(Part(name, value, weight, value * weight) for name, value, weight in named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +155,9 @@ class _Assessed:
     slots: Slots
     cosines: Floats
     values: npt.NDArray[np.float64]
-    """(fragments, parts)"""
+    """(parts, fragments)"""
     weights: npt.NDArray[np.float64]
+    """(parts, fragments)"""
     scores: npt.NDArray[np.float64]
     """To order by; exact to the last bits only in `scored`."""
     relevance: npt.NDArray[np.float64]
@@ -156,13 +166,23 @@ class _Assessed:
         """Places in these arrays, by score, then newest."""
         return np.lexsort((-self.slots, -self.scores))
 
-    def scored(self, place: int, ids: Sequence[str]) -> Scored:
-        values, weights = self.values[place].tolist(), self.weights[place].tolist()
-        parts = (Part(n, v, w, v * w) for n, v, w in zip(PARTS, values, weights, strict=True))
-        slot, cosine = int(self.slots[place]), float(self.cosines[place])
-        known = None if math.isnan(cosine) else cosine
-        score = math.fsum(value * weight for value, weight in zip(values, weights, strict=True))
-        return Scored(slot, ids[slot], score, float(self.relevance[place]), known, tuple(parts))
+    def scored(self, places: Slots, ids: Sequence[str]) -> list[Scored]:
+        """The fragments at these places, in that order."""
+        slots, relevance, cosines = (each[places].tolist() for each in (self.slots, self.relevance, self.cosines))
+        values, weights = (each[:, places].T.tolist() for each in (self.values, self.weights))
+        return [
+            Scored(
+                slot,
+                ids[slot],
+                math.fsum(map(mul, value, weight)),
+                relevant,
+                None if math.isnan(cosine) else cosine,
+                PARTS,
+                tuple(value),
+                tuple(weight),
+            )
+            for slot, relevant, cosine, value, weight in zip(slots, relevance, cosines, values, weights, strict=True)
+        ]
 
 
 def recency(columns: Columns, slots: Slots, now_us: int, decay_per_hour: float) -> npt.NDArray[np.float64]:
@@ -187,8 +207,12 @@ def candidates(lexical: Floats, context: Floats, dense: Slots, allowed: Mask, pe
 
     `dense` comes from `best(cosines, allowed, per_leg)`, or from an index's search where vectors are not in RAM.
     """
-    legs = [best(leg, allowed & (leg > 0), per_leg) for leg in (lexical, context)]
-    return np.unique(np.concatenate([*legs, dense[allowed[dense]]]))
+    chosen = np.zeros(len(allowed), np.bool_)
+    chosen[dense] = True
+    chosen &= allowed
+    for leg in (lexical, context):
+        chosen[best(leg, allowed & (leg > 0), per_leg)] = True
+    return np.flatnonzero(chosen)
 
 
 def rank_candidates(columns: Columns, signals: Signals, question: Question, weights: Weights, allowed: Mask) -> Ranking:
@@ -204,7 +228,7 @@ def rank(
     columns: Columns, lexical: LexicalIndex, dense: DenseMatrix, question: Question, weights: Weights, allowed: Mask
 ) -> Ranking:
     """Rank a memory that is in RAM whole. `allowed` is `filters.mask`. An empty memory gives an empty answer."""
-    words, around = lexical.bm25(question.terms).absolute(), lexical.bm25_context(question.terms).absolute()
+    words, around = (leg.shares for leg in lexical.legs(question.terms))
     cosines = np.full(len(columns), np.nan, np.float32) if question.vector is None else dense.cosines(question.vector)
     chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
     considered = np.zeros(len(columns), np.bool_)
@@ -215,47 +239,64 @@ def rank(
 
 
 def _assess(columns: Columns, signals: Signals, question: Question, w: Weights) -> _Assessed:
-    slots, known = signals.slots, ~np.isnan(signals.cosines)
-    span = max(w.cosine_high - w.cosine_low, 1e-6)
-    closeness = np.clip((np.where(known, signals.cosines, w.cosine_low).astype(np.float64) - w.cosine_low) / span, 0, 1)
+    slots, unknown = signals.slots, np.isnan(signals.cosines)
+    values, weights = np.empty((2, len(PARTS), len(slots)))
+    fresh, closeness, words, around, theirs, important = values
+    fresh[:] = recency(columns, slots, question.now_us, w.decay_per_hour)
+    closeness[:] = (signals.cosines - w.cosine_low) / max(w.cosine_high - w.cosine_low, 1e-6)
+    np.minimum(np.maximum(closeness, 0.0, out=closeness), 1.0, out=closeness)
+    words[:], around[:] = signals.lexical, signals.context
     speaker = named_speaker(question.text, columns.speakers.names)
-    theirs = np.zeros(len(slots)) if speaker is None else columns.speaker[slots] == speaker
-    fresh = recency(columns, slots, question.now_us, w.decay_per_hour)
-    values = np.stack([fresh, closeness, signals.lexical, signals.context, theirs, columns.importance[slots]], axis=1)
-    legs = _leg_weights(known, w)
-    beta_legs = np.column_stack([w.beta * legs, np.full(len(slots), w.beta * w.speaker_bonus)])
-    ends = np.full((len(slots), 1), w.alpha), np.full((len(slots), 1), w.gamma)
-    weights = np.hstack([ends[0], beta_legs, ends[1]])
-    relevance = (values[:, 1:4] * legs).sum(axis=1) + values[:, 4] * w.speaker_bonus
-    return _Assessed(slots, signals.cosines, values, weights, (values * weights).sum(axis=1), relevance)
+    theirs[:] = 0.0 if speaker is None else columns.speaker[slots] == speaker
+    important[:] = columns.importance[slots]
+    shares = np.array([w.dense, w.lexical, w.context, w.speaker_bonus])
+    weights[:] = np.array([w.alpha, *(w.beta * shares), w.gamma])[:, None]
+    legs = np.broadcast_to(shares[:, None], (len(shares), len(slots)))
+    if unknown.any():
+        closeness[unknown] = 0.0
+        legs = np.where(unknown, _without_dense(w)[:, None], legs)
+        weights[1:5] = w.beta * legs
+    return _Assessed(
+        slots, signals.cosines, values, weights, (values * weights).sum(axis=0), (values[1:5] * legs).sum(axis=0)
+    )
 
 
-def _leg_weights(known: Mask, w: Weights) -> npt.NDArray[np.float64]:
-    """(fragments, 3) weights of dense, lexical, context; without a cosine the lexical legs take over its weight."""
+def _without_dense(w: Weights) -> npt.NDArray[np.float64]:
+    """Weights of dense, lexical, context and speaker without a cosine: the lexical legs take over the dense weight."""
     both = w.lexical + w.context
     share = (both + w.dense) / both if both else 0.0
-    without = np.array([0.0, w.lexical * share, w.context * share])
-    return np.where(known[:, None], np.array([w.dense, w.lexical, w.context]), without)
+    return np.array([0.0, w.lexical * share, w.context * share, w.speaker_bonus])
 
 
 def _choose(columns: Columns, assessed: _Assessed, question: Question, allowed: Mask, considered: Mask) -> Ranking:
     order = assessed.best_first()
-    ids, slots = columns.ids, assessed.slots
+    slots = assessed.slots
     inside = considered[slots] & allowed[slots]
     enough = inside & (assessed.relevance >= question.min_relevance)
-    kept = order[enough[order]]
+    kept = order[enough[order]][: question.limit]
     found = assessed.relevance[inside]
-    missed: list[NearMiss] = []
-    if question.near_misses:
-        returned = set(kept[: question.limit].tolist())
-        out = [int(place) for place in order if int(place) not in returned][: question.near_misses]
-        missed = [NearMiss(assessed.scored(p, ids), _stage(p, slots, allowed, considered, enough)) for p in out]
-    results = [assessed.scored(int(place), ids) for place in kept[: question.limit]]
+    results = assessed.scored(kept, columns.ids)
     return Ranking(
         tuple(sorted(results, key=lambda each: (-each.score, -each.slot))),
         Considered(len(found), float(found.max()) if len(found) else 0.0),
-        tuple(missed),
+        _missed(columns, assessed, question, order[~np.isin(order, kept)], allowed, considered, enough)
+        if question.near_misses
+        else (),
     )
+
+
+def _missed(
+    columns: Columns,
+    assessed: _Assessed,
+    question: Question,
+    left: Slots,
+    allowed: Mask,
+    considered: Mask,
+    enough: Mask,
+) -> tuple[NearMiss, ...]:
+    places = left[: question.near_misses]
+    stages = [_stage(place, assessed.slots, allowed, considered, enough) for place in places.tolist()]
+    return tuple(map(NearMiss, assessed.scored(places, columns.ids), stages))
 
 
 def _stage(place: int, slots: Slots, allowed: Mask, considered: Mask, enough: Mask) -> Stage:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
 
 from memstream_server.core.columns import Columns, Mask
 from memstream_server.core.lexical import Floats
-from memstream_server.core.ranking import Considered, NearMiss, Part, Question, Scored, Slots, Stage
+from memstream_server.core.ranking import Considered, NearMiss, Question, Scored, Slots, Stage
 
 FORMULA = "dbgpt/1"
 DECAY_PER_HOUR = 0.01
@@ -94,14 +95,12 @@ def _scored(
     columns: Columns, slot: int, closeness: float, now_us: int, weights: DbgptWeights, by_words: bool
 ) -> Scored:
     hours = max(0.0, (now_us - int(columns.access_us[slot])) / _HOUR_US)
-    values = (
-        ("lexical" if by_words else "dense", closeness, weights.beta),
-        ("recency", (1.0 - DECAY_PER_HOUR) ** hours, weights.alpha),
-        ("importance", float(columns.importance[slot]), weights.gamma),
-    )
-    parts = tuple(Part(name, value, weight, value * weight) for name, value, weight in values)
-    score = math.fsum(part.contribution for part in parts)
-    return Scored(slot, columns.ids[slot], score, closeness, None if by_words else closeness, parts)
+    values = (closeness, (1.0 - DECAY_PER_HOUR) ** hours, float(columns.importance[slot]))
+    factors = (weights.beta, weights.alpha, weights.gamma)
+    score = math.fsum(map(mul, values, factors))
+    names = ("lexical" if by_words else "dense", "recency", "importance")
+    known = None if by_words else closeness
+    return Scored(slot, columns.ids[slot], score, closeness, known, names, values, factors)
 
 
 def _stage(slot: int, allowed: Mask, passed: set[int]) -> Stage:

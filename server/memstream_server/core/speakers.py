@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 _CJK_START = "\u2e80"
 """From here on scripts are written without spaces, and a name may stand inside a run of letters."""
+
+_KNOWN_NAMES_MAX = 4_096
 
 
 def named_speaker(text: str, speakers: Sequence[str]) -> int | None:
@@ -15,11 +18,17 @@ def named_speaker(text: str, speakers: Sequence[str]) -> int | None:
     does not also name its other bearers ("Joe Lee").
     """
     folded = text.casefold()
-    names = {code: name.casefold().split() for code, name in enumerate(speakers) if name.strip()}
+    words = ((code, _words(name)) for code, name in enumerate(speakers))
+    names = {code: parts for code, parts in words if any(part in folded for part in parts)}
     whole = {code for code, words in names.items() if _names(folded, " ".join(words))}
     covered = {word for code in whole for word in names[code]}
     found = whole | {code for code, words in names.items() if any(_part_named(folded, w, covered) for w in words)}
     return found.pop() if len(found) == 1 else None
+
+
+@lru_cache(_KNOWN_NAMES_MAX)
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(name.casefold().split())
 
 
 def _part_named(text: str, word: str, covered: set[str]) -> bool:

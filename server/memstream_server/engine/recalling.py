@@ -183,8 +183,7 @@ def _rank(
     if working.dense is not None:
         ranked = ranking.rank(columns, working.lexical, working.dense, question, weights, allowed)
     else:
-        words = working.lexical.bm25(question.terms).absolute()
-        around = working.lexical.bm25_context(question.terms).absolute()
+        words, around = (leg.shares for leg in working.lexical.legs(question.terms))
         known = np.full(len(columns), np.nan, np.float32) if cosines is None else cosines
         dense = ranking.best(known, allowed, question.per_leg)
         chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
@@ -203,8 +202,7 @@ def _rank(
 def _whole(working: WorkingSet, query: Query, question: Question, dependencies: Dependencies, allowed: Mask) -> _Found:
     """A sensory or FIFO memory is read whole, in order; a query's own limit takes the latest of it."""
     slots = allowed.nonzero()[0]
-    words = working.lexical.bm25(question.terms).absolute()
-    around = working.lexical.bm25_context(question.terms).absolute()
+    words, around = (leg.shares for leg in working.lexical.legs(question.terms))
     cosines = np.full(len(working.columns), np.nan, np.float32)
     if working.dense is not None and question.vector is not None:
         cosines = working.dense.cosines(question.vector)
@@ -235,7 +233,7 @@ def _rank_dbgpt(
     columns = working.columns
     by_words = question.vector is None
     if by_words:
-        closeness = working.lexical.bm25(question.terms).absolute()
+        closeness = working.lexical.bm25(question.terms).shares
     elif working.dense is not None and question.vector is not None:
         closeness = working.dense.cosines(question.vector)
     else:
@@ -285,8 +283,7 @@ async def _search_index(
             dependencies.index_lost()
         degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
     allowed = _allowed(working, query.filter, dependencies.clock.now_us())
-    words = working.lexical.bm25(question.terms).absolute()
-    around = working.lexical.bm25_context(question.terms).absolute()
+    words, around = (leg.shares for leg in working.lexical.legs(question.terms))
     none = np.empty(0, np.int64)
     lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
     wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}

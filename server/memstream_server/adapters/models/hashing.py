@@ -23,12 +23,12 @@ Floats = npt.NDArray[np.float32]
 DIMENSION = 384
 INPUT_CHARACTERS_MAX = 8_000
 MODEL = EmbeddingModel(
-    name="hashing-1",  # the number rises when the same text gets another vector
+    name="hashing-1",  # the number rises when vectors of before and after no longer compare
     dimension=DIMENSION,
     similarity_min=0.5,
-    dense_weight=0.1,
-    lexical_weight=0.45,
-    context_weight=0.45,
+    dense_weight=0.05,
+    lexical_weight=0.3,
+    context_weight=0.65,
 )
 _PAIR_WEIGHT = 0.5
 _GRAMS_WEIGHT = 0.5

@@ -1,8 +1,9 @@
 """Text to words and stems: what the analyzer and the hashing embedder share.
 
-Words are runs of letters and digits, lowercased, apostrophes inside them kept for the stemmer; CJK text, which
-has no spaces, becomes its characters and their pairs. English has a stop list. Other languages have none: the
-lists at hand are unmaintained or of unclear licence, and idf already weighs frequent words down.
+Words are runs of letters and digits with their combining marks, lowercased, apostrophes inside them kept for the
+stemmer; scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese), and Korean, whose words take many
+endings, become their characters and pairs of these. English has a stop list. Other languages have none: the lists at
+hand are unmaintained or of unclear licence, and idf already weighs frequent words down.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ import Stemmer
 WORD_CHARACTERS_MAX = 64
 """Longer words (encoded data) are cut, so that no cache fills up with them."""
 
+_UNSPACED = "\u0e01-\u0e4e\u0e81-\u0ecd\u1000-\u103f\u1050-\u109f\u1780-\u17d3"
 _CJK = "\u3005\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
+_PIECED = _UNSPACED + _CJK
+_MARKS = "".join(mark for mark in map(chr, range(0x300, 0x2000)) if unicodedata.category(mark)[0] == "M")
+"""What \\w leaves out: without its vowel signs Hindi, say, falls into single consonants."""
 _ASCII_WORD = re.compile(r"[a-z0-9]+(?:'[a-z0-9]+)*")
-_WORD = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+(?:'[^\W_{_CJK}]+)*")
-_CJK_START = re.compile(rf"[{_CJK}]")
+_LETTERS = rf"[^\W_{_PIECED}]+(?:[{_MARKS}]+[^\W_{_PIECED}]*)*"
+_WORD = re.compile(rf"[{_PIECED}]+|{_LETTERS}(?:'{_LETTERS})*")
+_PIECED_START = re.compile(rf"[{_PIECED}]")
 
 STOP_WORDS = {
     "english": frozenset(
@@ -40,13 +46,13 @@ STOP_WORDS = {
 
 
 def words(text: str) -> list[str]:
-    """Words in order, lowercased; CJK as characters, each followed by the pair it starts."""
+    """Words in order, lowercased; where no spaces part them, characters, each followed by the pair it starts."""
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
     folded = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'")
     found: list[str] = []
     for word in _WORD.findall(folded):
-        if _CJK_START.match(word):
+        if _PIECED_START.match(word):
             found += _pieces(word)
         else:
             found.append(word)
