@@ -51,7 +51,7 @@ def answer(*hits: Recollection, degraded: str = "") -> Answer:
 
 
 EXPLAINED = Explanation(
-    (ScorePart("lexical", 0.9, 0.45, 0.405, {}), ScorePart("importance", 0.5, 0.1, 0.05, {})), "absolute-1"
+    (ScorePart("lexical", 0.9, 0.45, 0.405, {}), ScorePart("importance", 0.5, 0.1, 0.05, {})), "absolute/2"
 )
 HIT = Recollection(fragment("My name is [bold]Bob[/bold]"), 0.455, 0.405, 1, False, EXPLAINED)
 
@@ -86,7 +86,7 @@ def test_an_answer_as_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixtur
 
 
 def test_a_score_is_shown_as_its_sum() -> None:
-    assert sum_of_parts(EXPLAINED) == "0.455 = lexical 0.900 x 0.45 + importance 0.500 x 0.1 (absolute-1)"
+    assert sum_of_parts(EXPLAINED) == "0.455 = lexical 0.900 x 0.45 + importance 0.500 x 0.1 (absolute/2)"
 
 
 def test_an_answer_as_a_table_shows_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -972,7 +972,7 @@ class Explanation(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     FORMULA_FIELD_NUMBER: _builtins.int
     formula: _builtins.str
-    """Version of the formula, for instance "absolute-1"."""
+    """Version of the formula, for instance "absolute/2"."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScorePart]:
         """The parts."""

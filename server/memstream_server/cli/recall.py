@@ -130,7 +130,7 @@ def _told(hit: Recollection) -> Text:
 
 
 def sum_of_parts(explanation: Explanation) -> str:
-    """The score as a sum, for instance "0.812 = lexical 0.900 x 0.45 + recency 0.500 x 0.05 (absolute-1)"."""
+    """The score as a sum, for instance "0.812 = lexical 0.900 x 0.45 + recency 0.500 x 0.05 (absolute/2)"."""
     total = sum(part.contribution for part in explanation.parts)
     parts = " + ".join(f"{part.name} {part.value:.3f} x {part.weight:g}" for part in explanation.parts)
     return f"{total:.3f} = {parts} ({explanation.formula})"

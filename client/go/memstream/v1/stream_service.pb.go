@@ -2052,7 +2052,7 @@ type Explanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The parts.
 	Parts []*ScorePart `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"`
-	// Version of the formula, for instance "absolute-1".
+	// Version of the formula, for instance "absolute/2".
 	Formula       string `protobuf:"bytes,2,opt,name=formula,proto3" json:"formula,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

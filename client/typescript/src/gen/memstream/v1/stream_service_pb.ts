@@ -1091,7 +1091,7 @@ export type Explanation = Message<"memstream.v1.Explanation"> & {
   parts: ScorePart[];
 
   /**
-   * Version of the formula, for instance "absolute-1".
+   * Version of the formula, for instance "absolute/2".
    *
    * @generated from field: string formula = 2;
    */
