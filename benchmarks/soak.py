@@ -264,7 +264,7 @@ def main() -> None:
         metrics = f"127.0.0.1:{probe.getsockname()[1]}"
     with tempfile.TemporaryDirectory() as directory, Served(Path(directory) / "data", metrics_listen=metrics) as server:
         samples, wrong, load = asyncio.run(soak(server, metrics, given.minutes, given.seed))
-        log = (server.data_dir.parent / "server.log").read_text("utf-8", "replace")
+        log = server.log()
     show(samples)
     wrong += judge(samples, given.minutes)
     if "Traceback" in log:
