@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from claims import Claim, claim, standalone
+from recalls import settle
 from report import Report, Size
 from served import Served
 
@@ -27,7 +28,7 @@ import memstream
 from memstream import MemoryKind
 
 COUNT = {Size.TINY: 50, Size.SHORT: 10_000, Size.FULL: 50_000}
-ROUNDS = {Size.TINY: 1, Size.SHORT: 3, Size.FULL: 3}
+ROUNDS = {Size.TINY: 1, Size.SHORT: 1, Size.FULL: 3}
 BATCH = 500
 ERASED = 10
 ERASURE, VACUUM = "erasure of ten fragments", "bare VACUUM INTO of the journal"
@@ -42,8 +43,7 @@ async def filled(memory: memstream.Memory, count: int) -> list[str]:
         places = range(start, min(start + BATCH, count))
         texts = [f"note {place}: the ferry number {place} leaves harbour" for place in places]
         ids += [outcome.fragment_id for outcome in (await memory.observe_batch(texts)).outcomes]
-    async with memory.observe("settle", ack_level=memstream.AckLevel.INDEXED) as stream:
-        await stream.send("the last ferry")
+    await settle(memory)
     return ids
 
 

@@ -86,6 +86,7 @@ async def measure_loaded(report: Report, held: Filled, parts: Parts, total: int,
         report.pause(_loop(total, LOADED), held.server.pause(since))
         await parts.measure(report, _parts(total, LOADED), held.texts.questions(count))
         report.pause(_echo_loop(total, LOADED), parts.pause())
+    await held.recalling.settle()
     report.add(_load(total), **{STORED: arrived.per_s, CPU: load_cpu / max(arrived.per_s, 1.0) * 1e6})
     report.add(SENT, **{STORED: RATE})
 

@@ -68,10 +68,14 @@ async def fill(client: memstream.Client, prefix: str, sizes: Sequence[int]) -> T
         return memory
 
     memories = await asyncio.gather(*(one(place) for place in range(len(sizes))))
-    # A round of the write-behind that begins now takes everything that is stored before.
-    async with memories[-1].observe("settle", ack_level=memstream.AckLevel.INDEXED) as stream:
-        await stream.send(talk.sentence(), session="settle")
+    await settle(memories[-1])
     return Texts([[str(one.body) for one in each] for each in material])
+
+
+async def settle(memory: memstream.Memory) -> None:
+    """Wait until the index has everything that is stored by now, in whichever memory: a round takes all of it."""
+    async with memory.observe("settle", ack_level=memstream.AckLevel.INDEXED) as stream:
+        await stream.send("All of it is there.", session="settle")
 
 
 class Recalling:
@@ -111,6 +115,10 @@ class Recalling:
             for step, spent in answer.timings.items():
                 steps[step] += spent / len(questions) * 1e3
         return seconds, dict(steps)
+
+    async def settle(self) -> None:
+        """Wait until the server has nothing left to do but for what it is asked."""
+        await settle(self._client.memory(f"{self._prefix}-0"))
 
     async def measure(self, report: Report, row: str, questions: Sequence[tuple[int, str]]) -> dict[str, float]:
         """A row of these questions, with all CPU that was used meanwhile; the steps."""
