@@ -2,8 +2,8 @@
 
     python probe.py FILE serve ...
 
-runs memstream's command line with the probe in the server's event loop. A timer asks to be called every 2 ms; how late
-it comes is how long the loop did something else, or was not let run. It says up to 2 ms too little, and costs half a
+runs memstream's command line with the probe in the server's event loop. A timer asks to be called every 5 ms; how late
+it comes is how long the loop did something else, or was not let run. It says up to 5 ms too little, and costs about one
 percent of a core. Each line of FILE is of a tenth of a second: when it ended (a clock that all processes of the machine
 share), the longest delay in it, how much of that the loop's thread had the processor (the rest it waited, for the
 interpreter lock or for a core), and the longest garbage collection.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TICK_S = 0.002
+TICK_S = 0.005
 LINE_S = 0.1
 _WAIT_MAX_S = 30.0
 
