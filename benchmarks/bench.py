@@ -1,6 +1,6 @@
 """Every benchmark, one table: what we claim, beside what was measured of the other side in the same run.
 
-    python benchmarks/bench.py [NAME ...] [--full | --tiny] [--json FILE] [--results FILE]
+    python benchmarks/bench.py [NAME ...] [--full | --tiny] [--json FILE [--update]] [--results FILE]
 
 Runs each `bench_NAME.py` of this directory and of those below it, one after another, as the program it is; takes the
 claims from the JSON that it writes. `benchmarks/README.md` explains the rows. Exits with 1 when a benchmark failed, not
@@ -14,7 +14,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,16 +48,17 @@ def measured(program: Path, size: Size, rounds: int | None) -> dict[str, Any] | 
 
 def results(document: dict[str, Any], table: str) -> str:
     """The table as a page."""
-    loads = ", ".join(f"{name} {each['machine']['load before']}" for name, each in document["benchmarks"].items())
     failed = ", ".join(document["failed"])
-    missing = f"\n\nFailed, and so without rows: {failed}." if failed else ""
-    command = "make bench" if document["size"] == Size.SHORT else f"make bench-{document['size']}"
+    missing = f"Failed in the last run, and so without new rows: {failed}.\n\n" if failed else ""
+    runs = "\n".join(
+        f"| {name} | {each['size']} | {each['date']} | {each['code']} | {each['machine']['load before']} |"
+        for name, each in document["benchmarks"].items()
+    )
     return (
-        f"# Results of `{command}`\n\n"
-        f"Written by `benchmarks/bench.py`; [README.md](README.md) explains the rows. {document['date']}, code "
-        f"{document['code']}, {document['minutes']:.0f} minutes. {told(document['machine'])}.\n\n"
-        f"Load average when each benchmark began: {loads}. What is above the benchmark's own is other work on the same "
-        f"cores.{missing}\n\n{table}\n"
+        "# Results\n\nWritten by `benchmarks/bench.py`; [README.md](README.md) explains the rows.\n\n"
+        f"{told(document['machine'])}.\n\n{table}\n\n{missing}"
+        "| benchmark | size | date | code | load before |\n|---|---|---|---|---|\n"
+        f"{runs}\n\nA load that is above 1 before a benchmark begins is other work on the same cores.\n"
     )
 
 
@@ -75,6 +75,7 @@ def arguments() -> argparse.ArgumentParser:
     """The command line."""
     parser = options(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones; all if none: {', '.join(programs())}")
+    parser.add_argument("--update", action="store_true", help="keep what FILE of --json has of other benchmarks")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write the table here as a page")
     return parser
 
@@ -83,28 +84,23 @@ def main(given: Sequence[str] | None = None) -> int:
     """Measure, print one table, write one file."""
     parser = arguments()
     options_ = parser.parse_args(given)
-    known, began = programs(), time.monotonic()
+    known = programs()
     if unknown := set(options_.names) - known.keys():
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    document: dict[str, Any] = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "code": _code(),
-        "size": options_.size,
-        "machine": machine(),
-        "failed": [],
-        "claims": [],
-        "benchmarks": {},
-    }
+    document: dict[str, Any] = {"machine": machine(), "failed": [], "benchmarks": {}}
+    if options_.update and options_.json is not None and options_.json.exists():
+        document["benchmarks"] = json.loads(options_.json.read_text("utf-8"))["benchmarks"]
     for name in options_.names or known:
         print(f"bench: {name}", file=sys.stderr, flush=True)
         found = measured(known[name], options_.size, options_.rounds)
         if found is None:
             document["failed"].append(name)
             continue
-        document["claims"] += [{"benchmark": name, **record} for record in found.pop("claims")]
-        document["benchmarks"][name] = found
-    document["minutes"] = (time.monotonic() - began) / 60
-    table = markdown([Claim.of(record) for record in document["claims"]])
+        now = datetime.now(UTC).strftime("%Y-%m-%d")
+        how = {"size": options_.size, "date": now, "code": _code()}
+        document["benchmarks"][name] = how | found
+    measured_ones = [document["benchmarks"][name] for name in known if name in document["benchmarks"]]
+    table = markdown([Claim.of(record) for each in measured_ones for record in each["claims"]])
     print(told(document["machine"]))
     print(table)
     if options_.json is not None:
