@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import tempfile
 import time
 from pathlib import Path
@@ -64,13 +65,13 @@ async def measure(report: Report, size: Size, rounds: int) -> None:
         report.add(HELD, **{RESIDENT: (server.resident_mb()[0] - before) / active * 1e3})
         bare = sum(vectors.nbytes for vectors in parts.vectors) + sum(len(text) for held in texts.held for text in held)
         report.add(BYTES, **{RESIDENT: bare / memories / 1e3})
-        others = iter(range(active, memories))
+        others = itertools.cycle(range(active, memories))  # whose turn comes again have long been evicted
         for _ in range(rounds):
             await activate(recalling, texts, active)
             asked = texts.questions(count, active)
             await recalling.measure(report, ACTIVE, asked)
             await parts.measure(report, PARTS, asked)
-            cold = [(place, texts.question(place)) for place, _ in zip(others, range(count), strict=False)]
+            cold = [(place, texts.question(place)) for place in itertools.islice(others, count)]
             since = time.monotonic()
             await recalling.measure_once(report, INACTIVE, cold)
             report.pause(LOOP, server.pause(since))
