@@ -98,7 +98,7 @@ def main(given: Sequence[str] | None = None) -> int:
             continue
         now = datetime.now(UTC).strftime("%Y-%m-%d")
         how = {"size": options_.size, "date": now, "code": _code()}
-        document["benchmarks"][name] = how | found
+        document["benchmarks"][name] = how | {"claims": []} | found
     measured_ones = [document["benchmarks"][name] for name in known if name in document["benchmarks"]]
     table = markdown([Claim.of(record) for each in measured_ones for record in each["claims"]])
     print(told(document["machine"]))

@@ -38,13 +38,17 @@ class Cpu:
 
 
 class Served:
-    """`memstream serve` over `data_dir`, on loopback, with the probe in it. `settings` go through the environment."""
+    """`memstream serve` over `data_dir`, on loopback. `settings` go through the environment.
 
-    def __init__(self, data_dir: Path, **settings: str | float) -> None:
+    With `probed` its event loop has the probe that `pause` reads.
+    """
+
+    def __init__(self, data_dir: Path, *, probed: bool = True, **settings: str | float) -> None:
         self.address = ""
         self.data_dir = data_dir
         self._pauses = data_dir.with_name(f"{data_dir.name}.pauses")
         self._log = data_dir.with_name(f"{data_dir.name}.log")
+        self._probed = probed
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -63,7 +67,8 @@ class Served:
         port_file.unlink(missing_ok=True)
         given = {f"MEMSTREAM_{name.upper()}": str(value) for name, value in self._settings.items()}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
-        command = [sys.executable, "-P", probe.__file__, str(self._pauses), "serve", "--listen", "127.0.0.1:0"]
+        program = ["-P", probe.__file__, str(self._pauses)] if self._probed else ["-m", "memstream_server"]
+        command = [sys.executable, *program, "serve", "--listen", "127.0.0.1:0"]
         command += ["--port-file", str(port_file), "--data", str(self.data_dir)]
         with self._log.open("ab") as out:
             self._process = subprocess.Popen(

@@ -262,7 +262,10 @@ def main() -> None:
     with socket.socket() as probe:  # the server does not tell the port of its metrics
         probe.bind(("127.0.0.1", 0))
         metrics = f"127.0.0.1:{probe.getsockname()[1]}"
-    with tempfile.TemporaryDirectory() as directory, Served(Path(directory) / "data", metrics_listen=metrics) as server:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Served(Path(directory) / "data", probed=False, metrics_listen=metrics) as server,
+    ):
         samples, wrong, load = asyncio.run(soak(server, metrics, given.minutes, given.seed))
         log = server.log()
     show(samples)
