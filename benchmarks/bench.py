@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from claims import Claim, markdown
-from report import Size, machine, options, told
+from report import LOAD, Size, machine, options, told
 
 HERE = Path(__file__).parent
 
@@ -51,24 +51,29 @@ def results(document: dict[str, Any], table: str) -> str:
     failed = ", ".join(document["failed"])
     missing = f"Failed in the last run, and so without new rows: {failed}.\n\n" if failed else ""
     runs = "\n".join(
-        f"| {name} | {each['size']} | {each['date']} | {each['code']} | {each['machine']['load before']} |"
+        f"| {name} | {each['size']} | {each['date']} | {each['code']} | {each['machine'][LOAD]} |"
         for name, each in document["benchmarks"].items()
     )
     return (
         "# Results\n\nWritten by `benchmarks/bench.py`; [README.md](README.md) explains the rows.\n\n"
-        f"{told(document['machine'])}.\n\n{table}\n\n{missing}"
-        "| benchmark | size | date | code | load before |\n|---|---|---|---|---|\n"
-        f"{runs}\n\nA load that is above 1 before a benchmark begins is other work on the same cores.\n"
+        f"{told({name: value for name, value in document['machine'].items() if name != LOAD})}.\n\n{table}\n\n{missing}"
+        f"| benchmark | size | date | code | {LOAD} |\n|---|---|---|---|---|\n"
+        f"{runs}\n\nCode: the last commit to server, client or contract. Load: the machine's average when it began, "
+        "other work on the same cores included.\n"
     )
 
 
 def _code() -> str:
-    """The commit, where this is a clone."""
-    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=10"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+    """The last commit that changed what is measured, where this is a clone."""
+    told_by = {"log": ["-1", "--abbrev=10", "--format=%h"], "status": ["--porcelain"]}
+    answers = []
+    for command, options_ in told_by.items():
+        whole = ["git", "-C", str(HERE.parent), command, *options_, "--", "server", "client", "protos"]
+        try:
+            answers.append(subprocess.run(whole, capture_output=True, text=True, check=True).stdout.strip())
+        except (OSError, subprocess.CalledProcessError):
+            return "unknown"
+    return f"{answers[0]}{' and changes' if answers[1] else ''}"
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -54,8 +54,7 @@ async def measure(report: Report, size: Size, rounds: int) -> None:
     async with contextlib.AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         echo = stack.enter_context(EchoServer(scratch))
-        settings = {"index_flush_interval_s": 2, "active_memories_max": 1}
-        server = stack.enter_context(Served(scratch / "data", **settings))
+        server = stack.enter_context(Served(scratch / "data", index_flush_interval_s=2, active_memories_max=1))
         client = await stack.enter_async_context(memstream.connect(server.address))
         texts = await fill(client, PREFIX, [each for each in sizes for _ in range(2)])
         recalling = await stack.enter_async_context(Recalling(server, client, PREFIX))

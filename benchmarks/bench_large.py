@@ -14,6 +14,7 @@ import contextlib
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from bare import milvus_lite
 from claims import Claim, at_most, claim, pause, standalone
@@ -41,8 +42,8 @@ HELD, BYTES = "RAM of a fragment", "bytes of its vector and text"
 
 async def measure(report: Report, size: Size, rounds: int) -> dict[str, float]:
     """Fill, start anew, and all rounds; the steps of a recall."""
-    count, queries, steps = COUNT[size], QUERIES[size], {}
-    settings = {"index_flush_interval_s": 2, "dense_in_memory_max": IN_MEMORY_MAX[size]}
+    count, queries, steps = COUNT[size], QUERIES[size], dict[str, float]()
+    settings: dict[str, Any] = {"index_flush_interval_s": 2, "dense_in_memory_max": IN_MEMORY_MAX[size]}
     async with contextlib.AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with Served(scratch / "data", **settings) as server:

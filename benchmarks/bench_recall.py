@@ -158,8 +158,8 @@ def claims(report: Report) -> list[Claim]:
             if how == LOADED:
                 idle = _parts(total, IDLE)
                 told += [
-                    claim(report, f"recall p50, {said}", ours, P50, idle),
-                    claim(report, f"recall p99, {said}", ours, P99, idle),
+                    claim(report, f"recall p50, {said}, parts idle", ours, P50, idle),
+                    claim(report, f"recall p99, {said}, parts idle", ours, P99, idle),
                     claim(report, f"stored meanwhile, {said}", _load(total), STORED, SENT, at_least(0.98)),
                 ]
             told.append(pause(report, f"event loop's longest pause, {said}", _loop(total, how), _echo_loop(total, how)))

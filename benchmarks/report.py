@@ -17,6 +17,7 @@ from typing import Any
 
 from probe import Pause
 
+LOAD = "load before"
 PAUSES = PAUSE, COMPUTING, COLLECTING = "pause ms", "computing ms", "collecting ms"
 PACKAGES = ("grpcio", "milvus-lite", "numpy", "protobuf", "pymilvus")
 
@@ -46,8 +47,8 @@ def machine() -> dict[str, str]:
     found = {
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        "load before": f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "?",
-        "system": f"{platform.system()} {platform.release()}",
+        LOAD: f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "?",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
     }
     return found | {name: version(name) for name in PACKAGES}
