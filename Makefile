@@ -69,7 +69,7 @@ lock: $(STAMP)  ## resolve requirements/*.txt anew (UPGRADE=1 takes the newest v
 bench: $(STAMP)  ## measure what we claim beside its bare counterparts: one table, some minutes (BENCH_ARGS="recall" for one)
 	$(BIN)/python benchmarks/bench.py --json .cache/bench.json $(BENCH_ARGS)
 
-bench-full: $(STAMP)  ## the same with the real sizes, up to an hour
+bench-full: $(STAMP)  ## the same with the real sizes, an hour or more
 	$(BIN)/python benchmarks/bench.py --full --json .cache/bench-full.json $(BENCH_ARGS)
 
 build: $(STAMP)  ## the wheel and the source distribution, in dist/

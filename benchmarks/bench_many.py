@@ -41,7 +41,8 @@ HELD, BYTES = "RAM of an active memory", "bytes of its vectors and texts"
 
 async def activate(recalling: Recalling, texts: Texts, active: int) -> None:
     """The first `active` memories are those used last."""
-    await recalling.ask([(place, texts.question(place)) for place in range(active)])
+    for place in range(active):
+        await recalling.answer(place, texts.question(place))
 
 
 async def measure(report: Report, size: Size, rounds: int) -> None:

@@ -37,8 +37,6 @@ QUERIES = {Size.TINY: 5, Size.SHORT: 200, Size.FULL: 500}
 ROUNDS = {Size.TINY: 1, Size.SHORT: 3, Size.FULL: 5}
 FLUSH_INTERVAL_S = 2.0
 PREFIX = "recall/agent"
-ASKED_MAX_S = 20.0
-"""How long questions are asked under load, in one round."""
 ALONE_S = 1.0
 """How long the load runs alone to learn what it costs."""
 STORED, SENT = "stored /s", "observations sent"
@@ -83,7 +81,7 @@ async def measure_loaded(report: Report, held: Filled, parts: Parts, total: int,
         await asyncio.sleep(ALONE_S)
         load_cpu = held.server.cpu().since(before).both / (time.perf_counter() - began)
         since = time.monotonic()
-        seconds, _ = await held.recalling.ask(held.texts.questions(count), ASKED_MAX_S)
+        seconds, _ = await held.recalling.ask(held.texts.questions(count))
         enter(report, _ours(total, LOADED), seconds)
         report.pause(_loop(total, LOADED), held.server.pause(since))
         await parts.measure(report, _parts(total, LOADED), held.texts.questions(count))

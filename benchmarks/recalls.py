@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 import time
 from collections import defaultdict
@@ -27,6 +26,8 @@ from memstream_server.adapters.models.hashing import HashingEmbedder
 LIMIT = 10
 P50, P99 = "p50 ms", "p99 ms"
 COLUMNS = (P50, P99, "max ms", CPU, "server µs")
+ASKED_MAX_S = 30.0
+"""How long one series of questions takes at most."""
 BATCH = 500
 FILLING = 16
 """Memories filled at once."""
@@ -103,18 +104,16 @@ class Recalling:
             stream = self._streams[place] = await self._stack.enter_async_context(memory.recall())
         return await stream.query(text)
 
-    async def ask(
-        self, questions: Sequence[tuple[int, str]], max_s: float = math.inf
-    ) -> tuple[list[float], dict[str, float]]:
+    async def ask(self, questions: Sequence[tuple[int, str]]) -> tuple[list[float], dict[str, float]]:
         """Seconds of each question, one at a time, and the server's own mean milliseconds of each step.
 
-        Ends after `max_s`: where the machine is too small for a load, each question waits behind a backlog.
+        Ends after ASKED_MAX_S: where the machine is too small for a load, each question waits behind a backlog.
         """
         for place in {place for place, _ in questions} - self._streams.keys():
             await self.answer(place, questions[0][1])
         seconds: list[float] = []
         steps: defaultdict[str, float] = defaultdict(float)
-        until = time.monotonic() + max_s
+        until = time.monotonic() + ASKED_MAX_S
         for place, text in questions:
             if time.monotonic() > until:
                 break
