@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-all crash check generate docs lock bench format build clean
+.PHONY: help venv demo test test-all crash check generate docs lock bench bench-full format build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,9 +66,11 @@ format: $(STAMP)  ## format Python and protos in place
 lock: $(STAMP)  ## resolve requirements/*.txt anew (UPGRADE=1 takes the newest versions)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/lock $(if $(UPGRADE),--upgrade)
 
-bench: $(STAMP)  ## measure observe and recall beside their bare counterparts
-	@if [ ! -d benchmarks ] || [ -z "$$(ls benchmarks/*.py 2>/dev/null)" ]; then echo "bench: there are no benchmarks yet"; exit 1; fi
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file $(BENCH_ARGS); done
+bench: $(STAMP)  ## measure what we claim beside its bare counterparts: one table, some minutes (BENCH_ARGS="recall" for one)
+	$(BIN)/python benchmarks/bench.py --json .cache/bench.json $(BENCH_ARGS)
+
+bench-full: $(STAMP)  ## the same with the real sizes, an hour or more
+	$(BIN)/python benchmarks/bench.py --full --json .cache/bench-full.json $(BENCH_ARGS)
 
 build: $(STAMP)  ## the wheel and the source distribution, in dist/
 	$(BIN)/uv build --no-build-isolation --python $(BIN)/python

@@ -1,157 +1,148 @@
-"""What the server is compared with: a gRPC echo, a grouped SQLite commit, a numpy scan, a Milvus Lite search.
-
-Run as a program (`python bare.py echo PORT_FILE`) it is the echo server, in a process of its own as memstream is.
-"""
+"""What the server is compared with, without a server: SQLite commits, a numpy scan, BM25, a Milvus Lite."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
+import math
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
-import grpc.aio
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import Message
+from served import cpu_s
 
-from memstream.v1 import stream_service_pb2 as pb
+from memstream_server.adapters.milvus.collection import MilvusCollection, Timeouts
+from memstream_server.adapters.milvus.lite import LiteProcess
+from memstream_server.adapters.milvus.naming import collection_name
+from memstream_server.adapters.models.analyzer import SnowballAnalyzer
+from memstream_server.adapters.models.hashing import MODEL
+from memstream_server.ports.index import Point
+from memstream_server.ports.journal import Space
 
 Floats = npt.NDArray[np.float32]
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
+PARTITIONS = 64
+"""Of a bare Milvus Lite, as the server has by default."""
+_K1, _B = 0.9, 0.4
 
 
-async def _echo(requests: AsyncIterator[pb.ObserveRequest], context: object) -> AsyncIterator[pb.ObserveRequest]:
-    """Parses what comes and sends it back."""
-    async for request in requests:
-        yield request
-
-
-async def _answer(requests: AsyncIterator[pb.RecallRequest], context: object) -> AsyncIterator[pb.RecallResponse]:
-    """The first message's text is, in hexadecimal, the answer to it and to all others."""
-    answer: pb.RecallResponse | None = None
-    async for request in requests:
-        if answer is None:
-            answer = pb.RecallResponse.FromString(bytes.fromhex(request.query.text))
-        yield answer
-
-
-def _serialised(message: Message) -> bytes:
-    return message.SerializeToString()
-
-
-async def _serve(port_file: Path) -> None:
-    server = grpc.aio.server(options=_OPTIONS)
-    stream: Any = grpc.stream_stream_rpc_method_handler  # typed for the handlers of threads only
-    handlers = {
-        "Observe": stream(_echo, pb.ObserveRequest.FromString, _serialised),
-        "Recall": stream(_answer, pb.RecallRequest.FromString, _serialised),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare.Echo", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    part = port_file.with_suffix(".part")
-    part.write_text(f"127.0.0.1:{port}", "utf-8")
-    part.replace(port_file)
-    await server.wait_for_termination()
-
-
-class EchoServer:
-    """The echo in a process of its own."""
-
-    def __init__(self, scratch: Path) -> None:
-        self.address = ""
-        self._port_file = scratch / "echo.address"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen([sys.executable, __file__, "echo", str(self._port_file)])
-        until = time.monotonic() + 60
-        while not self._port_file.exists():
-            if self._process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError("the echo server did not start")
-            time.sleep(0.02)
-        self.address = self._port_file.read_text("utf-8")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    async def observe(self, streams: Sequence[Sequence[pb.ObserveRequest]]) -> float:
-        """Seconds until every message has come back, all streams at once."""
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-            call_of: Any = channel.stream_stream("/bare.Echo/Observe", _serialised, pb.ObserveRequest.FromString)
-            began = time.perf_counter()
-            await asyncio.gather(*(_echoed(call_of(), messages) for messages in streams))
-            return time.perf_counter() - began
-
-    async def recall(self, query: pb.RecallRequest, answer: pb.RecallResponse, count: int) -> list[float]:
-        """Seconds of each of `count` questions, one at a time."""
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-            call: Any = channel.stream_stream("/bare.Echo/Recall", _serialised, pb.RecallResponse.FromString)()
-            await call.write(pb.RecallRequest(query=pb.RecallQuery(text=answer.SerializeToString().hex())))
-            await call.read()
-            seconds = []
-            for _ in range(count):
-                began = time.perf_counter()
-                await call.write(query)
-                await call.read()
-                seconds.append(time.perf_counter() - began)
-            call.cancel()
-            return seconds
-
-
-async def _echoed(call: Any, messages: Sequence[pb.ObserveRequest]) -> None:
-    async def write() -> None:
-        for message in messages:
-            await call.write(message)
-        await call.done_writing()
-
-    writing = asyncio.create_task(write())
-    for _ in messages:
-        await call.read()
-    await writing
-
-
-def committed(file: Path, rows: Sequence[tuple[bytes, bytes]], group: int) -> float:
-    """Seconds to commit rows of (observation, vector) `group` at a time, each group on the disk before the next."""
-    database = sqlite3.connect(file, isolation_level=None)
+@contextlib.contextmanager
+def database(file: Path) -> Iterator[sqlite3.Connection]:
+    """SQLite as the journal sets it (WAL, synchronous=FULL), with one table of blobs."""
+    opened = sqlite3.connect(file, isolation_level=None)
     try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
-        database.execute("CREATE TABLE IF NOT EXISTS rows (id INTEGER PRIMARY KEY, observation BLOB, vector BLOB)")
-        began = time.perf_counter()
-        for start in range(0, len(rows), group):
-            database.execute("BEGIN IMMEDIATE")
-            database.executemany("INSERT INTO rows (observation, vector) VALUES (?, ?)", rows[start : start + group])
-            database.execute("COMMIT")
-        return time.perf_counter() - began
+        opened.execute("PRAGMA journal_mode = WAL")
+        opened.execute("PRAGMA synchronous = FULL")
+        opened.execute("CREATE TABLE IF NOT EXISTS rows (id INTEGER PRIMARY KEY, observation BLOB, vector BLOB)")
+        yield opened
     finally:
-        database.close()
+        opened.close()
 
 
-def scanned(matrix: Floats, queries: Floats, limit: int) -> list[float]:
-    """Seconds of each exact search of one memory's vectors for the `limit` nearest."""
-    seconds = []
-    for query in queries:
+def committed(opened: sqlite3.Connection, rows: Sequence[tuple[bytes, bytes | None]], group: int) -> float:
+    """Seconds to commit rows of (observation, vector) `group` at a time, each group on the disk before the next."""
+    began = time.perf_counter()
+    for start in range(0, len(rows), group):
+        opened.execute("BEGIN IMMEDIATE")
+        opened.executemany("INSERT INTO rows (observation, vector) VALUES (?, ?)", rows[start : start + group])
+        opened.execute("COMMIT")
+    return time.perf_counter() - began
+
+
+def scanned(matrix: Floats, query: Floats, limit: int) -> float:
+    """Seconds of an exact search of one memory's vectors for the `limit` nearest."""
+    began = time.perf_counter()
+    _best(matrix @ query, limit)
+    return time.perf_counter() - began
+
+
+def _best(values: Floats, limit: int) -> npt.NDArray[np.int64]:
+    nearest = np.argpartition(-values, min(limit, len(values) - 1))[:limit]
+    best: npt.NDArray[np.int64] = nearest[np.argsort(-values[nearest])]
+    return best
+
+
+class Bm25:
+    """BM25 of one memory's texts: a dict of posting arrays, no neighbours; tokens and stems are as the server's."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._analyzer = SnowballAnalyzer()
+        postings: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        lengths = np.zeros(len(texts), np.float32)
+        for place, text in enumerate(texts):
+            for term, count in self._terms(text):
+                postings[term][0].append(place)
+                postings[term][1].append(count)
+                lengths[place] += count
+        self._norms = _K1 * (1 - _B + _B * lengths / max(float(lengths.mean()), 1.0))
+        self._postings = {
+            term: (np.array(places), np.array(counts, np.float32)) for term, (places, counts) in postings.items()
+        }
+
+    def _terms(self, text: str) -> list[tuple[int, int]]:
+        terms = self._analyzer.terms(text)
+        hashes, counts = np.frombuffer(terms.hashes, "<u8"), np.frombuffer(terms.counts, "<u2")
+        return list(zip(hashes.tolist(), counts.tolist(), strict=True))
+
+    def searched(self, query: str, limit: int) -> float:
+        """Seconds from the query's text to the `limit` best."""
         began = time.perf_counter()
-        cosines = matrix @ query
-        nearest = np.argpartition(-cosines, min(limit, len(cosines) - 1))[:limit]
-        nearest[np.argsort(-cosines[nearest])]
-        seconds.append(time.perf_counter() - began)
-    return seconds
+        values = np.zeros(len(self._norms), np.float32)
+        for term, _ in self._terms(query):
+            held = self._postings.get(term)
+            if held is not None:
+                places, counts = held
+                idf = math.log1p((len(values) - len(places) + 0.5) / (len(places) + 0.5))
+                values[places] += idf * (_K1 + 1) * counts / (counts + self._norms[places])
+        _best(values, limit)
+        return time.perf_counter() - began
 
 
-if __name__ == "__main__":
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    asyncio.run(_serve(Path(sys.argv[2])))
+class MilvusLite:
+    """A Milvus Lite of our own, in its process, with a collection as the server makes it. Made by `milvus_lite`."""
+
+    def __init__(self, child: LiteProcess, collection: MilvusCollection) -> None:
+        self.collection = collection
+        self._child = child
+
+    def cpu_s(self) -> float:
+        """CPU seconds used so far by its process."""
+        return cpu_s(self._child.pid)
+
+    async def fill(self, memories: Sequence[Floats]) -> float:
+        """Seconds to upsert and flush the vectors of memory-0, memory-1, ..."""
+        points = [
+            Point(f"memory-{place}", f"{place}-{number}", vector)
+            for place, held in enumerate(memories)
+            for number, vector in enumerate(held)
+        ]
+        began = time.perf_counter()
+        await asyncio.to_thread(self.collection.upsert, points)
+        await asyncio.to_thread(self.collection.flush)
+        return time.perf_counter() - began
+
+    def searched(self, place: int, query: Floats, limit: int) -> float:
+        """Seconds of a search for the `limit` nearest in memory-`place`: of its partition, filtered by memory."""
+        began = time.perf_counter()
+        self.collection.search(f"memory-{place}", query, limit)
+        return time.perf_counter() - began
+
+
+@contextlib.asynccontextmanager
+async def milvus_lite(directory: Path) -> AsyncIterator[MilvusLite]:
+    """An empty one."""
+    space = Space(MODEL.name, MODEL.dimension, PARTITIONS)
+    name = collection_name(space, "bench")
+    child = await LiteProcess.start(directory, [name], start_timeout_s=60.0, lock_timeout_s=10.0, stop_timeout_s=30.0)
+    try:
+        collection = await asyncio.to_thread(MilvusCollection.connect, child.uri, "", name, space, Timeouts(), "Strong")
+        try:
+            await asyncio.to_thread(collection.make)
+            yield MilvusLite(child, collection)
+        finally:
+            collection.close()
+    finally:
+        await child.stop()

@@ -1,6 +1,6 @@
 """How soon what was acknowledged is recalled on another connection, when nothing else happens and under write load.
 
-    python benchmarks/bench_freshness.py [--full] [--rounds N] [--json FILE]
+    python benchmarks/bench_freshness.py [--full | --tiny] [--rounds N] [--json FILE]
 
 One observation at a time goes into a memory that already holds some. The moment its *stored* acknowledgement arrives, a
 recall on another connection asks for it: `stored to recalled` is the time until that answer, `missed` counts answers
@@ -21,13 +21,15 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from report import Report, options, percentile
+from bare import milvus_lite
+from claims import Claim, at_most, claim, standalone
+from report import Report, Size, percentile
 from served import Served
 from texts import Talk
 
@@ -35,16 +37,16 @@ import memstream
 from memstream.codec import observation_to_wire
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1 import stream_service_pb2_grpc
-from memstream_server.adapters.milvus.collection import MilvusCollection, Timeouts
-from memstream_server.adapters.milvus.lite import LiteProcess
-from memstream_server.adapters.milvus.naming import collection_name
-from memstream_server.adapters.models.hashing import MODEL, HashingEmbedder
+from memstream_server.adapters.milvus.collection import MilvusCollection
+from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.ports.index import Point
-from memstream_server.ports.journal import Space
 
-SHORT, FULL = 2_000, 20_000
+HELD = {Size.TINY: 20, Size.SHORT: 2_000, Size.FULL: 20_000}
 """Fragments, or rows, that are there before."""
-TRIALS_SHORT, TRIALS_FULL = 100, 1_000
+TRIALS = {Size.TINY: 2, Size.SHORT: 100, Size.FULL: 500}
+ROUNDS = {Size.TINY: 1, Size.SHORT: 1, Size.FULL: 3}
+WARM_S = {Size.TINY: 0.1, Size.SHORT: 1.0, Size.FULL: 1.0}
+"""How long a load is under way before it counts."""
 ARRIVING = 500
 """Observations a second into the same memory."""
 STREAMS = 8
@@ -52,9 +54,8 @@ STREAMS = 8
 TICK_S = 0.02
 ROWS_LOADED = 50
 """Rows of one upsert of the load on the bare Milvus Lite."""
-PARTITIONS = 64
 WAIT_MAX_S = 60.0
-PROBED_MAX_S = 20.0
+PROBED_MAX_S = 10.0
 """A series ends after so long: where the machine is too small for the load, each observation waits behind a backlog."""
 COLUMNS = ("p50 ms", "p99 ms", "max ms", "missed", "arrived/s")
 
@@ -209,9 +210,12 @@ async def _running(work: Any) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def measure_server(report: Report, address: str, held: int, trials: int, rounds: int) -> int:
+async def measure_server(report: Report, address: str, size: Size, rounds: int) -> int:
     """All rows of memstream; how many recalls missed."""
-    missed, names = 0, itertools.count(1)
+    held, trials, missed, names = HELD[size], TRIALS[size], 0, itertools.count(1)
+    loads = {f"{ARRIVING}/s arrive": arriving}
+    if size is not Size.TINY:  # what is on its way when this one ends takes long to be stored
+        loads[f"{STREAMS} full streams"] = flooding
     async with (
         memstream.connect(address) as client,
         memstream.connect(address) as reader,
@@ -222,14 +226,14 @@ async def measure_server(report: Report, address: str, held: int, trials: int, r
             for one in Talk().observations(held):
                 await stream.send(one)
         async with Writer.open(address, memory) as writer, reader.memory(memory.path).recall() as recall:
-            await probe(writer, recall, names, 20)
+            await probe(writer, recall, names, min(trials, 20))
             for _ in range(rounds):
                 times = await probe(writer, recall, names, trials)
                 times.enter(report, "memstream idle")
                 missed += times.missed
-                for label, load in ((f"{ARRIVING}/s arrive", arriving), (f"{STREAMS} full streams", flooding)):
+                for label, load in loads.items():
                     async with load(loader, memory) as stored:
-                        await asyncio.sleep(1.0)
+                        await asyncio.sleep(WARM_S[size])
                         first, began = stored(), time.perf_counter()
                         times = await probe(writer, recall, names, trials)
                         arrived = (stored() - first) / (time.perf_counter() - began)
@@ -243,19 +247,11 @@ async def measure_server(report: Report, address: str, held: int, trials: int, r
 
 async def measure_lite(report: Report, scratch: Path, held: int, trials: int) -> None:
     """A Milvus Lite of its own, with as many rows, and with as many arriving."""
-    space = Space(MODEL.name, MODEL.dimension, PARTITIONS)
-    name = collection_name(space, "bench")
-    child = await LiteProcess.start(scratch, name, start_timeout_s=60.0, lock_timeout_s=10.0, stop_timeout_s=30.0)
-    collection = await asyncio.to_thread(MilvusCollection.connect, child.uri, "", name, space, Timeouts(), "Strong")
-    try:
-        await asyncio.to_thread(_lite_rows, report, collection, held, trials)
-    finally:
-        collection.close()
-        await child.stop()
+    async with milvus_lite(scratch) as lite:
+        await asyncio.to_thread(_lite_rows, report, lite.collection, held, trials)
 
 
 def _lite_rows(report: Report, collection: MilvusCollection, held: int, trials: int) -> None:
-    collection.make()
     vectors = HashingEmbedder().vectors([str(one.body) for one in Talk().observations(held)])
     collection.upsert([Point("memory", f"old-{number}", vector) for number, vector in enumerate(vectors)])
     collection.flush()
@@ -307,32 +303,37 @@ def _loaded(collection: MilvusCollection, mark: str) -> Iterator[Callable[[], fl
         thread.join()
 
 
-async def measure(report: Report, held: int, trials: int, rounds: int) -> int:
+async def measure(report: Report, size: Size, rounds: int) -> int:
     """Both sides; how many recalls missed."""
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
         with Served(scratch / "data") as server:
-            missed = await measure_server(report, server.address, held, trials, rounds)
-        await measure_lite(report, scratch / "lite", held, trials)
+            missed = await measure_server(report, server.address, size, rounds)
+        await measure_lite(report, scratch / "lite", HELD[size], TRIALS[size])
     return missed
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    given = options(__doc__).parse_args(arguments)
+def run(size: Size, rounds: int | None = None) -> Report:
+    """Measure."""
     report = Report(COLUMNS)
-    held, trials = (FULL, TRIALS_FULL) if given.full else (SHORT, TRIALS_SHORT)
-    missed = asyncio.run(measure(report, held, trials, given.rounds or 3))
-    report.show()
-    for load in ("idle", f", {ARRIVING}/s arrive"):
-        ours = f"memstream{' ' if load == 'idle' else ''}{load}: stored to recalled"
-        for how in ("upsert", "upsert, flush"):
-            bare = f"bare Milvus Lite{' ' if load == 'idle' else ''}{load}, {how}: acknowledged to found"
-            report.ratio(f"{ours} / {bare}", ours, bare, "p50 ms")
-    report.write(given.json, missed=missed)
-    print(f"recalls that missed what was acknowledged: {missed}")
-    sys.exit(bool(missed))
+    report.more["missed"] = asyncio.run(measure(report, size, rounds or ROUNDS[size]))
+    return report
+
+
+def claims(report: Report) -> list[Claim]:
+    """What is said of reading one's own writes."""
+    told: list[Claim] = []
+    for load, said in ((" idle", "idle"), (f", {ARRIVING}/s arrive", f"{ARRIVING}/s arrive")):
+        ours, bare = (
+            f"memstream{load}: stored to recalled",
+            f"bare Milvus Lite{load}, upsert, flush: acknowledged to found",
+        )
+        told += [
+            claim(report, f"stored to recalled p50, {said}", ours, "p50 ms", bare),
+            claim(report, f"recalls without what was stored, {said}", ours, "missed", bare, at_most(0, "missed")),
+        ]
+    return told
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(bool(standalone(__doc__, run, claims).more["missed"]))

@@ -1,241 +1,170 @@
 """How long a recall takes through the SDK, when nothing else happens and while 500 observations arrive every second.
 
-    python benchmarks/bench_recall.py [--full] [--rounds N] [--json FILE]
+    python benchmarks/bench_recall.py [--full | --tiny] [--rounds N] [--json FILE]
 
 100 memories hold 1,000, 10,000 and (with --full) 100,000 fragments together; queries go to them at random, one at a
-time, with the defaults: ten fragments and the working memory, reinforcing. Beside them, in turns with them: a bare
-gRPC echo of the same question and answer, an exact numpy scan and a Milvus Lite search of the same vectors (one of its
-64 partitions, as memstream searches a memory too large for RAM).
+time, with the defaults: ten fragments and the working memory, reinforcing. Beside them, in turns with them and under
+the same load: a bare gRPC echo of the question and an answer of the same size, an exact numpy scan and a plain BM25 of
+the same memory, summed question by question. For the cost of the total size a second server holds 1,000 fragments in
+all, in memories of the same size as those of the largest total.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-from bare import EchoServer, scanned
-from report import Report, options, percentile
+from arriving import RATE, arriving
+from claims import CPU, Claim, at_least, at_most, claim, pause, standalone
+from echo import EchoServer
+from recalls import COLUMNS, P50, P99, Parts, Recalling, Texts, enter, fill
+from report import PAUSES, Report, Size
 from served import Served
-from texts import Talk
 
 import memstream
-from memstream.codec import query_to_wire
-from memstream.v1 import stream_service_pb2 as pb
-from memstream_server.adapters.milvus.collection import MilvusCollection, Timeouts
-from memstream_server.adapters.milvus.lite import LiteProcess
-from memstream_server.adapters.milvus.naming import collection_name
-from memstream_server.adapters.models.hashing import MODEL, HashingEmbedder
-from memstream_server.ports.index import Point
-from memstream_server.ports.journal import Space
 
-MEMORIES = 100
-SHORT, FULL = (1_000, 10_000), (1_000, 10_000, 100_000)
+MEMORIES = {Size.TINY: 4, Size.SHORT: 100, Size.FULL: 100}
+TOTALS = {Size.TINY: (80,), Size.SHORT: (1_000, 10_000), Size.FULL: (1_000, 10_000, 100_000)}
 """Fragments in all memories together."""
-QUERIES_SHORT, QUERIES_FULL = 200, 1_000
-ARRIVING = 500
-"""Observations a second, each to the next memory in turn."""
-TICK_S = 0.02
-LIMIT = 10
-PARTITIONS = 64
+FEW = {Size.TINY: 20, Size.SHORT: 1_000, Size.FULL: 1_000}
+"""Fragments in all, beside the largest total."""
+QUERIES = {Size.TINY: 5, Size.SHORT: 200, Size.FULL: 500}
+ROUNDS = {Size.TINY: 1, Size.SHORT: 3, Size.FULL: 5}
 FLUSH_INTERVAL_S = 2.0
-COLUMNS = ("p50 ms", "p99 ms", "max ms", "arrived/s", "server CPU ms")
+PREFIX = "recall/agent"
+ALONE_S = 1.0
+"""How long the load runs alone to learn what it costs."""
+STORED, SENT = "stored /s", "observations sent"
+IDLE, LOADED = "idle", f"{RATE}/s arrive"
+BESIDE_ALL, BESIDE_FEW = "memstream, the largest total, in turns with the smallest", "memstream, 1,000 in all"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Filled:
-    """Memories with their streams open, and what was put into them."""
+    """A server with memories, and how to ask them."""
 
-    memories: list[memstream.Memory]
-    observing: list[memstream.ObserveStream]
-    recalling: list[memstream.RecallStream]
-    texts: list[list[str]]
-    asked: random.Random = field(default_factory=lambda: random.Random(7))
-    talk: Talk = field(default_factory=lambda: Talk(2))
-
-    def question(self) -> tuple[memstream.RecallStream, str]:
-        """A memory and four words of something it holds."""
-        place = self.asked.randrange(len(self.memories))
-        return self.recalling[place], self.talk.question(self.asked.choice(self.texts[place]))
+    server: Served
+    texts: Texts
+    recalling: Recalling
 
 
 @contextlib.asynccontextmanager
-async def filled(client: memstream.Client, total: int) -> AsyncIterator[Filled]:
-    """New memories that hold `total` fragments, all of them indexed."""
-    talk = Talk()
-    memories = [await client.create_memory(f"recall-{total}/agent-{number}") for number in range(MEMORIES)]
-    texts = [talk.observations(total // MEMORIES) for _ in memories]
-    async with contextlib.AsyncExitStack() as stack:
-        observing = [
-            await stack.enter_async_context(memory.observe("bench", ack_level=memstream.AckLevel.INDEXED))
-            for memory in memories
-        ]
-        for stream, observations in zip(observing, texts, strict=True):
-            for one in observations:
-                await stream.send(one)
-        await asyncio.gather(*(stream.flush() for stream in observing))
-        recalling = [await stack.enter_async_context(memory.recall()) for memory in memories]
-        yield Filled(memories, observing, recalling, [[str(one.body) for one in each] for each in texts])
+async def filled(directory: Path, sizes: Sequence[int]) -> AsyncIterator[Filled]:
+    """A server of its own with memories of these sizes, all asked once."""
+    with Served(directory, index_flush_interval_s=FLUSH_INTERVAL_S) as server:
+        async with memstream.connect(server.address) as client:
+            texts = await fill(client, PREFIX, sizes)
+            async with Recalling(server, client, PREFIX) as recalling:
+                await recalling.ask([(place, texts.question(place)) for place in range(len(sizes))])
+                yield Filled(server, texts, recalling)
 
 
-async def ask(held: Filled, count: int) -> tuple[list[float], dict[str, float]]:
-    """Seconds of each query, one at a time, and the mean milliseconds of each step as the server tells them."""
-    seconds: list[float] = []
-    steps: defaultdict[str, float] = defaultdict(float)
-    for _ in range(count):
-        stream, text = held.question()
-        began = time.perf_counter()
-        answer = await stream.query(text)
-        seconds.append(time.perf_counter() - began)
-        for step, spent in answer.timings.items():
-            steps[step] += spent / count * 1e3
-    return seconds, dict(steps)
-
-
-async def arrive(held: Filled, sent: list[int]) -> None:
-    """Until cancelled. `sent` gets the number that went out."""
-    loop, talk = asyncio.get_running_loop(), Talk(3)
-    began, number = loop.time(), 0
-    while True:
-        due = int((loop.time() - began) * ARRIVING)
-        while number < due:
-            await held.observing[number % MEMORIES].send(talk.sentence(), speaker="Ada", session="live")
-            number += 1
-        sent[0] = number
-        await asyncio.sleep(TICK_S)
-
-
-async def measure_server(report: Report, server: Served, held: Filled, label: str, count: int) -> dict[str, float]:
-    """Both rows of memstream for one size; the steps of an idle recall."""
-    before = server.cpu()
-    seconds, steps = await ask(held, count)
-    _enter(report, f"{label}: memstream idle", seconds, server.cpu().since(before).server)
-    sent = [0]
-    arriving = asyncio.create_task(arrive(held, sent))
-    await asyncio.sleep(1.0)
-    first, began, before = sum(one.stored for one in held.observing), time.perf_counter(), server.cpu()
-    seconds, _ = await ask(held, count)
-    arrived = (sum(one.stored for one in held.observing) - first) / (time.perf_counter() - began)
-    _enter(report, f"{label}: memstream, {ARRIVING}/s arrive", seconds, server.cpu().since(before).server)
-    report.add(f"{label}: memstream, {ARRIVING}/s arrive", **{"arrived/s": arrived})
-    arriving.cancel()
-    await asyncio.gather(arriving, return_exceptions=True)
-    await asyncio.gather(*(stream.flush() for stream in held.observing))
+async def measure_idle(report: Report, held: Filled, parts: Parts, total: int, count: int) -> dict[str, float]:
+    """Recalls and parts in turns; the steps of a recall."""
+    since = time.monotonic()
+    steps = await held.recalling.measure(report, _ours(total, IDLE), held.texts.questions(count))
+    report.pause(_loop(total, IDLE), held.server.pause(since))
+    await parts.measure(report, _parts(total, IDLE), held.texts.questions(count))
+    report.pause(_echo_loop(total, IDLE), parts.pause())
     return steps
 
 
-async def measure_echo(report: Report, echo: EchoServer, held: Filled, label: str, count: int) -> None:
-    """The same question, and an answer of the same size."""
-    stream, text = held.question()
-    answer = await stream.query(text)
-    size = sum(len(hit.fragment.content) + 250 for hit in answer)
-    size += sum(len(one.content) + 150 for one in answer.working_memory)
-    response = pb.RecallResponse(done=pb.RecallDone(query_id="1", degraded="x" * size))
-    seconds = await echo.recall(pb.RecallRequest(query=query_to_wire("1", text)), response, count)
-    _enter(report, f"{label}: bare echo", seconds)
+async def measure_loaded(report: Report, held: Filled, parts: Parts, total: int, count: int) -> None:
+    """The same while observations arrive."""
+    async with arriving(held.server.address, PREFIX, len(held.texts.held)) as arrived:
+        before, began = held.server.cpu(), time.perf_counter()
+        await asyncio.sleep(ALONE_S)
+        load_cpu = held.server.cpu().since(before).both / (time.perf_counter() - began)
+        since = time.monotonic()
+        seconds, _ = await held.recalling.ask(held.texts.questions(count))
+        enter(report, _ours(total, LOADED), seconds)
+        report.pause(_loop(total, LOADED), held.server.pause(since))
+        await parts.measure(report, _parts(total, LOADED), held.texts.questions(count))
+        report.pause(_echo_loop(total, LOADED), parts.pause())
+    await held.recalling.settle()
+    report.add(_load(total), **{STORED: arrived.per_s, CPU: load_cpu / max(arrived.per_s, 1.0) * 1e6})
+    report.add(SENT, **{STORED: RATE})
 
 
-def measure_scan(report: Report, vectors: Sequence[npt.NDArray[np.float32]], label: str, count: int) -> None:
-    """One memory's vectors, exactly, in this process."""
-    queries = HashingEmbedder().vectors([Talk(4).sentence() for _ in range(count)])
-    seconds = [scanned(vectors[n % len(vectors)], queries[n : n + 1], LIMIT)[0] for n in range(count)]
-    _enter(report, f"{label}: bare numpy scan", seconds)
-
-
-async def measure_lite(
-    report: Report, scratch: Path, vectors: Sequence[npt.NDArray[np.float32]], label: str, count: int
-) -> None:
-    """One memory's vectors among all of them, in a Milvus Lite of its own."""
-    space = Space(MODEL.name, MODEL.dimension, PARTITIONS)
-    name = collection_name(space, "bench")
-    child = await LiteProcess.start(scratch, name, start_timeout_s=60.0, lock_timeout_s=10.0, stop_timeout_s=30.0)
-    collection = await asyncio.to_thread(MilvusCollection.connect, child.uri, "", name, space, Timeouts(), "Strong")
-    try:
-        seconds = await asyncio.to_thread(_searched, collection, vectors, count)
-    finally:
-        collection.close()
-        await child.stop()
-    _enter(report, f"{label}: bare Milvus Lite search", seconds)
-
-
-def _searched(collection: MilvusCollection, vectors: Sequence[npt.NDArray[np.float32]], count: int) -> list[float]:
-    collection.make()
-    collection.upsert(
-        [
-            Point(f"memory-{place}", f"{place}-{number}", vector)
-            for place, held in enumerate(vectors)
-            for number, vector in enumerate(held)
-        ]
-    )
-    collection.flush()
-    queries = HashingEmbedder().vectors([Talk(4).sentence() for _ in range(count)])
-    seconds = []
-    for number, query in enumerate(queries):
-        began = time.perf_counter()
-        collection.search(f"memory-{number % len(vectors)}", query, LIMIT)
-        seconds.append(time.perf_counter() - began)
-    return seconds
-
-
-def _enter(report: Report, row: str, seconds: Sequence[float], cpu_s: float | None = None) -> None:
-    figures = {
-        "p50 ms": percentile(seconds, 0.5) * 1e3,
-        "p99 ms": percentile(seconds, 0.99) * 1e3,
-        "max ms": max(seconds) * 1e3,
-    }
-    if cpu_s is not None:
-        figures["server CPU ms"] = cpu_s / len(seconds) * 1e3
-    report.add(row, **figures)
-
-
-async def measure(report: Report, sizes: Sequence[int], count: int, rounds: int) -> dict[str, dict[str, float]]:
-    """All sizes, one after another, each with all its rounds; the steps of an idle recall by size."""
+async def measure(report: Report, size: Size, rounds: int) -> dict[str, dict[str, float]]:
+    """All totals, one after another, each with all its rounds; the steps of an idle recall by total."""
     steps: dict[str, dict[str, float]] = {}
-    for total in sizes:
-        label = f"{total:,}"
-        with tempfile.TemporaryDirectory() as directory:
-            scratch = Path(directory)
-            with (
-                EchoServer(scratch) as echo,
-                Served(scratch / "data", index_flush_interval_s=FLUSH_INTERVAL_S) as server,
-            ):
-                async with memstream.connect(server.address) as client, filled(client, total) as held:
-                    vectors = [HashingEmbedder().vectors(texts) for texts in held.texts]
-                    await ask(held, MEMORIES)
-                    for number in range(rounds):
-                        steps[label] = await measure_server(report, server, held, label, count)
-                        await measure_echo(report, echo, held, label, count)
-                        measure_scan(report, vectors, label, count)
-                        if number == 0:  # filling it is most of its time
-                            await measure_lite(report, scratch / "lite", vectors, label, count)
+    memories, count = MEMORIES[size], QUERIES[size]
+    for total in TOTALS[size]:
+        each = total // memories
+        async with contextlib.AsyncExitStack() as stack:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            echo = stack.enter_context(EchoServer(scratch))
+            held = await stack.enter_async_context(filled(scratch / "data", [each] * memories))
+            few: Filled | None = None
+            if total == TOTALS[size][-1]:
+                few = await stack.enter_async_context(filled(scratch / "few", [each] * (FEW[size] // each)))
+            parts = Parts(echo, held.texts, await held.recalling.answer(0, held.texts.question(0)))
+            for _ in range(rounds):
+                steps[f"{total:,}"] = await measure_idle(report, held, parts, total, count)
+                if few is not None:
+                    await few.recalling.measure(report, BESIDE_FEW, few.texts.questions(count))
+                    await held.recalling.measure(report, BESIDE_ALL, held.texts.questions(count))
+                await measure_loaded(report, held, parts, total, count)
     return steps
 
 
-def main() -> None:
-    """Measure and print."""
-    given = options(__doc__).parse_args()
-    report = Report(COLUMNS)
-    sizes, count = (FULL, QUERIES_FULL) if given.full else (SHORT, QUERIES_SHORT)
-    steps = asyncio.run(measure(report, sizes, count, given.rounds or 3))
-    report.show()
-    for total in sizes:
-        label = f"{total:,}"
-        told = ", ".join(f"{step} {spent:.2f}" for step, spent in steps[label].items())
-        print(f"{label}: ms inside the server, idle, by step: {told}")
-        for other in ("bare echo", "bare numpy scan", "bare Milvus Lite search"):
-            report.ratio(
-                f"{label}: memstream idle / {other}", f"{label}: memstream idle", f"{label}: {other}", "p50 ms"
-            )
-    report.write(given.json, steps=steps)
+def _ours(total: int, how: str) -> str:
+    return f"memstream, {total:,} in all, {how}"
+
+
+def _parts(total: int, how: str) -> str:
+    return f"echo + numpy scan + BM25, {total:,} in all, {how}"
+
+
+def _loop(total: int, how: str) -> str:
+    return f"memstream's event loop, {total:,} in all, {how}"
+
+
+def _echo_loop(total: int, how: str) -> str:
+    return f"bare echo's event loop, {total:,} in all, {how}"
+
+
+def _load(total: int) -> str:
+    return f"observations arriving, {total:,} in all"
+
+
+def run(size: Size, rounds: int | None = None) -> Report:
+    """Measure."""
+    report = Report((*COLUMNS, STORED, *PAUSES))
+    steps = asyncio.run(measure(report, size, rounds or ROUNDS[size]))
+    report.more["steps of an idle recall, ms"] = steps
+    return report
+
+
+def claims(report: Report) -> list[Claim]:
+    """What is said of recall from active memories."""
+    told: list[Claim] = []
+    totals = [total for total in TOTALS[Size.TINY] + TOTALS[Size.FULL] if _ours(total, IDLE) in report.rows]
+    for total in totals:
+        for how in (IDLE, LOADED):
+            ours, parts, said = _ours(total, how), _parts(total, how), f"{total:,} in all, {how}"
+            told += [
+                claim(report, f"recall p50, {said}", ours, P50, parts, at_most(1.5)),
+                claim(report, f"recall p99, {said}", ours, P99, parts, at_most(2.5)),
+            ]
+            if how == LOADED:
+                idle = _parts(total, IDLE)
+                told += [
+                    claim(report, f"recall p50, {said}, parts idle", ours, P50, idle),
+                    claim(report, f"recall p99, {said}, parts idle", ours, P99, idle),
+                    claim(report, f"stored meanwhile, {said}", _load(total), STORED, SENT, at_least(0.98)),
+                ]
+            told.append(pause(report, f"event loop's longest pause, {said}", _loop(total, how), _echo_loop(total, how)))
+    name = f"recall p50, {totals[-1]:,} in all beside 1,000, memories of the same size"
+    told.append(claim(report, name, BESIDE_ALL, P50, BESIDE_FEW, at_most(1.3)))
+    return told
 
 
 if __name__ == "__main__":
-    main()
+    standalone(__doc__, run, claims)

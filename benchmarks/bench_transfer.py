@@ -1,6 +1,6 @@
 """How fast a memory is exported and imported through the SDK, beside a copy of the same journal file.
 
-    python benchmarks/bench_transfer.py [--full] [--rounds N] [--json FILE]
+    python benchmarks/bench_transfer.py [--full | --tiny] [--rounds N] [--json FILE]
 
 One memory of 10,000 (`--full`: 100,000) fragments, hashing. The copy is SQLite's own online backup of the journal, made
 durable: what `memstream backup` does. It moves the same fragments with everything else of the store, and no other
@@ -17,16 +17,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import Report, options
+from claims import CPU, Claim, claim, standalone
+from report import Report, Size, own_cpu_s
 from served import Served
 from texts import Talk
 
 import memstream
 from memstream import MemoryKind
 
-SHORT, FULL = 10_000, 100_000
+COUNT = {Size.TINY: 50, Size.SHORT: 10_000, Size.FULL: 100_000}
+ROUNDS = {Size.TINY: 1, Size.SHORT: 3, Size.FULL: 1}
 BATCH = 1_000
-COLUMNS = ("fragments/s", "seconds", "MB", "server µs")
+RATE = "fragments /s"
+COPY = "copy of the SQLite file"
+COLUMNS = (RATE, "seconds", "MB", CPU)
 
 
 async def filled(client: memstream.Client, count: int) -> None:
@@ -63,9 +67,10 @@ async def measure(report: Report, count: int, rounds: int) -> None:
                 journal = scratch / "data" / "journal.db"
                 for number in range(rounds):
                     copy = scratch / f"{number}.db"
-                    began = time.perf_counter()
+                    own, began = own_cpu_s(), time.perf_counter()
                     await asyncio.to_thread(copied, journal, copy)
-                    _enter(report, "copy of the SQLite file", count, time.perf_counter() - began, copy, 0.0)
+                    seconds = time.perf_counter() - began
+                    _enter(report, COPY, count, seconds, copy, own_cpu_s() - own)
                     for vectors in (False, True):
                         what = " with vectors" if vectors else ""
                         file = scratch / f"{number}-{vectors}.jsonl"
@@ -83,24 +88,26 @@ async def measure(report: Report, count: int, rounds: int) -> None:
 
 def _enter(report: Report, row: str, count: int, seconds: float, file: Path, cpu_s: float) -> None:
     figures = {
-        "fragments/s": count / seconds,
+        RATE: count / seconds,
         "seconds": seconds,
         "MB": file.stat().st_size / 1e6,
-        "server µs": cpu_s / count * 1e6,
+        CPU: cpu_s / count * 1e6,
     }
     report.add(row, **figures)
 
 
-def main() -> None:
-    """Measure and print."""
-    given = options(__doc__).parse_args()
+def run(size: Size, rounds: int | None = None) -> Report:
+    """Measure."""
     report = Report(COLUMNS)
-    asyncio.run(measure(report, FULL if given.full else SHORT, given.rounds or (1 if given.full else 3)))
-    report.show()
-    report.ratio("export as fast as the copy", "export", "copy of the SQLite file", "fragments/s")
-    report.ratio("import as fast as the copy", "import", "copy of the SQLite file", "fragments/s")
-    report.write(given.json)
+    asyncio.run(measure(report, COUNT[size], rounds or ROUNDS[size]))
+    return report
+
+
+def claims(report: Report) -> list[Claim]:
+    """What is said of export and import."""
+    rows = ("export", "import", "export with vectors", "import with vectors")
+    return [claim(report, row, row, RATE, COPY) for row in rows]
 
 
 if __name__ == "__main__":
-    main()
+    standalone(__doc__, run, claims)

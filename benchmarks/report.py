@@ -6,20 +6,37 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from probe import Pause
+
+LOAD = "load before"
+PAUSES = PAUSE, COMPUTING, COLLECTING = "pause ms", "computing ms", "collecting ms"
 PACKAGES = ("grpcio", "milvus-lite", "numpy", "protobuf", "pymilvus")
 
 
+class Size(StrEnum):
+    """How much is measured: tiny only shows that it runs, short takes a few minutes, full has the real sizes."""
+
+    TINY = "tiny"
+    SHORT = "short"
+    FULL = "full"
+
+
 def options(description: str | None) -> argparse.ArgumentParser:
-    """The command line every benchmark has."""
+    """The command line every benchmark has; `size` of what it parses is a Size."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="the real sizes; takes many minutes")
+    sizes = parser.add_mutually_exclusive_group()
+    for size, meaning in ((Size.FULL, "the real sizes; takes many minutes"), (Size.TINY, "only to see that it runs")):
+        sizes.add_argument(f"--{size}", dest="size", action="store_const", const=size, help=meaning)
+    parser.set_defaults(size=Size.SHORT)
     parser.add_argument("--rounds", type=int, help="rounds, interleaved; medians are shown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures here")
     return parser
@@ -30,11 +47,16 @@ def machine() -> dict[str, str]:
     found = {
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        "load before": f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "?",
-        "system": f"{platform.system()} {platform.release()}",
+        LOAD: f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "?",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
     }
     return found | {name: version(name) for name in PACKAGES}
+
+
+def told(machine: dict[str, str]) -> str:
+    """The machine in a line."""
+    return ", ".join(f"{name} {value}" for name, value in machine.items())
 
 
 def _processor() -> str:
@@ -43,6 +65,12 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def own_cpu_s() -> float:
+    """CPU seconds this process has used, user and system."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -58,6 +86,8 @@ class Report:
     columns: Sequence[str]
     machine: dict[str, str] = field(default_factory=machine)
     rows: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
+    """What is no row, for the JSON."""
 
     def add(self, row: str, **figures: float) -> None:
         """One round's figures of a row; names of columns with _ for spaces."""
@@ -65,31 +95,37 @@ class Report:
         for name, value in figures.items():
             held.setdefault(name.replace("_", " "), []).append(value)
 
+    def pause(self, row: str, pause: Pause) -> None:
+        """One round's longest pause of an event loop."""
+        figures = {PAUSE: pause.wall_s, COMPUTING: pause.cpu_s, COLLECTING: pause.collecting_s}
+        self.add(row, **{name: seconds * 1e3 for name, seconds in figures.items()})
+
+    def values(self, row: str, column: str) -> list[float]:
+        """Each round's figure; empty where there is none."""
+        return self.rows.get(row, {}).get(column, [])
+
     def median(self, row: str, column: str) -> float:
         """NaN where there is no such figure."""
-        values = self.rows.get(row, {}).get(column, [])
+        values = self.values(row, column)
         return statistics.median(values) if values else float("nan")
-
-    def ratio(self, what: str, row: str, other: str, column: str, other_column: str = "") -> None:
-        """Prints how many times one row's median is another's."""
-        above, below = self.median(row, column), self.median(other, other_column or column)
-        print(f"{what}: {above / below:.3g}" if below else f"{what}: -")
 
     def show(self) -> None:
         """The table."""
-        print(", ".join(f"{name} {value}" for name, value in self.machine.items()))
+        print(told(self.machine))
         width = max(map(len, self.rows), default=0)
         print(f"{'':{width}}  " + "  ".join(f"{column:>14}" for column in self.columns))
         for row in self.rows:
-            print(f"{row:{width}}  " + "  ".join(f"{_shown(self.median(row, column)):>14}" for column in self.columns))
+            print(f"{row:{width}}  " + "  ".join(f"{shown(self.median(row, column)):>14}" for column in self.columns))
 
     def write(self, file: Path | None, **more: Any) -> None:
         """Everything as JSON, where a file was asked for."""
         if file is not None:
-            file.write_text(json.dumps({"machine": self.machine, "rows": self.rows, **more}, indent=1), "utf-8")
+            told = {"machine": self.machine, "rows": self.rows, **self.more, **more}
+            file.write_text(json.dumps(told, indent=1), "utf-8")
 
 
-def _shown(value: float) -> str:
+def shown(value: float) -> str:
+    """For people: a - where there is none."""
     if value != value:  # NaN
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import probe
+
 START_MAX_S = 120.0
 STOP_MAX_S = 60.0
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -36,11 +38,17 @@ class Cpu:
 
 
 class Served:
-    """`memstream serve` over `data_dir`, on loopback. `settings` are given through the environment."""
+    """`memstream serve` over `data_dir`, on loopback. `settings` go through the environment.
 
-    def __init__(self, data_dir: Path, **settings: str | float) -> None:
+    With `probed` its event loop has the probe that `pause` reads.
+    """
+
+    def __init__(self, data_dir: Path, *, probed: bool = True, **settings: str | float) -> None:
         self.address = ""
         self.data_dir = data_dir
+        self._pauses = data_dir.with_name(f"{data_dir.name}.pauses")
+        self._log = data_dir.with_name(f"{data_dir.name}.log")
+        self._probed = probed
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -55,13 +63,14 @@ class Served:
     def start(self) -> Self:
         """Returns once it serves. Raises RuntimeError with its log when it does not."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        port_file, log = self.data_dir.parent / "address", self.data_dir.parent / "server.log"
+        port_file = self.data_dir.with_name(f"{self.data_dir.name}.address")
         port_file.unlink(missing_ok=True)
         given = {f"MEMSTREAM_{name.upper()}": str(value) for name, value in self._settings.items()}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
-        command = [sys.executable, "-m", "memstream_server", "serve", "--listen", "127.0.0.1:0"]
+        program = ["-P", probe.__file__, str(self._pauses)] if self._probed else ["-m", "memstream_server"]
+        command = [sys.executable, *program, "serve", "--listen", "127.0.0.1:0"]
         command += ["--port-file", str(port_file), "--data", str(self.data_dir)]
-        with log.open("ab") as out:
+        with self._log.open("ab") as out:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=kept | given
             )
@@ -69,7 +78,7 @@ class Served:
         while not port_file.exists():
             if self._process.poll() is not None or time.monotonic() > until:
                 self.stop()
-                raise RuntimeError(f"the server did not start; it said:\n{log.read_text('utf-8', 'replace')}")
+                raise RuntimeError(f"the server did not start; it said:\n{self.log()}")
             time.sleep(0.05)
         self.address = port_file.read_text("utf-8").strip()
         return self
@@ -85,6 +94,10 @@ class Served:
             self._process.kill()
             self._process.wait(STOP_MAX_S)
 
+    def log(self) -> str:
+        """What it has said so far, in all its lives."""
+        return self._log.read_text("utf-8", "replace")
+
     @property
     def pid(self) -> int:
         """Of the running server."""
@@ -93,7 +106,11 @@ class Served:
 
     def cpu(self) -> Cpu:
         """CPU used so far. Zero on systems without /proc."""
-        return Cpu(_cpu_s(self.pid), sum(_cpu_s(child) for child in _children(self.pid)))
+        return Cpu(cpu_s(self.pid), sum(cpu_s(child) for child in _children(self.pid)))
+
+    def pause(self, since: float) -> probe.Pause:
+        """The longest of its event loop from that moment (`time.monotonic()`) until now."""
+        return probe.longest(self._pauses, since, time.monotonic())
 
     def resident_mb(self) -> tuple[float, float]:
         """Resident memory in MB of the server and of the child."""
@@ -108,7 +125,8 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
+    """CPU seconds of that process, user and system, to a hundredth; 0 where there is no /proc."""
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) * _TICK_S if fields else 0.0
 

@@ -262,9 +262,12 @@ def main() -> None:
     with socket.socket() as probe:  # the server does not tell the port of its metrics
         probe.bind(("127.0.0.1", 0))
         metrics = f"127.0.0.1:{probe.getsockname()[1]}"
-    with tempfile.TemporaryDirectory() as directory, Served(Path(directory) / "data", metrics_listen=metrics) as server:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Served(Path(directory) / "data", probed=False, metrics_listen=metrics) as server,
+    ):
         samples, wrong, load = asyncio.run(soak(server, metrics, given.minutes, given.seed))
-        log = (server.data_dir.parent / "server.log").read_text("utf-8", "replace")
+        log = server.log()
     show(samples)
     wrong += judge(samples, given.minutes)
     if "Traceback" in log:

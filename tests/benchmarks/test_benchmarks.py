@@ -1,0 +1,51 @@
+"""Every benchmark runs, in a size that measures nothing, and what it writes has the shape of the table."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+NAMES = sorted(file.stem.removeprefix("bench_") for file in BENCHMARKS.glob("bench_*.py"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
+    file, page = tmp_path / "figures.json", tmp_path / "results.md"
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "bench.py"),
+        name,
+        "--tiny",
+        "--json",
+        str(file),
+        "--results",
+        str(page),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    document = json.loads(file.read_text("utf-8"))
+    assert document["failed"] == []
+    assert document["benchmarks"][name]["machine"]["cores"]
+    assert document["benchmarks"][name]["rows"]
+    claims = document["benchmarks"][name]["claims"]
+    assert claims
+    for claim in claims:
+        assert math.isfinite(claim["ours"]), claim
+        assert claim["other_name"], claim
+        assert math.isfinite(claim["other"]), claim
+        assert claim["met"] in (("yes", "no") if claim["aim"] else ("-",)), claim
+        assert claim["name"] in ended.stdout
+        assert claim["name"] in page.read_text("utf-8")
+
+
+def test_a_name_that_no_benchmark_has_is_refused() -> None:
+    command = [sys.executable, str(BENCHMARKS / "bench.py"), "nothing"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "there is no benchmark nothing" in ended.stderr
