@@ -26,6 +26,7 @@ import time
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -177,10 +178,10 @@ async def _answer(peer: Peer, vectors: Vectors, request: dict[str, Any]) -> dict
             await peer.open(memory)
         case "add":
             items = [Item(**item) for item in request["items"]]
-            return {"ms": [await _timed(vectors, lambda: peer.add(memory, items))]}
+            return {"ms": [await _timed(vectors, partial(peer.add, memory, items))]}
         case "add_each":
             items = [Item(**item) for item in request["items"]]
-            return {"ms": [await _timed(vectors, lambda one=item: peer.add(memory, [one])) for item in items]}
+            return {"ms": [await _timed(vectors, partial(peer.add, memory, [item])) for item in items]}
         case "recall":
             return await _recall(peer, vectors, memory, [Query(**query) for query in request["queries"]], request["k"])
         case "lines":
@@ -204,7 +205,7 @@ async def _recall(peer: Peer, vectors: Vectors, memory: str, queries: list[Query
             found.append([])
             errors.append(_said(error))
 
-    ms = [await _timed(vectors, lambda one=query: ask(one)) for query in queries]
+    ms = [await _timed(vectors, partial(ask, query)) for query in queries]
     return {"ms": ms, "found": found, "errors": errors}
 
 
