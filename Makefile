@@ -19,10 +19,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-all crash check generate docs lock bench format build clean
+.PHONY: help venv demo test test-all crash check generate docs lock bench bench-peers format build clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## install the locked packages and memstream itself into .venv
 
@@ -69,6 +69,9 @@ lock: $(STAMP)  ## resolve requirements/*.txt anew (UPGRADE=1 takes the newest v
 bench: $(STAMP)  ## measure observe and recall beside their bare counterparts
 	@if [ ! -d benchmarks ] || [ -z "$$(ls benchmarks/*.py 2>/dev/null)" ]; then echo "bench: there are no benchmarks yet"; exit 1; fi
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file $(BENCH_ARGS); done
+
+bench-peers: $(STAMP)  ## beside DB-GPT, LangChain, LangGraph, mem0 and LlamaIndex, which are installed into .cache/
+	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
 
 build: $(STAMP)  ## the wheel and the source distribution, in dist/
 	$(BIN)/uv build --no-build-isolation --python $(BIN)/python

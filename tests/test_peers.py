@@ -72,7 +72,8 @@ def test_each_peer_is_told_of_as_it_is(load: Load, tmp_path: Path) -> None:
 
 
 def row(contender: Contender, speed: float, *, kept: float = 1.0, quality: float = 0.5) -> Outcome:
-    made = Round(speed, speed, 1 / speed, 1 / speed, 10.0, 100 / speed, 1.0, kept, kept, [])
+    cost = 1 / speed
+    made = Round(speed, speed, cost, cost, cost, cost, 10.0, 100 / speed, 1.0, kept, kept, [])
     return Outcome(contender, [made], {"recall@4": quality, "recall@10": quality, "recall@20": quality})
 
 
@@ -82,7 +83,8 @@ def test_the_page_says_where_memstream_is_not_first() -> None:
     assert not_first([ours, row(fake("forgetful"), 9.0, kept=0.9)]) == [], "it did not keep what it was given"
     behind = not_first([ours, row(fake("faster"), 9.0), row(fake("wiser"), 1.0, quality=0.6)])
     assert [line.split(" (memstream")[0] for line in behind] == [
-        "- ingest/s", "- one at a time/s", "- recall p50 ms", "- recall p99 ms", "- RSS MB", "- @4", "- @10", "- @20",
+        "- ingest/s", "- one at a time/s", "- recall p50 ms", "- recall p99 ms", "- ingest CPU µs",
+        "- recall CPU ms", "- RSS MB", "- @4", "- @10", "- @20",
     ]  # fmt: skip
     assert "fake, faster 9" in behind[0]
     assert "fake, wiser 0.600" in behind[-1]

@@ -40,6 +40,10 @@ class Round:
     """One at a time, each kept before the next."""
     recall_p50_ms: float
     recall_p99_ms: float
+    ingest_cpu_us: float
+    """CPU of all processes per observation, of those given as fast as possible."""
+    recall_cpu_ms: float
+    """And per query. Work that a process leaves for later (an index) may fall into either."""
     resident_empty_mb: float
     resident_mb: float
     """With all items in it."""
@@ -136,10 +140,11 @@ def measured(contender: Contender, load: Load, table: Table, directory: Path) ->
             runner.open(memory)
         runner.add("warm", load.items[:_WARM])
         runner.recall("warm", load.queries[:_WARM], LIMIT)
-        empty = runner.resident_mb()
+        empty = runner.processes()
         ingest_s = runner.add("talk", load.items) / 1e3
+        full = runner.processes()
         asked = runner.recall("talk", load.queries, LIMIT)
-        resident = runner.resident_mb()
+        searched = runner.processes()
         held = _share(load.items, runner.lines("talk"))
         single_s = sum(runner.add_each("single", load.single)) / 1e3
         runner.kill()  # right after the last acknowledgement
@@ -153,8 +158,10 @@ def measured(contender: Contender, load: Load, table: Table, directory: Path) ->
         single_per_s=len(load.single) / single_s,
         recall_p50_ms=percentile(asked.ms, 0.5),
         recall_p99_ms=percentile(asked.ms, 0.99),
-        resident_empty_mb=empty,
-        resident_mb=resident,
+        ingest_cpu_us=(full.cpu_s - empty.cpu_s) / len(load.items) * 1e6,
+        recall_cpu_ms=(searched.cpu_s - full.cpu_s) / len(load.queries) * 1e3,
+        resident_empty_mb=empty.resident_mb,
+        resident_mb=searched.resident_mb,
         held=held,
         kept=kept,
         recalled=sum(found) / len(found),

@@ -18,7 +18,7 @@ from dbgpt.agent import AgentMemoryFragment, HybridMemory, LongTermMemory
 from dbgpt.core import Embeddings
 from dbgpt_ext.storage.vector_store.chroma_store import ChromaStore, ChromaVectorConfig
 
-from benchmarks.peers.protocol import Given, Item, Query, Vectors, main, own_process
+from benchmarks.peers.protocol import Given, Item, Processes, Query, Vectors, main, own_process
 
 _NUMBER = re.compile(r"^\[\d+] ")
 """What LongTermMemory puts in front of every text."""
@@ -91,7 +91,7 @@ class DbGpt:
             kept += [one.raw_observation for one in held.memory._short_term_memory.short_term_memories]
         return kept
 
-    def processes(self) -> tuple[list[int], float]:
+    def processes(self) -> Processes:
         return own_process()
 
     async def close(self) -> None:

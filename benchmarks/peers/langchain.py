@@ -14,7 +14,7 @@ from langchain_classic.retrievers import TimeWeightedVectorStoreRetriever
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 
-from benchmarks.peers.protocol import Given, Item, Query, Vectors, main, own_process
+from benchmarks.peers.protocol import Given, Item, Processes, Query, Vectors, main, own_process
 
 
 class Table(Embeddings):
@@ -68,7 +68,7 @@ class LangChain:
         documents: list[str] = self._held[memory].vectorstore.get()["documents"]
         return documents
 
-    def processes(self) -> tuple[list[int], float]:
+    def processes(self) -> Processes:
         return own_process()
 
     async def close(self) -> None: ...

@@ -15,7 +15,7 @@ from langgraph.store.base import BaseStore, PutOp
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
 
-from benchmarks.peers.protocol import Given, Item, Query, main, own_process
+from benchmarks.peers.protocol import Given, Item, Processes, Query, main, own_process
 
 _ALL = 1_000_000
 
@@ -42,7 +42,7 @@ class LangGraph:
     async def lines(self, memory: str) -> list[str]:
         return [one.value["text"] for one in self._store.search((memory,), limit=_ALL)]
 
-    def processes(self) -> tuple[list[int], float]:
+    def processes(self) -> Processes:
         return own_process()
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from llama_index.core.schema import TextNode
 from llama_index.vector_stores.chroma import ChromaVectorStore
 from pydantic import PrivateAttr
 
-from benchmarks.peers.protocol import Given, Item, Query, Vectors, main, own_process
+from benchmarks.peers.protocol import Given, Item, Processes, Query, Vectors, main, own_process
 
 
 class Table(BaseEmbedding):
@@ -61,7 +61,7 @@ class LlamaIndex:
         documents: list[str] = self._held[memory][1].get()["documents"]
         return documents
 
-    def processes(self) -> tuple[list[int], float]:
+    def processes(self) -> Processes:
         return own_process()
 
     async def close(self) -> None: ...

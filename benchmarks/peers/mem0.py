@@ -12,7 +12,7 @@ from typing import Any
 from mem0 import Memory
 from mem0.embeddings.base import EmbeddingBase
 
-from benchmarks.peers.protocol import Given, Item, Query, Vectors, main, own_process
+from benchmarks.peers.protocol import Given, Item, Processes, Query, Vectors, main, own_process
 
 _ALL = 16_384
 """The most Milvus lists at once."""
@@ -48,7 +48,7 @@ class Mem0:
     async def lines(self, memory: str) -> list[str]:
         return [one["memory"] for one in self._memory.get_all(filters={"user_id": memory}, top_k=_ALL)["results"]]
 
-    def processes(self) -> tuple[list[int], float]:
+    def processes(self) -> Processes:
         return own_process()
 
     async def close(self) -> None:

@@ -7,14 +7,13 @@ its own). "Kept" is *stored*: committed to the journal with fsync, and seen by e
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from served import Served
 
 import memstream
-from benchmarks.peers.protocol import Given, Item, Query, main, resident_mb
+from benchmarks.peers.protocol import Given, Item, Processes, Query, main, own_process
 from memstream_server.core.rendering import date_text
 
 
@@ -59,9 +58,14 @@ class Memstream:
     async def lines(self, memory: str) -> list[str]:
         return [_line(one) async for one in self._memories[memory].list_fragments()]
 
-    def processes(self) -> tuple[list[int], float]:
-        """The server (Milvus Lite ends with it) and this process, which is what an agent has of it."""
-        return [self._server.pid, os.getpid()], sum(self._server.resident_mb()) + resident_mb()
+    def processes(self) -> Processes:
+        """The server, Milvus Lite (which ends with it) and this process, which is what an agent has of it."""
+        own = own_process()
+        return Processes(
+            [self._server.pid, *own.pids],
+            sum(self._server.resident_mb()) + own.resident_mb,
+            self._server.cpu().both + own.cpu_s,
+        )
 
     async def close(self) -> None:
         await self._opened.aclose()

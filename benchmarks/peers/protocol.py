@@ -7,12 +7,12 @@ Standard library only, and nothing of memstream: it runs in each peer's environm
     {"do": "add_each", "memory": "m", "items": [...]}           {"ms": [...]}               a call for each
     {"do": "recall", "memory": "m", "queries": [...], "k": 10}  {"ms": [...], "found": [[line, ...], ...], "errors": []}
     {"do": "lines", "memory": "m"}                              {"lines": [...]}            all it says it holds
-    {"do": "processes"}                                         {"pids": [...], "resident_mb": 1.0}
+    {"do": "processes"}                                         {"pids": [...], "resident_mb": 1.0, "cpu_s": 1.0}
     {"do": "close"}                                             {}
 
 A reply {"error": "..."} says what the peer raised. Vectors come from a table of all texts; for a text that is not in it
 (DB-GPT puts numbers in front of its own) the runner asks, in between: {"embed": [texts]} is answered by {"vectors":
-[...]}. The time that takes is taken off the call's, as is that of looking vectors up.
+[...]}. The time that takes is taken off the call's, as is that of looking vectors up, and so is the CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -51,6 +51,15 @@ class Query:
     judged: bool = False
 
 
+@dataclass(frozen=True)
+class Processes:
+    """Processes together: resident megabytes, and seconds of CPU since they began."""
+
+    pids: list[int]
+    resident_mb: float
+    cpu_s: float
+
+
 class Peer(Protocol):
     """A memory system as the benchmark sees it. What raises is told and counted."""
 
@@ -70,8 +79,8 @@ class Peer(Protocol):
         """All it holds."""
         ...
 
-    def processes(self) -> tuple[list[int], float]:
-        """The processes that hold the memory, and their resident megabytes together. All are killed in the test."""
+    def processes(self) -> Processes:
+        """Those that hold the memory. All are killed in the test."""
         ...
 
     async def close(self) -> None:
@@ -87,16 +96,17 @@ class Vectors:
         self._places = {text: place for place, text in enumerate(texts)}
         self._file = os.open(table, os.O_RDONLY)
         self._ask = ask
-        self.seconds = 0.0
+        self.seconds = self.cpu_s = 0.0
         """Spent here so far."""
 
     def of(self, texts: Sequence[str]) -> list[list[float]]:
         """A vector each, of unit length."""
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.thread_time()
         strange = [text for text in texts if text not in self._places]
         asked = dict(zip(strange, self._ask(strange), strict=True)) if strange else {}
         vectors = [asked[text] if text in asked else self._read(self._places[text]) for text in texts]
         self.seconds += time.perf_counter() - began
+        self.cpu_s += time.thread_time() - cpu_began
         return vectors
 
     def one(self, text: str) -> list[float]:
@@ -122,15 +132,10 @@ class Given:
     """Directory of the model that made the vectors; empty where memstream's hashing did."""
 
 
-def resident_mb(pid: int | str = "self") -> float:
-    """Resident memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def own_process() -> tuple[list[int], float]:
+def own_process() -> Processes:
     """Peer.processes of a peer that lives in this process."""
-    return [os.getpid()], resident_mb()
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return Processes([os.getpid()], pages * os.sysconf("SC_PAGE_SIZE") / 1e6, time.process_time())
 
 
 def main(make: Callable[[Given], Awaitable[Peer]]) -> None:
@@ -187,8 +192,8 @@ async def _answer(peer: Peer, vectors: Vectors, request: dict[str, Any]) -> dict
         case "lines":
             return {"lines": await peer.lines(memory)}
         case "processes":
-            pids, resident = peer.processes()
-            return {"pids": pids, "resident_mb": resident}
+            found = peer.processes()
+            return asdict(found) | {"cpu_s": found.cpu_s - vectors.cpu_s}
         case "close":
             await peer.close()
     return {}

@@ -28,6 +28,8 @@ COLUMNS = (
     Column("one at a time/s", "single_per_s"),
     Column("recall p50 ms", "recall_p50_ms", 2, more_is_better=False),
     Column("recall p99 ms", "recall_p99_ms", 2, more_is_better=False),
+    Column("ingest CPU µs", "ingest_cpu_us", more_is_better=False),
+    Column("recall CPU ms", "recall_cpu_ms", 2, more_is_better=False),
     Column("RSS MB", "resident_mb", more_is_better=False),
 )
 """Compared among those that keep what they are given."""

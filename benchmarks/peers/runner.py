@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from benchmarks.peers.contenders import Contender
 from benchmarks.peers.load import Table
-from benchmarks.peers.protocol import Item, Query
+from benchmarks.peers.protocol import Item, Processes, Query
 from tests.toolchains.environments import ROOT
 
 ANSWER_MAX_S = 900.0
@@ -69,7 +69,7 @@ class Runner:
             )
         try:
             self._reply()
-            self._pids = self._ask("processes")["pids"]
+            self._pids = self.processes().pids
         except Failed:
             self.kill()
             raise
@@ -108,9 +108,9 @@ class Runner:
         held: list[str] = self._ask("lines", memory)["lines"]
         return held
 
-    def resident_mb(self) -> float:
-        """Of all processes that hold its memories."""
-        return float(self._ask("processes")["resident_mb"])
+    def processes(self) -> Processes:
+        """Those that hold its memories, and what they take."""
+        return Processes(**self._ask("processes"))
 
     def kill(self) -> None:
         """SIGKILL to everything that holds memories, at once; nothing if it is not running."""

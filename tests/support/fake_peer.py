@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.peers.protocol import Given, Item, Query, main, own_process
+from benchmarks.peers.protocol import Given, Item, Processes, Query, main, own_process
 
 
 class FakePeer:
@@ -49,7 +49,7 @@ class FakePeer:
             return self._lists[memory]
         return self._file(memory).read_text("utf-8").splitlines()
 
-    def processes(self) -> tuple[list[int], float]:
+    def processes(self) -> Processes:
         return own_process()
 
     async def close(self) -> None: ...
