@@ -22,7 +22,7 @@ from benchmarks.peers.load import made_up
 from benchmarks.peers.results import page, record
 from benchmarks.quality import conversations, measure
 
-SHORT, FULL = 2_000, 10_000
+SHORT, FULL = 1_000, 10_000
 """Observations in the memory that is asked."""
 QUESTIONS, SINGLE = 200, 300
 
