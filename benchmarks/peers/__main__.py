@@ -42,7 +42,7 @@ def main() -> int:
     judge = measure(given.data) if given.data else None
     talks = conversations(given.data) if given.data else ()
     with tempfile.TemporaryDirectory() as scratch:
-        outcomes = compare(wanted, load, rounds, Path(scratch), judge, talks, given.model)
+        outcomes = compare(wanted, load, rounds, Path(scratch), judge, talks, given.model and given.model.resolve())
     vectors = given.model.name if given.model else "memstream's own hashing, 384 dimensions, computed once for all"
     text = page(outcomes, load, rounds, vectors)
     (given.out / "RESULTS.md").write_text(text, "utf-8")
