@@ -60,7 +60,7 @@ def test_each_peer_is_told_of_as_it_is(load: Load, tmp_path: Path) -> None:
     assert "Python 1.0" in found["absent"].failed
     assert found["dies"].rounds == found["absent"].rounds == []
 
-    text = page(outcomes, load, 1, "by hashing")
+    text = page(outcomes, load, 1, "by hashing", {"cores": "2"})
     rows = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| ")}
     assert "| yes: 100% listed, 100% found |" in rows["| memstream"]
     assert "no: 0% listed, 0% found" in rows["| fake, list"]
@@ -68,7 +68,7 @@ def test_each_peer_is_told_of_as_it_is(load: Load, tmp_path: Path) -> None:
     assert "not measured: its process ended" in rows["| fake, dies"]
     assert "Python 1.0" in rows["| fake, absent"]
     assert "--data DIR" in text, "quality was not measured, and the page says so"
-    assert len(record(outcomes, load, "by hashing")["rows"]["memstream"]["rounds"]) == 1
+    assert len(record(outcomes, load, "by hashing", {"cores": "2"})["rows"]["memstream"]["rounds"]) == 1
 
 
 def row(contender: Contender, speed: float, *, kept: float = 1.0, quality: float = 0.5) -> Outcome:

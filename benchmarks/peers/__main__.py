@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from report import machine
+
 from benchmarks.peers.compare import compare
 from benchmarks.peers.contenders import CONTENDERS, MEMSTREAM
 from benchmarks.peers.load import made_up
@@ -41,12 +43,13 @@ def main() -> int:
     load, rounds = made_up(FULL if given.full else SHORT, QUESTIONS, SINGLE), given.rounds
     judge = measure(given.data) if given.data else None
     talks = conversations(given.data) if given.data else ()
+    on = machine()
     with tempfile.TemporaryDirectory() as scratch:
         outcomes = compare(wanted, load, rounds, Path(scratch), judge, talks, given.model and given.model.resolve())
     vectors = given.model.name if given.model else "memstream's own hashing, 384 dimensions, computed once for all"
-    text = page(outcomes, load, rounds, vectors)
+    text = page(outcomes, load, rounds, vectors, on)
     (given.out / "RESULTS.md").write_text(text, "utf-8")
-    figures = json.dumps(record(outcomes, load, vectors), indent=1)
+    figures = json.dumps(record(outcomes, load, vectors, on), indent=1)
     (given.out / "RESULTS.json").write_text(figures + "\n", "utf-8")
     print(text)
     return 1 if any(one.failed for one in outcomes) else 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from report import machine
 
 from benchmarks.peers.compare import DEPTHS, LIMIT, Outcome
 from benchmarks.peers.contenders import MEMSTREAM
@@ -37,12 +35,12 @@ DEPTH_TITLES = {f"recall@{depth}": f"@{depth}" for depth in DEPTHS}
 """Compared among all."""
 
 
-def page(outcomes: Sequence[Outcome], load: Load, rounds: int, vectors: str) -> str:
-    """Markdown."""
+def page(outcomes: Sequence[Outcome], load: Load, rounds: int, vectors: str, on: Mapping[str, str]) -> str:
+    """Markdown. `on`: the machine, as report.machine had it before the run."""
     parts = [
         "# Against peers",
         "Written by `make bench-peers`; the [README](../README.md#peers) says what is measured and how.",
-        ", ".join(f"{name} {value}" for name, value in machine().items()),
+        ", ".join(f"{name} {value}" for name, value in on.items()),
         f"{len(load.items):,} observations into one memory, {len(load.queries):,} recalls of {LIMIT}, "
         f"{len(load.single):,} observations one at a time before the kill; medians of {rounds} interleaved rounds. "
         f"Vectors: {vectors}.",
@@ -64,7 +62,7 @@ _QUALITY = (
 _NO_QUALITY = "Recall quality was not measured: it needs the measure and its conversations (`--data DIR`)."
 
 
-def record(outcomes: Sequence[Outcome], load: Load, vectors: str) -> dict[str, Any]:
+def record(outcomes: Sequence[Outcome], load: Load, vectors: str, on: Mapping[str, str]) -> dict[str, Any]:
     """Every round's figures, as JSON takes them."""
     rows = {
         one.contender.title: {
@@ -76,7 +74,7 @@ def record(outcomes: Sequence[Outcome], load: Load, vectors: str) -> dict[str, A
         for one in outcomes
     }
     sizes = {"items": len(load.items), "queries": len(load.queries), "single": len(load.single)}
-    return {"machine": machine(), "load": sizes, "vectors": vectors, "rows": rows}
+    return {"machine": dict(on), "load": sizes, "vectors": vectors, "rows": rows}
 
 
 def not_first(outcomes: Sequence[Outcome]) -> list[str]:
