@@ -125,8 +125,9 @@ CONTENDERS = (
         "mem0, Milvus Lite",
         "benchmarks.peers.mem0",
         ["mem0ai", "milvus-lite", "pymilvus"],
-        "The same on Milvus Lite, whose BM25 needs no model. But its scores are negative there, and mem0 leaves such out: "
-        "it ranks by the vectors alone here, too. After a restart mem0 does not load its collection; the runner does.",
+        "The same on Milvus Lite, whose BM25 needs no model. But its scores are negative there, and mem0 leaves such "
+        "out: it ranks by the vectors alone here, too. After a restart mem0 does not load its collection; the runner "
+        "does.",
         variant="milvus",
         environment=_MEM0,
     ),

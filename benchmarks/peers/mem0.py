@@ -1,7 +1,8 @@
 """mem0 with `infer=False`: on Qdrant in a directory (its default), and on Milvus Lite.
 
-On Milvus Lite it asks for BM25 and leaves the answers out, because their scores are negative there. On Qdrant its BM25 wants a model that is fetched when first used, and its lemmas and entities one of spaCy's; neither
-comes with its packages, and mem0 goes on without. Its threshold of 0.1 is set to 0, which hides nothing.
+On Qdrant its BM25 wants a model that is fetched when first used, and its lemmas and entities one of spaCy's; neither
+comes with its packages, and mem0 goes on without. On Milvus Lite it asks for BM25 and leaves the answers out, because
+their scores are negative there. Its threshold of 0.1 is set to 0, which hides nothing.
 """
 
 from __future__ import annotations
