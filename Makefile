@@ -19,10 +19,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-all crash check generate docs lock bench bench-full format build clean
+.PHONY: help venv demo test test-all crash check generate docs lock bench bench-full bench-peers format build clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## install the locked packages and memstream itself into .venv
 
@@ -71,6 +71,9 @@ bench: $(STAMP)  ## measure what we claim beside its bare counterparts: one tabl
 
 bench-full: $(STAMP)  ## the same with the real sizes, an hour or more
 	$(BIN)/python benchmarks/bench.py --full --json .cache/bench-full.json $(BENCH_ARGS)
+
+bench-peers: $(STAMP)  ## beside DB-GPT, LangChain, LangGraph, mem0 and LlamaIndex, which are installed into .cache/
+	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
 
 build: $(STAMP)  ## the wheel and the source distribution, in dist/
 	$(BIN)/uv build --no-build-isolation --python $(BIN)/python

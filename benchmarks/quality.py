@@ -180,7 +180,8 @@ class Found:
         return sum(place == 0 for place in self.places)
 
 
-def _measure(directory: Path) -> Any:
+def measure(directory: Path) -> Any:
+    """The module of the measure, which is in that directory."""
     spec = importlib.util.spec_from_file_location("locomo_eval", directory / "locomo_eval.py")
     if spec is None or spec.loader is None or not (directory / "locomo_eval.py").exists():
         raise SystemExit(f"{directory} has no locomo_eval.py")
@@ -190,14 +191,19 @@ def _measure(directory: Path) -> Any:
     return module
 
 
+def conversations(directory: Path) -> Sequence[Any]:
+    """What the measure makes of the conversations there."""
+    loaded: Sequence[Any] = measure(directory).load_locomo(str(directory / "locomo3.json"))
+    return loaded
+
+
 def _run(directory: Path, target: str) -> tuple[dict[str, Any], list[Found]]:
-    measure = _measure(directory)
-    conversations = measure.load_locomo(str(directory / "locomo3.json"))
+    talks = conversations(directory)
     retriever = Retriever(target)
     try:
-        result = measure.evaluate(retriever, conversations, LIMIT)
+        result = measure(directory).evaluate(retriever, talks, LIMIT)
         result["stored_s"] = sum(held.seconds for held in retriever.ingested.values())
-        return result, [retriever.check(each.id, each.fragments, each.now) for each in conversations]
+        return result, [retriever.check(each.id, each.fragments, each.now) for each in talks]
     finally:
         retriever.close()
 

@@ -28,6 +28,7 @@ FOLDERS = [
     SERVER / "engine/transfer",
     SERVER / "rpc/access",
     *(SERVER / "adapters" / folder for folder in ("journal", "milvus", "models")),
+    ROOT / "benchmarks/peers",
     ROOT / "client/memstream",
     ROOT / "protos/memstream/v1",
 ]

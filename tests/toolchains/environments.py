@@ -19,15 +19,21 @@ RUN_S = 300
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What requirements/NAME.txt locks, with memstream itself. `only` is the one Python it has wheels for."""
+    """What FOLDER/NAME.txt locks, with memstream itself if wanted. `only` is the one Python it has wheels for."""
 
     name: str
     only: str = ""
+    folder: Path = ROOT / "requirements"
+    memstream: bool = True
+
+    @property
+    def requirements(self) -> Path:
+        """The locked packages."""
+        return self.folder / f"{self.name}.txt"
 
     def python(self) -> Path:
         """Its interpreter; it is made when it is not there or the requirements have changed. Raises Absent."""
-        requirements = ROOT / "requirements" / f"{self.name}.txt"
-        digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
+        digest = hashlib.sha256(self.requirements.read_bytes()).hexdigest()[:12]
         folder = ROOT / ".cache" / f"{self.name}-{digest}"
         found, done = folder / "bin" / "python", folder / "installed"
         if done.exists():
@@ -35,8 +41,9 @@ class Environment:
         shutil.rmtree(folder, ignore_errors=True)  # of an installation that was broken off
         self._install([self._base(), "-m", "venv", str(folder)])
         pip = [str(found), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]
-        self._install([*pip, "--require-hashes", "--requirement", str(requirements)])
-        self._install([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)])
+        self._install([*pip, "--require-hashes", "--requirement", str(self.requirements)])
+        if self.memstream:
+            self._install([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)])
         done.touch()
         return found
 

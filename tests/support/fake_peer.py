@@ -1,0 +1,63 @@
+"""A peer of the trivial kind, for the driver's tests: lines in a file, or in a list; it ranks by the vectors alone.
+
+Variants: `file`, `list`, `breaks` (it cannot recall) and `dies` (the process ends while it adds).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.peers.protocol import Given, Item, Processes, Query, main, own_process
+
+
+class FakePeer:
+    def __init__(self, given: Given) -> None:
+        self._given = given
+        self._lists: dict[str, list[str]] = {}
+
+    def _file(self, memory: str) -> Path:
+        return self._given.directory / f"{memory}.txt"
+
+    async def open(self, memory: str) -> None:
+        self._lists.setdefault(memory, [])
+        self._file(memory).touch()
+
+    async def add(self, memory: str, items: Sequence[Item]) -> None:
+        print("what a package prints is no reply")
+        if self._given.variant == "dies":
+            os._exit(3)
+        if self._given.variant != "file":
+            self._lists[memory] += [item.line for item in items]
+            return
+        with self._file(memory).open("a", encoding="utf-8") as file:
+            file.writelines(f"{item.line}\n" for item in items)
+
+    async def recall(self, memory: str, query: Query, k: int) -> list[str]:
+        if self._given.variant == "breaks":
+            raise LookupError("there is no such thing")
+        lines = await self.lines(memory)
+        # Not in the table: the driver is asked for these.
+        vectors = self._given.vectors.of([f"{line}." for line in lines])
+        asked = self._given.vectors.one(query.text)
+        near = [sum(a * b for a, b in zip(asked, vector, strict=True)) for vector in vectors]
+        return [lines[place] for place in sorted(range(len(lines)), key=lambda place: -near[place])][:k]
+
+    async def lines(self, memory: str) -> list[str]:
+        if self._given.variant != "file":
+            return self._lists[memory]
+        return self._file(memory).read_text("utf-8").splitlines()
+
+    def processes(self) -> Processes:
+        return own_process()
+
+    async def close(self) -> None: ...
+
+
+async def make(given: Given) -> FakePeer:
+    return FakePeer(given)
+
+
+if __name__ == "__main__":
+    main(make)
