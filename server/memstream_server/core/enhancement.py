@@ -38,13 +38,17 @@ def hit(
     `similarity_threshold` and a draw from [0, 1) is below p. COSINE compares with the policy's
     `similarity_min`, or with the embedding model's (the argument) where the policy has none.
     """
-    id_ = anchor.fragment.id
-    if anchor.vector is None or other.id == id_ or any(done.id == other.id for done in anchor.enhancements):
+    if anchor.vector is None:
         return None
+    id_ = anchor.fragment.id
     value = cosine(anchor.vector, vector)
-    if policy.similarity_rule is SimilarityRule.COSINE:
-        least = similarity_min if policy.similarity_min is None else policy.similarity_min
-        return Hit(value) if value >= least else None
+    by_cosine = policy.similarity_rule is SimilarityRule.COSINE
+    if by_cosine and value < (similarity_min if policy.similarity_min is None else policy.similarity_min):
+        return None  # most end here
+    if other.id == id_ or any(done.id == other.id for done in anchor.enhancements):
+        return None
+    if by_cosine:
+        return Hit(value)
     probability = 1 / (1 + math.exp(-value))
     if probability < policy.similarity_threshold:
         return None
