@@ -26,10 +26,11 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.ownership import Ownership
 from memstream_server.engine.working_set import WorkingSet
-from memstream_server.ports.journal import Conflict, JournalError, MemoryRecord
+from memstream_server.ports.journal import Conflict, Image, JournalError, MemoryRecord
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.embeddings import Embedding
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +39,8 @@ REVIVE_PAUSE_S = 0.2
 REVIVE_PAUSE_MAX_S = 30.0
 CALM_S = 60.0
 """After so long without a failure the pause is the first one again."""
+LARGE_ROWS = 1_000
+"""From here on a memory's working set is made in a thread: some 10 ms, which every stream would have to wait for."""
 
 
 class Registry:
@@ -139,7 +142,7 @@ class Registry:
         try:
             epoch = await self.ownership.take(uid)
             embedding = dependencies.embeddings.in_force
-            image = await dependencies.journal.load(uid, embedding.name, dependencies.limits.dense_in_memory_max)
+            image, working = await self._read(uid, embedding)
         except Conflict as error:
             raise MemoryNotFound(f"the memory was deleted: {error}") from error
         except JournalError as error:
@@ -148,12 +151,19 @@ class Registry:
         if uid in self._deleting | self._outlived and await self._is_gone(image.record):
             self.ownership.forget(uid)
             raise MemoryNotFound("the memory was deleted")
-        working = WorkingSet(image, embedding, dependencies.limits.dense_in_memory_max)
         actor = Actor(image, working, dependencies)
         self._actors[uid] = actor
         self._uids[image.record.namespace, image.record.name] = uid
         self._shrink(keep=uid)
         return actor
+
+    async def _read(self, uid: str, embedding: Embedding) -> tuple[Image, WorkingSet]:
+        """What the journal has of a memory, and its working set. Raises Conflict, JournalError."""
+        vectors_max = self._dependencies.limits.dense_in_memory_max
+        image = await self._dependencies.journal.load(uid, embedding.name, vectors_max)
+        if len(image.rows) < LARGE_ROWS:
+            return image, WorkingSet(image, embedding, vectors_max)
+        return image, await asyncio.to_thread(WorkingSet, image, embedding, vectors_max)  # nobody else has it yet
 
     async def move(self, lately: Callable[[str], Sequence[str]]) -> None:
         """Bring every active memory into the space in force, each in its own order; its streams notice nothing.
@@ -169,8 +179,7 @@ class Registry:
 
     async def _moved(self, actor: Actor, lately: Sequence[str]) -> None:
         embedding, journal = self._dependencies.embeddings.in_force, self._dependencies.journal
-        image = await journal.load(actor.uid, embedding.name, self._dependencies.limits.dense_in_memory_max)
-        working = WorkingSet(image, embedding, self._dependencies.limits.dense_in_memory_max)
+        _, working = await self._read(actor.uid, embedding)
         if working.dense is None and lately:
             working.overlay(await journal.vectors(actor.uid, embedding.name, lately))
         working.follow(actor.working)
