@@ -324,14 +324,15 @@ class Indexer:
         latest = {(entry.memory, entry.fragment): found for entry, found in entries}
         for model in self._held:
             vectors = await self._vectors(latest, model)
-            points = [Point(*key, np.frombuffer(vectors[key], dtype="<f4")) for key in latest if key in vectors]
             gone: dict[str, list[str]] = defaultdict(list)
             for memory, id_ in latest:
                 if (memory, id_) not in vectors:
                     gone[memory].append(id_)
-            points.sort(key=lambda point: point.memory)
-            for start in range(0, len(points), UPSERT_ROWS):
-                await self._dependencies.index.upsert(points[start : start + UPSERT_ROWS], model)
+            keys = sorted(vectors)  # a memory's together
+            for start in range(0, len(keys), UPSERT_ROWS):
+                slice_ = keys[start : start + UPSERT_ROWS]
+                points = [Point(*key, np.frombuffer(vectors[key], dtype="<f4")) for key in slice_]
+                await self._dependencies.index.upsert(points, model)
             for memory, ids in gone.items():
                 await self._dependencies.index.delete(memory, ids, model)
 
