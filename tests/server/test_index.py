@@ -54,6 +54,21 @@ async def check_index(server: ServerProcess, memory: Memory) -> None:
     assert await in_index(server.data_dir, uid) == sorted(listed)
 
 
+async def test_a_stop_brings_into_the_index_what_waits_for_it(make_server: MakeServer) -> None:
+    server = await started(make_server(**SEARCHES_MILVUS, index_flush_interval_s=600.0))
+    async with memstream.connect(server.address) as client:
+
+        async def ready() -> bool:
+            return not (await client.server_info()).degraded
+
+        await until(ready)
+        memory = await client.create_memory("sea/log", kind=memstream.MemoryKind.LONG_TERM)
+        await memory.observe_batch([about(number) for number in range(50)])
+        assert (await memory.stats()).unindexed == 50
+        await check_index(server, memory)
+    assert journals.rows(server.data_dir, "SELECT count(*) FROM outbox") == [(0,)]
+
+
 @linux
 async def test_kills_of_milvus_lite_while_it_is_written_to(make_server: MakeServer) -> None:
     server = await started(make_server(**SEARCHES_MILVUS))
