@@ -6,7 +6,7 @@ The offer runs in the background and may be lost with the process: nothing was a
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,8 +33,6 @@ CONTENT_VECTORS_MAX = 2_048
 """Content vectors of recalled fragments kept, so that a model is rarely asked twice for the same text."""
 OFFERS_MAX = 64
 """Offers waiting at once; past it the oldest waiting are let go, so that reading never becomes a backlog."""
-GATHER_S = 0.02
-"""How long an offer waits for others: the answer leaves undisturbed, and what several change is committed together."""
 
 
 class Reinforcement:
@@ -91,17 +89,7 @@ class Reinforcement:
     # ---- offers
     async def _offer_loop(self) -> None:
         while True:
-            waiting = [await self._offers.get()]
-            await asyncio.sleep(GATHER_S)
-            while not self._offers.empty():
-                waiting.append(self._offers.get_nowait())
-            by_actor: defaultdict[Actor, list[tuple[Fragment, ...]]] = defaultdict(list)
-            for actor, fragments in waiting:
-                by_actor[actor].append(fragments)
-            await asyncio.gather(*(self._offer_all(actor, offers) for actor, offers in by_actor.items()))
-
-    async def _offer_all(self, actor: Actor, offers: Sequence[tuple[Fragment, ...]]) -> None:
-        for fragments in offers:
+            actor, fragments = await self._offers.get()
             try:
                 await self._offer(actor, fragments)
             except (EngineError, ModelError, JournalError) as error:
