@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from types import TracebackType
 from typing import Self
 
@@ -33,7 +34,8 @@ class Relay:
         self._draw = draw or random.Random()
         self._led: dict[asyncio.StreamWriter, int] = {}
         self._open: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._carried: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
@@ -50,15 +52,28 @@ class Relay:
 
     async def up(self) -> None:
         """Take connections, at the same port as before."""
-        self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     async def down(self) -> None:
         """Refuse connections and cut those that are open."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
         self.cut()
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Not asyncio's server: one that closes forgets whom it is accepting, and leaves them open and unheard."""
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # who it was has gone again
+        task = asyncio.create_task(self._carry(connection))
+        self._carried.add(task)
+        task.add_done_callback(self._carried.discard)
 
     def cut(self) -> int:
         """Reset all connections; how many there were."""
@@ -68,13 +83,18 @@ class Relay:
         self._open.clear()
         return ends // 2
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
         try:
             there, here = await self._connect()
         except OSError:
             writer.transport.abort()
             return
         ends = {writer, here}
+        if self._listener is None:  # it went down meanwhile
+            for end in ends:
+                end.transport.abort()
+            return
         self._open |= ends
         deaf = asyncio.Event()
         ways = [

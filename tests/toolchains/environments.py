@@ -17,6 +17,13 @@ INSTALL_S = 900
 RUN_S = 300
 
 
+def variables_for(home: Path) -> dict[str, str]:
+    """The variables of a process that may write at `home`: none of ours, and not CI, where DB-GPT talks."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MEMSTREAM_", "OPENAI_"))}
+    kept.pop("CI", None)
+    return kept | {"HOME": str(home), "PYTHONPATH": str(ROOT)}
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     """What FOLDER/NAME.txt locks, with memstream itself if wanted. `only` is the one Python it has wheels for."""
@@ -65,11 +72,10 @@ class Environment:
 
     def run(self, *command: str, home: Path, stdin: str = "", **variables: str) -> str:
         """What `python COMMAND` prints; `home` is where it may write. Raises AssertionError with what went wrong."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("MEMSTREAM_", "OPENAI_"))}
         done = subprocess.run(
             [str(self.python()), *command],
             input=stdin,
-            env=kept | {"HOME": str(home), "PYTHONPATH": str(ROOT)} | variables,
+            env=variables_for(home) | variables,
             cwd=home,
             capture_output=True,
             text=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.support.fake_openai import JSON, FakeOpenAI
 from tests.support.pages import blocks
 from tests.support.server import ServerProcess, free_address
 from tests.toolchains import dbgpt
+from tests.toolchains.environments import variables_for
 
 __all__ = ["client", "make_server", "shared"]  # fixtures
 
@@ -69,7 +69,7 @@ class Talk:
 
 def environment(fake: FakeOpenAI, home: Path) -> dict[str, str]:
     told = {"OPENAI_API_BASE": fake.base_url, "OPENAI_API_KEY": "secret", "OPENAI_MODEL": "scripted"}
-    return dict(os.environ) | told | {"DBGPT_HOME": str(home), "HOME": str(home), "PYTHONPATH": str(dbgpt.ROOT)}
+    return variables_for(home) | told | {"DBGPT_HOME": str(home)}
 
 
 async def talk(python: Path, fake: FakeOpenAI, home: Path, *arguments: str) -> Talk:
