@@ -1999,8 +1999,8 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\n" +
 	"UpdatePlan\x12\x1f.memstream.v1.UpdatePlanRequest\x1a .memstream.v1.UpdatePlanResponse\x12U\n" +
 	"\fCompletePlan\x12!.memstream.v1.CompletePlanRequest\x1a\".memstream.v1.CompletePlanResponse\x12R\n" +
-	"\vRemovePlans\x12 .memstream.v1.RemovePlansRequest\x1a!.memstream.v1.RemovePlansResponseB\xa8\x01\n" +
-	"\x10com.memstream.v1B\x18ConversationServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1\xa2\x02\x03MXX\xaa\x02\fMemstream.V1\xca\x02\fMemstream\\V1\xe2\x02\x18Memstream\\V1\\GPBMetadata\xea\x02\rMemstream::V1b\x06proto3"
+	"\vRemovePlans\x12 .memstream.v1.RemovePlansRequest\x1a!.memstream.v1.RemovePlansResponseBY\n" +
+	"\x10dev.memstream.v1B\x18ConversationServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
 	file_memstream_v1_conversation_service_proto_rawDescOnce sync.Once

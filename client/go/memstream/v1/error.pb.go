@@ -241,9 +241,9 @@ const file_memstream_v1_error_proto_rawDesc = "" +
 	"\x1eERROR_REASON_PERMISSION_DENIED\x10\x1d\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x1e\x12\x1f\n" +
 	"\x1bERROR_REASON_MEMORY_DELETED\x10\x1f\x12#\n" +
-	"\x1fERROR_REASON_PAGE_TOKEN_INVALID\x10 B\x9a\x01\n" +
-	"\x10com.memstream.v1B\n" +
-	"ErrorProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1\xa2\x02\x03MXX\xaa\x02\fMemstream.V1\xca\x02\fMemstream\\V1\xe2\x02\x18Memstream\\V1\\GPBMetadata\xea\x02\rMemstream::V1b\x06proto3"
+	"\x1fERROR_REASON_PAGE_TOKEN_INVALID\x10 BK\n" +
+	"\x10dev.memstream.v1B\n" +
+	"ErrorProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
 	file_memstream_v1_error_proto_rawDescOnce sync.Once

@@ -704,9 +704,9 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\x14EVENT_REASON_CLEARED\x10\x04\x12\x18\n" +
 	"\x14EVENT_REASON_EXPIRED\x10\x05\x12\x1a\n" +
 	"\x16EVENT_REASON_RETENTION\x10\x06\x12\x1a\n" +
-	"\x16EVENT_REASON_REQUESTED\x10\aB\x9a\x01\n" +
-	"\x10com.memstream.v1B\n" +
-	"EventProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1\xa2\x02\x03MXX\xaa\x02\fMemstream.V1\xca\x02\fMemstream\\V1\xe2\x02\x18Memstream\\V1\\GPBMetadata\xea\x02\rMemstream::V1b\x06proto3"
+	"\x16EVENT_REASON_REQUESTED\x10\aBK\n" +
+	"\x10dev.memstream.v1B\n" +
+	"EventProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
 	file_memstream_v1_event_proto_rawDescOnce sync.Once

@@ -1156,8 +1156,8 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\fFragmentKind\x12\x1d\n" +
 	"\x19FRAGMENT_KIND_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19FRAGMENT_KIND_OBSERVATION\x10\x01\x12\x19\n" +
-	"\x15FRAGMENT_KIND_INSIGHT\x10\x02B\x9d\x01\n" +
-	"\x10com.memstream.v1B\rFragmentProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1\xa2\x02\x03MXX\xaa\x02\fMemstream.V1\xca\x02\fMemstream\\V1\xe2\x02\x18Memstream\\V1\\GPBMetadata\xea\x02\rMemstream::V1b\x06proto3"
+	"\x15FRAGMENT_KIND_INSIGHT\x10\x02BN\n" +
+	"\x10dev.memstream.v1B\rFragmentProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
 	file_memstream_v1_fragment_proto_rawDescOnce sync.Once

@@ -1454,8 +1454,8 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\vRankingRule\x12\x1c\n" +
 	"\x18RANKING_RULE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15RANKING_RULE_ABSOLUTE\x10\x01\x12\x16\n" +
-	"\x12RANKING_RULE_DBGPT\x10\x02B\x9b\x01\n" +
-	"\x10com.memstream.v1B\vMemoryProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1\xa2\x02\x03MXX\xaa\x02\fMemstream.V1\xca\x02\fMemstream\\V1\xe2\x02\x18Memstream\\V1\\GPBMetadata\xea\x02\rMemstream::V1b\x06proto3"
+	"\x12RANKING_RULE_DBGPT\x10\x02BL\n" +
+	"\x10dev.memstream.v1B\vMemoryProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
 	file_memstream_v1_memory_proto_rawDescOnce sync.Once

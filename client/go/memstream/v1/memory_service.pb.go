@@ -2813,8 +2813,8 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x0eEraseFragments\x12#.memstream.v1.EraseFragmentsRequest\x1a$.memstream.v1.EraseFragmentsResponse\x12X\n" +
 	"\rReflectMemory\x12\".memstream.v1.ReflectMemoryRequest\x1a#.memstream.v1.ReflectMemoryResponse\x12]\n" +
 	"\x0eExportMemories\x12#.memstream.v1.ExportMemoriesRequest\x1a$.memstream.v1.ExportMemoriesResponse0\x01\x12]\n" +
-	"\x0eImportMemories\x12#.memstream.v1.ImportMemoriesRequest\x1a$.memstream.v1.ImportMemoriesResponse(\x01B\xa2\x01\n" +
-	"\x10com.memstream.v1B\x12MemoryServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1\xa2\x02\x03MXX\xaa\x02\fMemstream.V1\xca\x02\fMemstream\\V1\xe2\x02\x18Memstream\\V1\\GPBMetadata\xea\x02\rMemstream::V1b\x06proto3"
+	"\x0eImportMemories\x12#.memstream.v1.ImportMemoriesRequest\x1a$.memstream.v1.ImportMemoriesResponse(\x01BS\n" +
+	"\x10dev.memstream.v1B\x12MemoryServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
 	file_memstream_v1_memory_service_proto_rawDescOnce sync.Once

@@ -591,8 +591,8 @@ const file_memstream_v1_operation_service_proto_rawDesc = "" +
 	"StartPurge\x12\x1f.memstream.v1.StartPurgeRequest\x1a .memstream.v1.StartPurgeResponse\x12U\n" +
 	"\fGetOperation\x12!.memstream.v1.GetOperationRequest\x1a\".memstream.v1.GetOperationResponse\x12[\n" +
 	"\x0eListOperations\x12#.memstream.v1.ListOperationsRequest\x1a$.memstream.v1.ListOperationsResponse\x12^\n" +
-	"\x0fCancelOperation\x12$.memstream.v1.CancelOperationRequest\x1a%.memstream.v1.CancelOperationResponseB\xa5\x01\n" +
-	"\x10com.memstream.v1B\x15OperationServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1\xa2\x02\x03MXX\xaa\x02\fMemstream.V1\xca\x02\fMemstream\\V1\xe2\x02\x18Memstream\\V1\\GPBMetadata\xea\x02\rMemstream::V1b\x06proto3"
+	"\x0fCancelOperation\x12$.memstream.v1.CancelOperationRequest\x1a%.memstream.v1.CancelOperationResponseBV\n" +
+	"\x10dev.memstream.v1B\x15OperationServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
 	file_memstream_v1_operation_service_proto_rawDescOnce sync.Once

@@ -636,8 +636,8 @@ const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"\x15CAPABILITY_REFLECTION\x10\a\x12\x18\n" +
 	"\x14CAPABILITY_SUBSCRIBE\x10\b2i\n" +
 	"\rServerService\x12X\n" +
-	"\rGetServerInfo\x12\".memstream.v1.GetServerInfoRequest\x1a#.memstream.v1.GetServerInfoResponseB\xa2\x01\n" +
-	"\x10com.memstream.v1B\x12ServerServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1\xa2\x02\x03MXX\xaa\x02\fMemstream.V1\xca\x02\fMemstream\\V1\xe2\x02\x18Memstream\\V1\\GPBMetadata\xea\x02\rMemstream::V1b\x06proto3"
+	"\rGetServerInfo\x12\".memstream.v1.GetServerInfoRequest\x1a#.memstream.v1.GetServerInfoResponseBS\n" +
+	"\x10dev.memstream.v1B\x12ServerServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
 	file_memstream_v1_server_service_proto_rawDescOnce sync.Once

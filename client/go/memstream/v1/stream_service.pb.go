@@ -3314,8 +3314,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\x05Watch\x12\x1a.memstream.v1.WatchRequest\x1a\x1b.memstream.v1.WatchResponse0\x01\x12U\n" +
 	"\fObserveBatch\x12!.memstream.v1.ObserveBatchRequest\x1a\".memstream.v1.ObserveBatchResponse\x12O\n" +
 	"\n" +
-	"RecallOnce\x12\x1f.memstream.v1.RecallOnceRequest\x1a .memstream.v1.RecallOnceResponseB\xa2\x01\n" +
-	"\x10com.memstream.v1B\x12StreamServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1\xa2\x02\x03MXX\xaa\x02\fMemstream.V1\xca\x02\fMemstream\\V1\xe2\x02\x18Memstream\\V1\\GPBMetadata\xea\x02\rMemstream::V1b\x06proto3"
+	"RecallOnce\x12\x1f.memstream.v1.RecallOnceRequest\x1a .memstream.v1.RecallOnceResponseBS\n" +
+	"\x10dev.memstream.v1B\x12StreamServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
 	file_memstream_v1_stream_service_proto_rawDescOnce sync.Once

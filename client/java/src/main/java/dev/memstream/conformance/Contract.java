@@ -2,44 +2,42 @@ package dev.memstream.conformance;
 
 import com.google.gson.JsonElement;
 import com.google.gson.JsonParser;
+import com.google.protobuf.Descriptors.Descriptor;
+import com.google.protobuf.Descriptors.FileDescriptor;
 import com.google.protobuf.Descriptors.MethodDescriptor;
 import com.google.protobuf.Descriptors.ServiceDescriptor;
 import com.google.protobuf.InvalidProtocolBufferException;
 import com.google.protobuf.Message;
 import com.google.protobuf.util.JsonFormat;
 import com.google.rpc.ErrorInfo;
+import dev.memstream.v1.ConversationServiceProto;
+import dev.memstream.v1.ErrorProto;
+import dev.memstream.v1.EventProto;
+import dev.memstream.v1.FragmentProto;
+import dev.memstream.v1.MemoryProto;
+import dev.memstream.v1.MemoryServiceProto;
+import dev.memstream.v1.OperationProto;
+import dev.memstream.v1.OperationServiceProto;
+import dev.memstream.v1.ServerServiceProto;
+import dev.memstream.v1.StreamServiceProto;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import memstream.v1.ConversationServiceOuterClass;
-import memstream.v1.Error;
-import memstream.v1.EventOuterClass;
-import memstream.v1.FragmentOuterClass;
-import memstream.v1.MemoryOuterClass;
-import memstream.v1.MemoryServiceOuterClass;
-import memstream.v1.OperationOuterClass;
-import memstream.v1.OperationServiceOuterClass;
-import memstream.v1.ServerServiceOuterClass;
-import memstream.v1.StreamServiceOuterClass;
 
 /** The generated messages and services by name, and messages as JSON. */
 final class Contract {
-  private static final List<Class<?>> FILES = List.of(
-      ConversationServiceOuterClass.class, Error.class, EventOuterClass.class, FragmentOuterClass.class,
-      MemoryOuterClass.class, MemoryServiceOuterClass.class, OperationOuterClass.class,
-      OperationServiceOuterClass.class, ServerServiceOuterClass.class, StreamServiceOuterClass.class);
+  private static final List<FileDescriptor> FILES = List.of(
+      ConversationServiceProto.getDescriptor(), ErrorProto.getDescriptor(), EventProto.getDescriptor(),
+      FragmentProto.getDescriptor(), MemoryProto.getDescriptor(), MemoryServiceProto.getDescriptor(),
+      OperationProto.getDescriptor(), OperationServiceProto.getDescriptor(), ServerServiceProto.getDescriptor(),
+      StreamServiceProto.getDescriptor());
   private static final JsonFormat.TypeRegistry TYPES =
       JsonFormat.TypeRegistry.newBuilder().add(ErrorInfo.getDescriptor()).build();
   private static final Map<String, ServiceDescriptor> SERVICES = new HashMap<>();
   private static final Map<String, Message> MESSAGES = messages();
 
   static {
-    for (var file : List.of(
-        ConversationServiceOuterClass.getDescriptor(), MemoryServiceOuterClass.getDescriptor(),
-        OperationServiceOuterClass.getDescriptor(), ServerServiceOuterClass.getDescriptor(),
-        StreamServiceOuterClass.getDescriptor())) {
-      file.getServices().forEach(service -> SERVICES.put(service.getName(), service));
-    }
+    FILES.forEach(file -> file.getServices().forEach(service -> SERVICES.put(service.getName(), service)));
   }
 
   private Contract() {}
@@ -47,12 +45,10 @@ final class Contract {
   private static Map<String, Message> messages() {
     Map<String, Message> found = new HashMap<>();
     try {
-      for (Class<?> file : FILES) {
-        for (Class<?> one : file.getDeclaredClasses()) {
-          if (Message.class.isAssignableFrom(one)) {
-            Message empty = (Message) one.getMethod("getDefaultInstance").invoke(null);
-            found.put(empty.getDescriptorForType().getFullName(), empty);
-          }
+      for (FileDescriptor file : FILES) {
+        for (Descriptor one : file.getMessageTypes()) {
+          Class<?> made = Class.forName(file.getOptions().getJavaPackage() + "." + one.getName());
+          found.put(one.getFullName(), (Message) made.getMethod("getDefaultInstance").invoke(null));
         }
       }
     } catch (ReflectiveOperationException defect) {
