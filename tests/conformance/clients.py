@@ -33,6 +33,12 @@ async def run(address: str, step: dict[str, Any], ask: Ask) -> str:
                 return await _watch(memory, step, ask)
             case "no memory":
                 return await _no_memory(memory, step)
+            case "too large":
+                return await _too_large(memory, step)
+            case "late":
+                return await _late(memory, step)
+            case "unknown values":
+                return await _unknown_values(memory, step)
     return f"there is no step {step['client']!r}"
 
 
@@ -92,7 +98,7 @@ async def _refused(memory: Memory, step: dict[str, Any]) -> str:
             await bad
             return "it was not refused"
         except memstream.MemstreamError as error:
-            if error.reason != step["error"]["reason"]:
+            if not _expected(error, step):
                 return f"it was refused with {error!r}"
         await good
         await other
@@ -154,6 +160,52 @@ async def _no_memory(memory: Memory, step: dict[str, Any]) -> str:
             await attempt()
             return "it is there"
         except memstream.MemstreamError as error:
-            if error.reason != step["error"]["reason"]:
+            if not _expected(error, step):
                 return f"it failed with {error!r}"
     return ""
+
+
+async def _too_large(memory: Memory, step: dict[str, Any]) -> str:
+    large = "x" * 20_000_000
+    async with memory.observe(step["producer"]) as stream:
+        try:
+            await stream.send(large)
+            return "it was sent"
+        except memstream.InvalidRequest:
+            await (await stream.send("tea"))
+    if stream.stored != 1:
+        return f"stored is {stream.stored}"
+    try:
+        await memory.recall_once(large)
+    except memstream.MemstreamError as error:
+        return "" if _expected(error, step) else f"it failed with {error!r}"
+    return "it was answered"
+
+
+async def _late(memory: Memory, step: dict[str, Any]) -> str:
+    async with memory.recall() as stream:
+        for ask in (memory.recall_once, stream.query):
+            try:
+                await ask("word1", min_revision=1_000_000, timeout_s=0.5)
+                return "it was answered"
+            except memstream.DeadlineExceeded as error:
+                if not _expected(error, step):
+                    return f"it failed with {error!r}"
+        (hit,) = await stream.query("word7", limit=1)
+    return "" if hit.fragment.content == said(step["producer"], 7) else f"found {hit}"
+
+
+async def _unknown_values(memory: Memory, step: dict[str, Any]) -> str:
+    (hit,) = await memory.recall_once("word1", limit=1)
+    if (hit.fragment.content, hit.fragment.tier) != (said(step["producer"], 1), None):
+        return f"found {hit}"
+    async with memory.watch("beginning") as events:
+        async for event in events:
+            if event.type is EventType.UNKNOWN:
+                return ""
+    return "the watch ended"
+
+
+def _expected(error: memstream.MemstreamError, step: dict[str, Any]) -> bool:
+    actual = {"code": error.code.name, "reason": error.reason}
+    return all(actual[key] == value for key, value in step["error"].items())

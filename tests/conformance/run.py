@@ -102,8 +102,8 @@ class Case:
                 await self._call(name, step)
             case {"open": stream, "stream": name}:
                 self._streams[stream] = (self._begin(self._channel(), name, step), method_of(name))
-            case {"send": stream, "message": message}:
-                await self._send(stream, message)
+            case {"send": stream}:
+                await self._send(stream, step)
             case {"receive": stream, "message": message}:
                 await asyncio.wait_for(self._receive(stream, message), READ_S)
             case {"finish": stream}:
@@ -132,7 +132,7 @@ class Case:
         return lambda request, **more: make(request, **options, **more)
 
     async def _call(self, name: str, step: Step) -> None:
-        request = json_format.ParseDict(step["request"], message_of(method_of(name).input_type.full_name))
+        request = _request(name, step["request"], step)
         try:
             answer = await self._begin(self._calling, name, step)(request, timeout=step.get("timeoutS", READ_S))
         except grpc.aio.AioRpcError as error:
@@ -145,9 +145,9 @@ class Case:
             raise Wrong(wrong)
         self._kept |= {key: found(actual, path) for key, path in step.get("keep", {}).items()}
 
-    async def _send(self, stream: str, message: Any) -> None:
+    async def _send(self, stream: str, step: Step) -> None:
         call, method = self._streams[stream]
-        request = json_format.ParseDict(message, message_of(method.input_type.full_name))
+        request = _request(f"{method.containing_service.name}/{method.name}", step["message"], step)
         if method.client_streaming:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # whoever reads is told
                 await call.write(request)
@@ -179,6 +179,13 @@ class Case:
             return
         if expected is not None:
             raise Wrong("the stream ended without an error")
+
+
+def _request(method: str, content: Any, step: Step) -> Message:
+    """A method's request; the bytes of `unknown`, in base64, are fields that a later contract may have."""
+    message = json_format.ParseDict(content, message_of(method_of(method).input_type.full_name))
+    message.MergeFromString(base64.b64decode(step.get("unknown", "")))
+    return message
 
 
 def _parsed(name: str, data: bytes) -> Message:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+from tests.conformance.newer import Newer
 from tests.support.relay import Relay
 from tests.support.server import ServerProcess
 
@@ -30,7 +35,46 @@ class Runner:
 
 
 async def run(runner: Runner, files: Sequence[Path], server: ServerProcess) -> dict[str, str]:
-    """What was wrong with each case, in order; empty text is as it should be."""
+    """What was wrong with each case, in order; empty text is as it should be.
+
+    `server` of a file says what the runner is to meet: the server with its connections cut and killed as it asks
+    (none), one of a later contract (newer), or one that knows the file's `key` and nobody else (guarded).
+    """
+    found: dict[str, str] = {}
+    for kind, some in groupby(files, lambda file: content(file).get("server", "")):
+        if kind == "newer":
+            async with Newer(server.address) as newer:
+                found |= await said(runner, "cases", newer.address, list(some))
+        elif kind == "guarded":
+            for file in some:
+                async with _guarded(server.data_dir.parent / file.stem, content(file)["key"]) as address:
+                    found |= await said(runner, "cases", address, [file])
+        else:
+            found |= await _disturbed(runner, list(some), server)
+    return found
+
+
+@asynccontextmanager
+async def _guarded(folder: Path, key: str) -> AsyncIterator[str]:
+    """The address of a server for which the key may do everything in namespaces c-*, where the cases are."""
+    server = ServerProcess(folder / "data", **_knowing(folder, key))
+    await asyncio.to_thread(server.start)
+    try:
+        yield server.address
+    finally:
+        await asyncio.to_thread(server.kill)
+
+
+def _knowing(folder: Path, key: str) -> dict[str, str | float]:
+    folder.mkdir(exist_ok=True)
+    keys, policy = folder / "keys.json", folder / "policy.toml"
+    known = {"id": key.split("_")[1], "name": "c", "sha256": hashlib.sha256(key.encode()).hexdigest(), "created": ""}
+    keys.write_text(json.dumps({"keys": [known]}), "utf-8")
+    policy.write_text('[[grant]]\nwho = ["key:c"]\nnamespaces = ["c-*"]\nverbs = ["*"]\n', "utf-8")
+    return {"api_keys_file": str(keys), "access_policy_file": str(policy)}
+
+
+async def _disturbed(runner: Runner, files: Sequence[Path], server: ServerProcess) -> dict[str, str]:
     async with Relay(server.address) as relay:
 
         async def disturb(what: str) -> None:
@@ -98,11 +142,16 @@ async def _listen(
     return found
 
 
+def content(file: Path) -> Any:
+    """A file of cases."""
+    return json.loads(file.read_text("utf-8"))
+
+
 def names(files: Sequence[Path]) -> list[str]:
     """The cases of files, by name and in order."""
-    return [case["name"] for file in files for case in json.loads(file.read_text("utf-8"))["cases"]]
+    return [case["name"] for file in files for case in content(file)["cases"]]
 
 
 def cases_for(runner: Runner) -> list[Path]:
     """Those that are about a client only where there is one."""
-    return [file for file in CASES if runner.client or "level" not in json.loads(file.read_text("utf-8"))]
+    return [file for file in CASES if runner.client or "level" not in content(file)]

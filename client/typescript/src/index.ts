@@ -6,6 +6,8 @@
  */
 import type { Client as GeneratedClient } from "@connectrpc/connect";
 
+import { aborted } from "./changes.js";
+import { asError } from "./errors.js";
 import type { ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
 import type { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
 import type { OperationService } from "./gen/memstream/v1/operation_service_pb.js";
@@ -101,7 +103,10 @@ export class Memory {
   async recallOnce(what: Query, signal?: AbortSignal): Promise<Answer> {
     const { namespace, name } = this.path;
     const request = { namespace, memory: name, query: toQuery(what) };
-    const { recollections, done } = await this.link.streams.recallOnce(request, signal ? { signal } : {});
+    const answer = this.link.streams.recallOnce(request, signal ? { signal } : {});
+    const { recollections, done } = await answer.catch((thrown: unknown) => {
+      throw signal?.aborted ? aborted(signal) : asError(thrown);
+    });
     if (!done) throw new Error("the server's answer is not whole");
     return toAnswer(recollections ? [recollections] : [], done);
   }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
@@ -91,7 +93,7 @@ func (r *run) step(step object) error {
 		r.streams[text("open")] = opened
 		return err
 	case step["send"] != nil:
-		return r.streams[text("send")].send(step["message"])
+		return r.streams[text("send")].send(step)
 	case step["receive"] != nil:
 		return r.streams[text("receive")].receive(step["message"])
 	case step["finish"] != nil:
@@ -120,6 +122,20 @@ func methodOf(name string) (protoreflect.MethodDescriptor, string, error) {
 	return one, "/memstream.v1." + name, nil
 }
 
+// requestOf makes a method's request; the bytes of "unknown", in base64, are fields that a later contract may have.
+func requestOf(method protoreflect.MethodDescriptor, content any, step object) (proto.Message, error) {
+	message, err := fromJSON(method.Input().FullName(), content)
+	if err != nil {
+		return nil, err
+	}
+	text, _ := step["unknown"].(string)
+	unknown, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		return nil, err
+	}
+	return message, proto.UnmarshalOptions{Merge: true}.Unmarshal(unknown, message)
+}
+
 func outgoing(step object) context.Context {
 	ctx := context.Background()
 	given, _ := step["metadata"].(object)
@@ -134,7 +150,7 @@ func (r *run) call(step object) error {
 	if err != nil {
 		return err
 	}
-	request, err := fromJSON(method.Input().FullName(), step["request"])
+	request, err := requestOf(method, step["request"], step)
 	if err != nil {
 		return err
 	}
@@ -184,8 +200,8 @@ func (r *run) open(step object) (*stream, error) {
 	return &stream{call, method, cancel}, nil
 }
 
-func (s *stream) send(message any) error {
-	request, err := fromJSON(s.method.Input().FullName(), message)
+func (s *stream) send(step object) error {
+	request, err := requestOf(s.method, step["message"], step)
 	if err != nil {
 		return err
 	}
@@ -280,6 +296,7 @@ func codeName(code codes.Code) string {
 		codes.InvalidArgument: "INVALID_ARGUMENT", codes.NotFound: "NOT_FOUND", codes.AlreadyExists: "ALREADY_EXISTS",
 		codes.Aborted: "ABORTED", codes.OutOfRange: "OUT_OF_RANGE", codes.DeadlineExceeded: "DEADLINE_EXCEEDED",
 		codes.ResourceExhausted: "RESOURCE_EXHAUSTED", codes.Unauthenticated: "UNAUTHENTICATED",
+		codes.PermissionDenied: "PERMISSION_DENIED",
 	}[code]
 }
 

@@ -9,6 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	memstream "memstream.dev/go"
 	v1 "memstream.dev/go/memstream/v1"
 )
@@ -47,6 +50,12 @@ func client(address string, step object) error {
 		return one.watch(ctx)
 	case "no memory":
 		return one.noMemory(ctx)
+	case "too large":
+		return one.tooLarge(ctx)
+	case "late":
+		return one.late(ctx)
+	case "unknown values":
+		return one.unknownValues(ctx)
 	}
 	return fmt.Errorf("there is no step %v", step["client"])
 }
@@ -150,7 +159,11 @@ func (c *clientStep) refused(ctx context.Context) error {
 
 func (c *clientStep) expected(err error) bool {
 	var said *memstream.Error
-	return errors.As(err, &said) && reasonName(said) == c.object["error"].(object)["reason"]
+	if !errors.As(err, &said) {
+		return false
+	}
+	actual := object{"code": codeName(said.Code), "reason": reasonName(said)}
+	return differs(c.object["error"], actual, "error") == nil
 }
 
 // found asks one query and says what it found, or what went wrong.
@@ -276,4 +289,77 @@ func (c *clientStep) noMemory(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+func (c *clientStep) tooLarge(ctx context.Context) error {
+	large := strings.Repeat("x", 20_000_000)
+	stream, err := c.memory.Observe(ctx, c.producer, memstream.ObserveOptions{})
+	if err != nil {
+		return err
+	}
+	defer stream.Abandon()
+	if _, err := stream.Send(ctx, memstream.Text(large)); status.Code(err) != codes.InvalidArgument {
+		return fmt.Errorf("it was refused with %w", err)
+	}
+	if _, err := stream.Send(ctx, memstream.Text("tea")); err != nil {
+		return err
+	}
+	if err := stream.Close(ctx); err != nil || stream.Stored() != 1 {
+		return fmt.Errorf("stored is %d: %w", stream.Stored(), err)
+	}
+	if _, err := c.memory.RecallOnce(ctx, memstream.Asking(large)); !c.expected(err) {
+		return fmt.Errorf("it failed with %w", err)
+	}
+	return nil
+}
+
+func (c *clientStep) late(ctx context.Context) error {
+	stream, err := c.memory.Recall(ctx, "")
+	if err != nil {
+		return err
+	}
+	defer stream.Abandon()
+	query := memstream.Asking("word1")
+	query.MinRevision = 1_000_000
+	for _, ask := range []func(context.Context, *v1.RecallQuery) (*memstream.Answer, error){c.memory.RecallOnce, stream.Query} {
+		soon, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		_, err := ask(soon, query)
+		cancel()
+		if !c.expected(err) || !errors.Is(err, context.DeadlineExceeded) {
+			return fmt.Errorf("it failed with %w", err)
+		}
+	}
+	if err := c.found(ctx, stream, 7); err != nil {
+		return err
+	}
+	return stream.Close(ctx)
+}
+
+func (c *clientStep) unknownValues(ctx context.Context) error {
+	answer, err := c.memory.RecallOnce(ctx, memstream.Asking("word1"))
+	if err != nil {
+		return err
+	}
+	if len(answer.Recollections) != 1 {
+		return fmt.Errorf("found %v", answer.Recollections)
+	}
+	fragment := answer.Recollections[0].GetFragment()
+	if fragment.GetContent() != c.said(1) || fragment.GetTier().String() != "99" {
+		return fmt.Errorf("found %v", fragment)
+	}
+	beginning, err := c.memory.Beginning(ctx)
+	if err != nil {
+		return err
+	}
+	watch, err := c.memory.Watch(ctx, &v1.WatchRequest{Cursor: beginning})
+	if err != nil {
+		return err
+	}
+	defer watch.Close()
+	for {
+		next, err := watch.Next()
+		if err != nil || next.Event.GetType() == 99 {
+			return err
+		}
+	}
 }

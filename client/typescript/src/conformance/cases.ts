@@ -1,19 +1,19 @@
 /** The cases, message by message, with the generated code. Each stream has a connection of its own. */
 import { randomBytes } from "node:crypto";
 
-import { create, fromJson, toJson } from "@bufbuild/protobuf";
+import { create, fromBinary, fromJson, toBinary, toJson } from "@bufbuild/protobuf";
 import type { DescMethod, JsonValue, Message } from "@bufbuild/protobuf";
 import { Code } from "@connectrpc/connect";
 import type { StreamResponse, Transport } from "@connectrpc/connect";
 import { createGrpcTransport } from "@connectrpc/connect-node";
 
-import { asError, MemstreamError } from "../errors.js";
+import { asError } from "../errors.js";
 import { WRITE_BYTES_MAX } from "../link.js";
 import { clientStep } from "./clients.js";
 import { differs, filled, isObject, lies, textOf } from "./matching.js";
 import type { Json, JsonObject } from "./matching.js";
 import { registry } from "./registry.js";
-import { ask, report, Wrong } from "./telling.js";
+import { ask, report, told, Wrong } from "./telling.js";
 
 const READ_MS = 30_000;
 
@@ -22,6 +22,13 @@ function methodOf(name: string): DescMethod {
   const found = registry.getService(`memstream.v1.${service}`)?.methods.find((one) => one.name === method);
   if (found === undefined) throw new Wrong(`there is no ${name}`);
   return found;
+}
+
+/** A method's request; the bytes of `unknown`, in base64, are fields that a later contract may have. */
+function requestOf(method: DescMethod, content: Json, step: JsonObject): Message {
+  const known = fromJson(method.input, content, { registry });
+  const unknown = Buffer.from(textOf(step["unknown"] ?? ""), "base64");
+  return fromBinary(method.input, Buffer.concat([toBinary(method.input, known), unknown]));
 }
 
 /** An open call and what is sent on it. */
@@ -44,8 +51,8 @@ class Stream {
     this.answers = answersOf(response)[Symbol.asyncIterator]();
   }
 
-  send(message: Json): void {
-    this.queue.push(fromJson(this.method.input, message, { registry }));
+  send(step: JsonObject): void {
+    this.queue.push(requestOf(this.method, step["message"] ?? {}, step));
     this.ended ||= this.method.methodKind === "server_streaming";
     this.wake();
   }
@@ -135,7 +142,7 @@ class Case {
     else if (typeof step["open"] === "string") {
       const made = new Stream(this.connect(), methodOf(textOf(step["stream"])), headersOf(step));
       this.streams.set(step["open"], made);
-    } else if (step["send"] !== undefined) this.stream(step["send"]).send(step["message"] ?? {});
+    } else if (step["send"] !== undefined) this.stream(step["send"]).send(step);
     else if (step["receive"] !== undefined) await this.stream(step["receive"]).receive(step["message"] ?? {});
     else if (step["finish"] !== undefined) await this.stream(step["finish"]).finish(step["error"]);
     else if (step["cancel"] !== undefined) this.stream(step["cancel"]).cancel();
@@ -156,7 +163,7 @@ class Case {
     const limit = typeof step["timeoutS"] === "number" ? step["timeoutS"] * 1000 : READ_MS;
     let actual: JsonValue;
     try {
-      const request = create(method.input, fromJson(method.input, step["request"] ?? {}, { registry }));
+      const request = create(method.input, requestOf(method, step["request"] ?? {}, step));
       const unary = (this.calling.unary as (...given: unknown[]) => Promise<{ message: Message }>).bind(this.calling);
       const { message } = await unary(method, undefined, limit, headersOf(step), request);
       actual = toJson(method.output, message, { registry });
@@ -187,15 +194,6 @@ function checkError(expected: Json | undefined, thrown: unknown): void {
   }
   const wrong = differs(expected, told(error), "error");
   if (wrong) throw new Wrong(wrong);
-}
-
-function told(error: MemstreamError): JsonObject {
-  return {
-    code: Code[error.code].replaceAll(/(?<=[a-z])(?=[A-Z])/g, "_").toUpperCase(),
-    reason: error.reasonName,
-    details: { ...error.reasonDetails },
-    violations: error.violations.map((one) => one.field),
-  };
 }
 
 export async function runCases(address: string, text: string): Promise<void> {

@@ -1,9 +1,12 @@
 /** The steps of cases that are about a client; tests/conformance/clients.py is the same in Python. */
+import { Code } from "@connectrpc/connect";
+
 import { connect, EventType, MemstreamError } from "../index.js";
+import { Tier } from "../gen/memstream/v1/fragment_pb.js";
 import type { Client, Memory, RecallStream } from "../index.js";
-import { isObject, textOf } from "./matching.js";
+import { differs, isObject, textOf } from "./matching.js";
 import type { JsonObject } from "./matching.js";
-import { ask, Wrong } from "./telling.js";
+import { ask, told, Wrong } from "./telling.js";
 
 const RETRY = { delayMinMs: 10, delayMaxMs: 200 };
 
@@ -42,9 +45,16 @@ class Step {
   }
 
   expect(thrown: unknown): void {
-    const reason = isObject(this.given["error"]) ? this.given["error"]["reason"] : "";
-    if (thrown instanceof MemstreamError && thrown.reasonName === reason) return;
-    throw new Wrong(`it ended with ${String(thrown)}`);
+    const wrong = thrown instanceof MemstreamError ? differs(this.given["error"] ?? {}, told(thrown), "error") : "no type";
+    if (wrong) throw new Wrong(`it ended with ${String(thrown)}: ${wrong}`);
+  }
+
+  /** Waits for what is to fail as the step says. */
+  async fails(attempt: Promise<unknown>): Promise<void> {
+    await attempt.then(
+      () => { throw new Wrong("it did not fail"); },
+      (thrown: unknown) => { this.expect(thrown); },
+    );
   }
 
   async found(stream: RecallStream, number: number): Promise<void> {
@@ -145,11 +155,38 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
       () => step.memory.recall(),
       () => step.memory.watch()[Symbol.asyncIterator]().next(),
     ];
-    for (const attempt of attempts) {
-      await attempt().then(
-        () => { throw new Wrong("it is there"); },
-        (thrown: unknown) => { step.expect(thrown); },
-      );
+    for (const attempt of attempts) await step.fails(attempt());
+  },
+
+  async "too large"(step) {
+    const large = "x".repeat(20_000_000);
+    const stream = await step.memory.observe(step.producer);
+    const refused = await stream.send(large).catch((thrown: unknown) => thrown);
+    if (!(refused instanceof MemstreamError && refused.code === Code.InvalidArgument)) {
+      throw new Wrong(`it was refused with ${String(refused)}`);
     }
+    await stream.send("tea");
+    await stream.close();
+    if (stream.stored !== 1n) throw new Wrong(`stored is ${stream.stored.toString()}`);
+    await step.fails(step.memory.recallOnce(large));
+  },
+
+  async late(step) {
+    const stream = await step.memory.recall();
+    const late = { observation: { case: "text" as const, value: "word1" }, minRevision: 1_000_000n };
+    await step.fails(step.memory.recallOnce(late, AbortSignal.timeout(500)));
+    await step.fails(stream.query(late, AbortSignal.timeout(500)));
+    await step.found(stream, 7);
+    await stream.close();
+  },
+
+  async "unknown values"(step) {
+    const { recollections } = await step.memory.recallOnce("word1");
+    const fragment = recollections[0]?.fragment;
+    if (fragment?.body.value !== step.said(1) || fragment.tier in Tier) {
+      throw new Wrong(`found ${JSON.stringify(fragment?.body.value)} in ${String(fragment?.tier)}`);
+    }
+    for await (const { event } of step.memory.watch({ from: "beginning" })) if (!(event.type in EventType)) return;
+    throw new Wrong("the watch ended");
   },
 };

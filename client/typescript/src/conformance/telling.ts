@@ -2,6 +2,11 @@
 import { once } from "node:events";
 import { createInterface } from "node:readline";
 
+import { Code } from "@connectrpc/connect";
+
+import type { MemstreamError } from "../errors.js";
+import type { JsonObject } from "./matching.js";
+
 const answers = createInterface({ input: process.stdin });
 
 export function report(name: string, wrong: string): void {
@@ -17,3 +22,13 @@ export async function ask(what: string): Promise<void> {
 
 /** Something was not as the case says. */
 export class Wrong extends Error {}
+
+/** An error as cases write it. */
+export function told(error: MemstreamError): JsonObject {
+  return {
+    code: Code[error.code].replaceAll(/(?<=[a-z])(?=[A-Z])/g, "_").toUpperCase(),
+    reason: error.reasonName,
+    details: { ...error.reasonDetails },
+    violations: error.violations.map((one) => one.field),
+  };
+}

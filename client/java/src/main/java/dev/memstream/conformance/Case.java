@@ -25,6 +25,7 @@ import io.grpc.stub.MetadataUtils;
 import io.grpc.stub.StreamObserver;
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.Base64;
 import java.util.EnumSet;
 import java.util.HashMap;
 import java.util.List;
@@ -81,7 +82,7 @@ final class Case {
     } else if (step.has("open")) {
       streams.put(step.get("open").getAsString(), new Stream(with(step, connect()), step.get("stream").getAsString()));
     } else if (step.has("send")) {
-      streams.get(step.get("send").getAsString()).send(step.get("message"));
+      streams.get(step.get("send").getAsString()).send(step);
     } else if (step.has("receive")) {
       streams.get(step.get("receive").getAsString()).receive(step.get("message"));
     } else if (step.has("finish")) {
@@ -114,8 +115,12 @@ final class Case {
         .build();
   }
 
-  private static Message request(String method, JsonElement json) throws InvalidProtocolBufferException {
-    return Contract.read(Contract.message(Contract.method(method).getInputType().getFullName()), json);
+  /** A method's request; the bytes of `unknown`, in base64, are fields that a later contract may have. */
+  private static Message request(String method, JsonElement json, JsonObject step)
+      throws InvalidProtocolBufferException {
+    Message known = Contract.read(Contract.message(Contract.method(method).getInputType().getFullName()), json);
+    byte[] unknown = Base64.getDecoder().decode(step.has("unknown") ? step.get("unknown").getAsString() : "");
+    return known.toBuilder().mergeFrom(unknown).build();
   }
 
   private void call(JsonObject step) throws InvalidProtocolBufferException, Wrong {
@@ -125,7 +130,7 @@ final class Case {
     JsonElement actual;
     try {
       var method = method(name, MethodDescriptor.MethodType.UNARY);
-      Message request = request(name, step.get("request"));
+      Message request = request(name, step.get("request"), step);
       actual = Contract.json(ClientCalls.blockingUnaryCall(with(step, calling), method, options, request));
     } catch (StatusRuntimeException failed) {
       checkError(step.get("error"), failed);
@@ -200,8 +205,8 @@ final class Case {
       came.add(END);
     }
 
-    void send(JsonElement message) throws InvalidProtocolBufferException {
-      requests.onNext(request(name, message));
+    void send(JsonObject step) throws InvalidProtocolBufferException {
+      requests.onNext(request(name, step.get("message"), step));
       if (!Contract.method(name).isClientStreaming()) {
         requests.onCompleted();
       }

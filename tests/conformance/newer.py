@@ -1,0 +1,102 @@
+"""A server of a later contract: a real one, and before it what its answers may have then that is unknown now.
+
+Every message has a field more, every enum another value (what was OBSERVED stays so), streams have messages of a kind
+that is not known, and errors a reason and a detail that are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+from google.protobuf import message_factory
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+
+from memstream.v1 import event_pb2
+from tests.conformance.golden import CONTRACT
+
+UNKNOWN_FIELD = bytes([0xC2, 0x3E, 3]) + b"new"
+"""Field 1000, of 3 bytes."""
+UNKNOWN_VALUE = 99
+_DETAILS = "grpc-status-details-bin"
+_METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for file in CONTRACT
+    for service in file.services_by_name.values()
+    for method in service.methods
+}
+
+
+class Newer(grpc.GenericRpcHandler):
+    """At `address`, over the server at `target`."""
+
+    def __init__(self, target: str) -> None:
+        self.address = ""
+        self._target = target
+
+    async def __aenter__(self) -> Self:
+        self._channel = grpc.aio.insecure_channel(self._target)
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server.add_generic_rpc_handlers((self,))
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._server.stop(0)
+        await self._channel.close()
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        """Every method is the same on the wire: messages there and messages back."""
+        method = _METHODS[details.method]
+        answers = message_factory.GetMessageClass(method.output_type)
+
+        async def forward(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            call = self._channel.stream_stream(details.method)(requests)
+            try:
+                async for answer in call:
+                    message = answers.FromString(answer)
+                    renew(message)
+                    yield message.SerializeToString()
+                    if method.server_streaming:
+                        yield UNKNOWN_FIELD
+            except grpc.aio.AioRpcError as error:
+                await context.abort_with_status(_Renewed(error))
+
+        return grpc.stream_stream_rpc_method_handler(forward)
+
+
+def renew(message: Message) -> None:
+    """Puts an unknown field into a message and all in it, and an unknown value into every enum."""
+    for field, value in message.ListFields():
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            continue
+        if field.message_type is not None and field.message_type.file.package == "memstream.v1":
+            for each in value if field.is_repeated else [value]:
+                renew(each)
+        elif field.type == FieldDescriptor.TYPE_ENUM and field.is_repeated:
+            value.append(UNKNOWN_VALUE)
+        elif field.type == FieldDescriptor.TYPE_ENUM and value != event_pb2.EVENT_TYPE_OBSERVED:
+            setattr(message, field.name, UNKNOWN_VALUE)
+    message.MergeFromString(UNKNOWN_FIELD)
+
+
+class _Renewed(grpc.Status):
+    """The same status with another reason, and a detail of a type that nobody knows."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        self.code, self.details = error.code(), error.details()
+        said = Status(code=error.code().value[0], message=error.details() or "")
+        info = AnyMessage()
+        info.Pack(ErrorInfo(reason="NEWER_REASON", domain="memstream.dev", metadata={"newer": "yes"}))
+        said.details.extend([AnyMessage(type_url="type.googleapis.com/memstream.v1.Newer", value=b"new"), info])
+        self.trailing_metadata = ((_DETAILS, said.SerializeToString()),)
