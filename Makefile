@@ -7,6 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+SITE := .cache/site-environment
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -19,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-all crash check generate docs lock bench bench-full bench-peers format build clean
+.PHONY: help venv demo test test-all crash check generate lock site bench bench-full bench-peers format build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,7 +57,15 @@ check: $(STAMP)  ## style, types, layers, contract, generated files
 generate: $(STAMP)  ## write client/memstream/v1 from protos/, and the generated pages of docs/
 	$(BIN)/buf format --write protos
 	$(BIN)/python scripts/generate.py
-	$(BIN)/python scripts/document.py
+	$(BIN)/python -m scripts.document
+
+site: $(SITE)/.installed  ## the documents as a site, in site/, built offline
+	$(SITE)/bin/python scripts/site.py
+
+$(SITE)/.installed: requirements/site.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/pip install --quiet --require-hashes -r requirements/site.txt
+	@touch $@
 
 format: $(STAMP)  ## format Python and protos in place
 	$(BIN)/ruff check --fix --quiet . || true
@@ -79,5 +88,5 @@ build: $(STAMP)  ## the wheel and the source distribution, in dist/
 	$(BIN)/uv build --no-build-isolation --python $(BIN)/python
 
 clean:  ## remove what make made
-	rm -rf .venv .cache dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .cache dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find client server tests benchmarks examples scripts -name __pycache__ -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Write docs/settings.md and docs/policy.md from the code that holds them (`--check` only compares)."""
+"""Write docs/settings.md, docs/policy.md and docs/api.md from what holds them (`--check` only compares)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from memstream_server.core.policy import DBGPT, DEFAULT, leaves
 from memstream_server.settings import ENV_PREFIX, Settings
+from scripts.contract_page import contract_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -58,7 +59,7 @@ def policy_page() -> str:
     )
 
 
-PAGES = {"settings.md": settings_page, "policy.md": policy_page}
+PAGES = {"settings.md": settings_page, "policy.md": policy_page, "api.md": contract_page}
 
 
 def _settings_row(name: str, field: FieldInfo) -> str:

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import click
 import grpc
 import pytest
+import yaml
 
 from memstream import Capability, errors, status, sync
 from memstream.v1 import error_pb2
 from memstream_server.cli.group import root
 from memstream_server.observability import Metrics
+from memstream_server.rpc.access.policy import parse_policy
 from memstream_server.rpc.errors import CODES
-from tests.support.pages import PAGES, ROOT, anchors, blocks, links
+from memstream_server.settings import load
+from scripts.site import named
+from tests.support.pages import LANGUAGES, PAGES, ROOT, Block, anchors, blocks, links, prose
 from tests.support.server import ServerProcess
 
-RUNNABLE = [page for page in PAGES if any(block.no_run is None for block in blocks(page.read_text("utf-8")))]
+RUNNABLE = [
+    page for page in PAGES if any(block.no_run is None for block in blocks(page.read_text("utf-8"), "python", "sh"))
+]
 
 SERVER = ROOT / "server/memstream_server"
 FOLDERS = [
@@ -41,9 +51,12 @@ def _name(page: Path) -> str:
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=_name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
     with ServerProcess(tmp_path / "data") as server:
-        command = [sys.executable, "-m", "tests.support.pages", str(page), server.address]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        command = [sys.executable, "-m", "tests.support.pages", str(page), server.address, str(folder)]
+        command.append(str(server.data_dir))
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
         assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}\nserver:\n{server.log()}"
 
 
@@ -53,8 +66,45 @@ def test_the_pages_that_matter_have_code_that_runs() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_code_that_is_not_run_says_why(page: Path) -> None:
-    assert all(block.no_run is None or len(block.no_run) > 5 for block in blocks(page.read_text("utf-8")))
+def test_every_block_is_of_a_language_that_is_run_or_says_why_it_is_not(page: Path) -> None:
+    text = page.read_text("utf-8")
+    for block in blocks(text):
+        assert block.language in LANGUAGES, f"line {block.line}: nobody runs {block.language!r}"
+        assert block.no_run is None or len(block.no_run) > 5, f"line {block.line}: not run, without a reason"
+    assert "```" not in prose(text), "a fence that is not closed, or says more than a language"
+    assert not re.search(r"\n\n {4,}\S", prose(text)), "indented code says no language: fence it"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_what_is_not_run_is_read_as_what_it_is(page: Path) -> None:
+    for block in blocks(page.read_text("utf-8"), "json", "toml", "yaml"):
+        match block.language:
+            case "json":
+                _read_json(json.loads(block.code))
+            case "toml":
+                _read_toml(block)
+            case "yaml":
+                assert any(yaml.safe_load_all(block.code))
+
+
+def _read_json(content: Any) -> None:
+    """The one kind there is: how a host starts `memstream mcp`."""
+    for entry in content["mcpServers"].values():
+        assert entry["command"] == "memstream"
+        _understood(entry["args"])
+
+
+def _read_toml(block: Block) -> None:
+    match block.code.splitlines()[0]:
+        case "# memstream.toml":
+            with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+                file.write(block.code)
+                file.flush()
+                load(Path(file.name))
+        case "# policy.toml":
+            assert parse_policy(block.code)
+        case other:
+            pytest.fail(f"nobody reads {other}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -71,6 +121,12 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT / "docs"], ids=_name)
 def test_every_page_is_reached_from_the_index(page: Path) -> None:
     assert page.name == "index.md" or page.name in links((ROOT / "docs/index.md").read_text("utf-8"))
+
+
+def test_the_site_has_every_page() -> None:
+    nav = set(named(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]))
+    assert {_name(page) for page in ROOT.glob("docs/*.md")} <= nav
+    assert nav <= {_name(page) for page in PAGES}
 
 
 def test_errors_page_has_every_reason_with_its_code_and_class() -> None:
@@ -118,9 +174,37 @@ def test_the_index_says_which_capabilities_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_commands_in_the_documents_are_understood(page: Path) -> None:
-    for line in re.findall(r"^ {4}(memstream .*)$", page.read_text("utf-8"), re.M):
-        name, *arguments = shlex.split(line, comments=True)[1:]
-        command = root.get_command(click.Context(root), name)
-        assert command is not None, f"there is no such command: {line}"
-        command.make_context(name, arguments)  # raises UsageError for what it does not know; runs nothing
+def test_commands_that_are_not_run_would_be_understood(page: Path) -> None:
+    """Of bash, of our own programs (flags and all), of make, of pip; of other people's programs only the grammar."""
+    for block in blocks(page.read_text("utf-8"), "sh"):
+        subprocess.run(["bash", "-n", "-c", block.code], check=True, timeout=60)
+        for line in re.findall(r"^(?:[A-Z_]+=\S+ +)*(\S+ .*)$", block.code.replace("\\\n", " "), re.M):
+            if not line.startswith(OURS):
+                continue
+            match shlex.split(line, comments=True):
+                case ["memstream", *arguments]:
+                    _understood([word for word in arguments if word != "..."])
+                case ["make", *targets]:
+                    assert {word for word in targets if "=" not in word} <= _targets(), line
+                case ["python" | ".venv/bin/python", str(script), *_] if script.endswith(".py"):
+                    assert (ROOT / script).exists() or (page.parent / script).exists(), line
+                case ["pip", "install", str(what)] if what.startswith("memstream["):
+                    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+                    assert set(what[10:-1].split(",")) <= extras["optional-dependencies"].keys(), line
+
+
+OURS = ("memstream ", "make ", "python ", ".venv/bin/python ", "pip install 'memstream[")
+
+
+def _understood(words: list[str]) -> None:
+    name, *arguments = words
+    command: click.Command | None = root.get_command(click.Context(root), name)
+    while isinstance(command, click.Group):
+        name, *arguments = arguments
+        command = command.get_command(click.Context(command), name)
+    assert command is not None, f"there is no such command: {words}"
+    command.make_context(name, arguments)  # raises UsageError for what it does not know; runs nothing
+
+
+def _targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -116,6 +117,25 @@ class Node:
         self.npm("build")
         return self.folder / "dist"
 
+    def program(self, code: str) -> str:
+        """What a program of a user prints, checked with strict types and run."""
+        with tempfile.TemporaryDirectory(dir=self.built) as folder:
+            file = Path(folder) / "program.ts"
+            file.write_text(code, "utf-8")
+            options = (
+                "--outDir",
+                folder,
+                "--rootDir",
+                folder,
+                "--module",
+                "nodenext",
+                "--target",
+                "es2023",
+                "--strict",
+            )
+            run(str(self.bin / "tsc"), *options, "--types", "node", "--skipLibCheck", str(file), cwd=self.folder)
+            return run("node", str(file.with_suffix(".js")), cwd=self.folder)
+
     def runner(self) -> Runner:
         return Runner("TypeScript", ["node", "--enable-source-maps", str(self.built / "conformance" / "main.js")])
 
@@ -148,7 +168,7 @@ class Java:
         for root, pattern in ((self.folder, "pom.xml"), (self.folder / "src", "*.java"), (ROOT / "protos", "*.proto")):
             for file in sorted(root.rglob(pattern)):
                 made.update(file.read_bytes())
-        target, stamp = self.folder / "target", self.folder / "target" / ".built"
+        stamp = self.folder / "target" / ".built"
         if not stamp.exists() or stamp.read_text("utf-8") != made.hexdigest():
             words = (self._maven, "--quiet", "--batch-mode", f"-Dmaven.repo.local={CACHE / 'm2'}", "package")
             done = _done(words, self.folder, None)
@@ -156,5 +176,14 @@ class Java:
                 raise Absent(f"the packages of the Java client cannot be had: {done.stdout.strip()[:300]}")
             assert done.returncode == 0, done.stdout[-8000:]
             stamp.write_text(made.hexdigest(), "utf-8")
-        classes = f"{target / 'classes'}{os.pathsep}{(target / 'classpath').read_text('utf-8').strip()}"
-        return Runner("Java", [self._java, "-cp", classes, "dev.memstream.conformance.Main"], client=False)
+        return Runner("Java", [self._java, "-cp", self._classes, "dev.memstream.conformance.Main"], client=False)
+
+    def java(self, program: str) -> str:
+        """What one source file prints, run with the generated code."""
+        self.runner()
+        return run(self._java, "-cp", self._classes, program)
+
+    @property
+    def _classes(self) -> str:
+        target = self.folder / "target"
+        return f"{target / 'classes'}{os.pathsep}{(target / 'classpath').read_text('utf-8').strip()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -109,16 +110,51 @@ def test_the_generated_go_is_of_the_contract(tmp_path: Path) -> None:
     generated("buf.gen.yaml", "client/go/memstream/v1", plugins, tmp_path)
 
 
-async def test_the_readme_of_go_runs(make_server: MakeServer, tmp_path: Path) -> None:
+def written_in(language: str) -> list[tuple[str, pages.Block]]:
+    """Every block of the documents in a language, by page and line; those that may be run say what they print."""
+    return [
+        (f"{page.relative_to(ROOT)}:{block.line}", block)
+        for page in pages.PAGES
+        for block in pages.blocks(page.read_text("utf-8"), language)
+        if block.no_run is None
+    ]
+
+
+async def ran(language: str, make_server: MakeServer, program: Callable[[str], str]) -> None:
+    """Has `program` run every block of a language; what it prints is as the page says."""
+    server = await started(make_server())
+    found = written_in(language)
+    assert found
+    for where, block in found:
+        printed = await asyncio.to_thread(program, block.code.replace(pages.DEFAULT_ADDRESS, server.address))
+        assert block.output is not None, f"{where} does not say what it prints"
+        assert pages.printed_so(block.output, printed), f"{where} prints\n{printed}"
+
+
+async def test_the_go_of_the_documents_runs(make_server: MakeServer, tmp_path: Path) -> None:
     try:
         go = Go()
     except Absent as absent:
         pytest.skip(str(absent))
-    server = await started(make_server())
-    code, printed = pages.example(go.folder / "README.md", "go")
-    program = tmp_path / "main.go"
-    program.write_text(code.replace(pages.DEFAULT_ADDRESS, server.address), "utf-8")
-    assert go.go("run", str(program)) == printed
+
+    def program(code: str) -> str:
+        (tmp_path / "main.go").write_text(code, "utf-8")
+        return go.go("run", str(tmp_path / "main.go"))
+
+    await ran("go", make_server, program)
+
+
+async def test_the_java_of_the_documents_runs(make_server: MakeServer, tmp_path: Path) -> None:
+    try:
+        java = languages.Java()
+    except Absent as absent:
+        pytest.skip(str(absent))
+
+    def program(code: str) -> str:
+        (tmp_path / "Main.java").write_text(code, "utf-8")
+        return java.java(str(tmp_path / "Main.java"))
+
+    await ran("java", make_server, program)
 
 
 def test_the_generated_typescript_is_of_the_contract(tmp_path: Path) -> None:
@@ -129,16 +165,24 @@ def test_the_generated_typescript_is_of_the_contract(tmp_path: Path) -> None:
     generated("client/typescript/buf.gen.yaml", "client/typescript/src/gen", plugins, tmp_path)
 
 
-async def test_the_readme_of_typescript_runs(make_server: MakeServer) -> None:
+async def test_the_typescript_of_the_documents_runs(make_server: MakeServer) -> None:
     try:
         node = languages.node()
     except Absent as absent:
         pytest.skip(str(absent))
-    server = await started(make_server())
-    code, printed = pages.example(node.folder / "README.md", "typescript")
-    program = node.built / "readme.mjs"
-    program.write_text(code.replace(pages.DEFAULT_ADDRESS, server.address), "utf-8")
-    assert languages.run("node", str(program), cwd=node.folder) == printed
+    await ran("typescript", make_server, node.program)
+
+
+def test_the_package_for_npm_has_the_client_alone() -> None:
+    try:
+        node = languages.node()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    assert node.built
+    (packed,) = json.loads(languages.run(languages.needed("npm"), "pack", "--dry-run", "--json", cwd=node.folder))
+    names = {file["path"] for file in packed["files"]}
+    assert names >= {"LICENSE", "README.md", "package.json", "dist/index.js", "dist/index.d.ts"}
+    assert not [name for name in names if "conformance" in name or name.startswith("src/")]
 
 
 async def test_the_generated_messages_work_with_grpc_js(make_server: MakeServer) -> None:

@@ -1,0 +1,87 @@
+"""Build the site of the documents into a folder, offline: `python scripts/site.py [FOLDER]`, in an environment that has
+requirements/site.txt (`make site`).
+
+The pages stay where they are read in the repository. Those that mkdocs.yml names are copied, under the same paths, and
+links to anything else of the repository become its path: the site has pages alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "mkdocs.yml"
+HOME = "docs/index.md"
+
+_FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
+_MARK = re.compile(r"^ *<!-- no-run: [^>]*-->\n", re.M)
+_LIST = re.compile(r"^((?!- )\S.*)\n(?=- )", re.M)
+"""A list right after a paragraph: Python-Markdown, unlike GitHub, wants a line between."""
+_LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+
+
+def named(nav: object) -> Iterator[str]:
+    """The pages of a navigation, in order."""
+    if isinstance(nav, str):
+        yield nav
+    elif isinstance(nav, list | dict):
+        for part in nav.values() if isinstance(nav, dict) else nav:
+            yield from named(part)
+
+
+def staged(page: str, pages: set[str]) -> str:
+    """A page's text as the site has it: the home page at the root, no links that lead out of the site, no marks."""
+    text = (ROOT / page).read_text("utf-8")
+    folder = Path(page).parent
+
+    def linked(found: re.Match[str]) -> str:
+        path, _, anchor = found["target"].partition("#")
+        if not path or re.match(r"[a-z]+:", path):
+            return found[0]
+        target = os.path.normpath(folder / path)
+        if target in pages:
+            place = os.path.relpath(_place(target), Path(_place(page)).parent)
+            return f"[{found['text']}]({place}{'#' if anchor else ''}{anchor})"
+        return found["text"] if target in found["text"] else f"{found['text']} (`{target}`)"
+
+    def prose(part: str) -> str:
+        return _LINK.sub(linked, _LIST.sub(r"\1\n\n", _MARK.sub("", part)))
+
+    parts, end = [], 0
+    for fence in _FENCE.finditer(text):
+        parts += [prose(text[end : fence.start()]), fence[0]]
+        end = fence.end()
+    return "".join([*parts, prose(text[end:])])
+
+
+def _place(page: str) -> str:
+    return "index.md" if page == HOME else page
+
+
+def build(out: Path) -> None:
+    """Write the site into a folder, which is replaced. Raises CalledProcessError when there is anything to warn of."""
+    config = CONFIG.read_text("utf-8")
+    pages = set(named(yaml.safe_load(config)["nav"]))
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Path(folder)
+        for page in pages:
+            place = stage / "pages" / _place(page)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(staged(page, pages), "utf-8")
+        (stage / CONFIG.name).write_text(config.replace(HOME, _place(HOME)), "utf-8")
+        subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=stage, check=True)
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(stage / "site", out)
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site").resolve())
