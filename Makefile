@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-all crash check generate docs lock bench bench-full bench-peers format sbom audit build clean
+.PHONY: help venv demo test test-all crash check generate agree docs lock bench bench-full bench-peers format sbom audit build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ generate: $(STAMP)  ## write client/memstream/v1 from protos/, and the generated
 	$(BIN)/buf format --write protos
 	$(BIN)/python scripts/generate.py
 	$(BIN)/python scripts/document.py
+
+agree: $(STAMP)  ## the contract as it is now is what later ones must not break
+	$(BIN)/buf build protos --exclude-source-info -o protos/agreed.binpb
 
 format: $(STAMP)  ## format Python and protos in place
 	$(BIN)/ruff check --fix --quiet . || true
