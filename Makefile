@@ -11,6 +11,7 @@ SITE := .cache/site-environment
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+AUDIT = $(BIN)/uv run --quiet --no-project --python $(BIN)/python --with-requirements requirements/audit.txt
 
 # Nothing is cached outside the clone.
 export PIP_NO_CACHE_DIR ?= 1
@@ -20,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-all crash check generate lock site bench bench-full bench-peers format build clean
+.PHONY: help venv demo test test-all crash check generate agree lock site bench bench-full bench-peers format sbom audit build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +68,9 @@ $(SITE)/.installed: requirements/site.txt
 	$(SITE)/bin/pip install --quiet --require-hashes -r requirements/site.txt
 	@touch $@
 
+agree: $(STAMP)  ## the contract as it is now is what later ones must not break
+	$(BIN)/buf build protos --exclude-source-info -o protos/agreed.binpb
+
 format: $(STAMP)  ## format Python and protos in place
 	$(BIN)/ruff check --fix --quiet . || true
 	$(BIN)/ruff format --quiet .
@@ -83,6 +87,14 @@ bench-full: $(STAMP)  ## the same with the real sizes, an hour or more
 
 bench-peers: $(STAMP)  ## beside DB-GPT, LangChain, LangGraph, mem0 and LlamaIndex, which are installed into .cache/
 	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
+
+sbom: $(STAMP)  ## what a server is made of, as CycloneDX, in dist/sbom.json
+	@mkdir -p dist
+	$(AUDIT) cyclonedx-py requirements --short-PURLs --output-reproducible --pyproject pyproject.toml \
+	  --output-file dist/sbom.json requirements/server.txt
+
+audit: $(STAMP)  ## known vulnerabilities of what a server is made of; fails where the index does not say
+	$(AUDIT) pip-audit --strict --progress-spinner off --disable-pip --require-hashes --requirement requirements/server.txt
 
 build: $(STAMP)  ## the wheel and the source distribution, in dist/
 	$(BIN)/uv build --no-build-isolation --python $(BIN)/python

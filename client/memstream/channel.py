@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message as ProtobufMessage
 from grpc.aio import StreamStreamCall, UnaryStreamCall
 
 from memstream.backoff import Retry
@@ -56,7 +55,7 @@ class Tracing(Protocol):
     """Makes calls part of the program's traces; `memstream.otel.Tracing` is one."""
 
     def call(self, name: str) -> AbstractContextManager[None]:
-        """Around a unary call of this name."""
+        """Around a call of this name, a connection of a stream, or a query on one."""
         ...
 
     def carried(self) -> Metadata:
@@ -163,10 +162,16 @@ class Link:
         timeout_s: float | None = None,
     ) -> Response:
         """Calls and waits; `timeout_s` None takes the client's."""
-        limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        with self.traced(type(request).__name__.removesuffix("Request")):
+            return await self._answer(
+                method, request, memory, self.settings.timeout_s if timeout_s is None else timeout_s
+            )
+
+    async def _answer(
+        self, method: Unary[Request, Response], request: Request, memory: MemoryPath | None, timeout_s: float
+    ) -> Response:
         try:
-            with self._traced(request):
-                return await method(request, timeout=limit_s, metadata=self.metadata(memory))
+            return await method(request, timeout=timeout_s, metadata=self.metadata(memory))
         except (grpc.RpcError, grpc.aio.UsageError) as error:
             raise translate(error) from error
         except asyncio.CancelledError:
@@ -174,10 +179,9 @@ class Link:
                 raise
             raise StreamClosed("the client was closed during the call") from None
 
-    def _traced(self, request: object) -> AbstractContextManager[None]:
-        if self.settings.tracing is None or not isinstance(request, ProtobufMessage):
-            return nullcontext()
-        return self.settings.tracing.call(request.DESCRIPTOR.name.removesuffix("Request"))
+    def traced(self, name: str) -> AbstractContextManager[None]:
+        """Around a call, a connection of a stream or a query on one."""
+        return nullcontext() if self.settings.tracing is None else self.settings.tracing.call(name)
 
     async def close(self) -> None:
         """Ends every call."""

@@ -1,7 +1,8 @@
 """OpenTelemetry for clients: `memstream.connect(..., tracing=Tracing())`; pip install memstream[otel].
 
-A unary call is a span of its own. A stream has none: what the server does for it is below the span that was current
-when the stream was opened. No attribute names a memory or holds an id.
+A unary call is a span of its own, and so is each connection of a stream, as long as it lasts: below the span that was
+current when the stream was opened, above what the server does for it. A query on a Recall stream is a span as well
+(RecallQuery), below whoever asks. No attribute names a memory or holds an id.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Tracing:
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """A unary call, around all of its tries by gRPC."""
+        """A call around all of its tries by gRPC, a connection, or a query over all of its connections."""
         with self._tracer.start_as_current_span(
             f"memstream.v1/{name}",
             kind=SpanKind.CLIENT,

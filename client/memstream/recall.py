@@ -60,7 +60,10 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         question = _Question(
             query_to_wire(str(next(self._ids)), what, **options), asyncio.get_running_loop().create_future()
         )
-        timeout_s = options.get("timeout_s", self._link.settings.timeout_s)
+        with self._link.traced("RecallQuery"):
+            return await self._answer(question, options.get("timeout_s", self._link.settings.timeout_s))
+
+    async def _answer(self, question: _Question, timeout_s: float) -> Answer:
         try:
             async with asyncio.timeout(timeout_s):  # around a future, never around a read, which would end the call
                 return await self._ask(question)

@@ -135,6 +135,10 @@ class TwoWayStream(ABC, Generic[Request, Response]):
     async def _connection(self, backoff: Backoff) -> None:
         if self._error is not None:
             raise self._error
+        with self._link.traced(type(self).__name__.removesuffix("Stream")):
+            await self._connected_once(backoff)
+
+    async def _connected_once(self, backoff: Backoff) -> None:
         call = self._call()
         writer: asyncio.Task[None] | None = None
         try:

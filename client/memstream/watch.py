@@ -130,6 +130,10 @@ class Watch:
         request.CopyFrom(self._request)
         if self._seen is not None:
             request.cursor.CopyFrom(cursor_to_wire(self._seen))
+        with self._link.traced("Watch"):
+            await self._connected_once(request, backoff)
+
+    async def _connected_once(self, request: stream_service_pb2.WatchRequest, backoff: Backoff) -> None:
         call: _Call = self._link.streams.Watch(request, metadata=self._link.metadata(self.memory))
         self.connections += 1
         try:

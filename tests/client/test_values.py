@@ -301,7 +301,7 @@ class ModelServer:
         return pb.Ack(received=len(self.items), stored=self.stored, rejected=rejected)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from("asrokx"), st.integers(0, 9)), max_size=80), st.integers(1, 6))
 def test_whatever_happens_each_number_arrives_in_order(steps: list[tuple[str, int]], window: int) -> None:
     """a: add, s: send, r: the server reads and acknowledges, x: reads only, k: stores and acknowledges, o: break."""

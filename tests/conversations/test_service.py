@@ -291,7 +291,7 @@ async def _code(channel: grpc.aio.Channel, rpc: str, data: bytes) -> grpc.Status
     return grpc.StatusCode.OK
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(rpc=st.sampled_from(RPCS), data=st.binary(max_size=60) | st.builds(_near_a_request, st.binary(max_size=40)))
 async def test_any_bytes_are_refused_or_answered(talking: ServerProcess, rpc: str, data: bytes) -> None:
     expected = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstream_server.core import tiers
@@ -171,7 +171,7 @@ def named(driver: CoreMemory, command: str) -> str:
     return re.sub(r"#(\d+)", lambda number: ids[int(number[1]) % len(ids)], command)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250)
 @given(MEMORIES, COMMANDS)
 def test_whatever_is_done_every_fragment_is_accounted_for(memory: str, commands: list[str]) -> None:
     asyncio.run(play(memory, commands)).check_history()
@@ -185,7 +185,7 @@ def shown(transition: Transition) -> tuple[object, ...]:
     return (held, state.reflection_aggregate, *rest)
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75)
 @given(MEMORIES, COMMANDS, st.integers(0, 25), st.integers(0, 25))
 def test_joining_is_associative_and_loses_nothing(memory: str, commands: list[str], one: int, other: int) -> None:
     played = asyncio.run(play(memory, commands))
@@ -205,7 +205,7 @@ def test_joining_is_associative_and_loses_nothing(memory: str, commands: list[st
     assert whole.events == tuple(played.history)
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75)
 @given(MEMORIES, COMMANDS, OBSERVATIONS)
 def test_a_repeated_decision_is_the_same_and_leaves_its_input_alone(
     memory: str, commands: list[str], observation: str

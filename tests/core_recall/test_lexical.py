@@ -80,7 +80,7 @@ class LexicalMachine(RuleBasedStateMachine):
 
 
 TestLexical = LexicalMachine.TestCase
-TestLexical.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+TestLexical.settings = settings(max_examples=60, stateful_step_count=15)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
@@ -87,7 +87,6 @@ FRAGMENTS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(FRAGMENTS, TEXTS, WEIGHTS, st.booleans(), st.integers(0, 9), st.floats(0, 1))
 def test_parts_sum_to_the_score_exactly(
     rows: list[tuple[str, str, float, int]], text: str, weights: Weights, vector: bool, misses: int, least: float

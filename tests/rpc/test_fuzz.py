@@ -153,7 +153,7 @@ async def test_random_bytes_get_a_status(wire: Wire, method: MethodDescriptor) -
     loop = asyncio.get_running_loop()
     seen: list[list[bytes]] = []
 
-    @settings(max_examples=10, deadline=None, database=None)
+    @settings(max_examples=10, database=None)
     @given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
     def collect(requests: list[bytes]) -> None:
         seen.append(requests)
@@ -173,7 +173,6 @@ async def test_malformed_messages_get_a_status(wire: Wire, method: MethodDescrip
 
     @settings(
         max_examples=25,
-        deadline=None,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )

@@ -60,6 +60,13 @@ async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
                     found = await memory.recall_once("private words", reinforce=False)
                 async with memory.observe("private-producer") as stream:
                     await stream.send("private words again")
+                async with memory.recall() as recalls:
+                    with tracer.start_as_current_span("asking again"):
+                        await recalls.query("private words", reinforce=False)
+                    with pytest.raises(memstream.errors.DeadlineExceeded):
+                        await recalls.query("private words", min_revision=10**6, timeout_s=0.1)
+                async with memory.watch(start="beginning") as watch:
+                    await anext(aiter(watch))
             await until(lambda: indexed(client, memory))
         assert found.recollections
         assert await stopped(server) == 0  # it sends what it has before it ends
@@ -81,7 +88,19 @@ async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
     for name in ("journal.receive", "embedder.embed", "journal.commit"):
         assert any(collector.above(one)[:1] == [batch.name] for one in collector.named(name)), name
     streamed = collector.named("memstream.v1.StreamService/Observe")[0]
-    assert streamed.parent == ours["talking"].context.span_id.to_bytes(8, "big")
+    for name in ("Observe", "Recall", "Watch"):
+        connection = ours[f"memstream.v1/{name}"]
+        assert connection.parent is not None
+        assert connection.parent.span_id == ours["talking"].context.span_id, name
+        (served,) = collector.named(f"memstream.v1.StreamService/{name}")
+        assert served.parent == connection.context.span_id.to_bytes(8, "big"), name
+    answered, late = (one for one in exporter.get_finished_spans() if one.name == "memstream.v1/RecallQuery")
+    assert answered.parent is not None
+    assert answered.parent.span_id == ours["asking again"].context.span_id
+    assert [one.attributes and one.attributes.get("error.type") for one in (answered, late)] == [
+        None,
+        "DeadlineExceeded",
+    ]
     assert any(collector.above(one)[:1] == [streamed.name] for one in collector.named("journal.commit"))
     assert all(one.parent for one in collector.spans if one.name.startswith("journal."))  # asked by a call
     assert {one.service for one in collector.spans} == {"memstream"}

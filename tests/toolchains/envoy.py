@@ -22,16 +22,29 @@ def _socket(address: str) -> dict[str, Any]:
     return {"socket_address": {"address": host, "port_value": int(port)}}
 
 
-class Envoy:
-    """A running Envoy; `address` is what clients connect to."""
+def _with_mutual_tls(configuration: dict[str, Any], certificates: Path) -> None:
+    """Puts in the parts of deploy/envoy/mtls.yaml; `certificates` has tls.crt, tls.key and ca.crt."""
+    text = (ROOT / "deploy/envoy/mtls.yaml").read_text("utf-8").replace("/etc/envoy/tls/", f"{certificates}/")
+    parts = yaml.safe_load(text)
+    resources = configuration["static_resources"]
+    chain = resources["listeners"][0]["filter_chains"][0]
+    chain |= parts["filter_chain"]
+    chain["filters"][0]["typed_config"] |= parts["connection_manager"]
+    resources["clusters"][0] |= parts["cluster"]
 
-    def __init__(self, program: Path, folder: Path, servers: Sequence[str]) -> None:
+
+class Envoy:
+    """A running Envoy; `address` is what clients connect to. With `certificates` (a folder) by mutual TLS alone."""
+
+    def __init__(self, program: Path, folder: Path, servers: Sequence[str], certificates: Path | None = None) -> None:
         self.address, self._admin = free_address(), free_address()
         self._folder = folder
         configuration = yaml.safe_load((ROOT / "deploy/envoy/envoy.yaml").read_text("utf-8"))
         configuration["admin"]["address"] = _socket(self._admin)
         configuration["node"] = {"id": "test", "cluster": "test"}
         configuration["static_resources"]["listeners"][0]["address"] = _socket(self.address)
+        if certificates is not None:
+            _with_mutual_tls(configuration, certificates)
         cluster = configuration["static_resources"]["clusters"][0]
         del cluster["load_assignment"]
         source = {"path_config_source": {"path": str(folder / "endpoints.json")}, "resource_api_version": "V3"}

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import memstream
+from memstream.v1.memory_service_pb2 import GetMemoryRequest
+from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from tests.server.conftest import restarted, started, stopped
+from tests.server.listing import contents
 from tests.server.producing import PATIENT
+from tests.support.certificates import Authority
 from tests.support.metrics import scraped
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
@@ -42,8 +48,10 @@ def envoy_program() -> Path:
 
 
 @contextmanager
-def mesh(program: Path, folder: Path, servers: Sequence[ServerProcess]) -> Iterator[Envoy]:
-    with Envoy(program, folder, [server.address for server in servers]) as envoy:
+def mesh(
+    program: Path, folder: Path, servers: Sequence[ServerProcess], certificates: Path | None = None
+) -> Iterator[Envoy]:
+    with Envoy(program, folder, [server.address for server in servers], certificates) as envoy:
         yield envoy
 
 
@@ -152,3 +160,76 @@ async def test_streams_resume_and_the_ledger_stays_exact(
             print(f"behind Envoy, {what}: {await talk.end()}, seed {SEED}")
             if what in ("rolling", "added"):
                 assert not talk.failed
+
+
+MESH = "spiffe://mesh/ns"
+POLICY = f"""
+[[grant]]
+who = ["uri:{MESH}/agents/joy"]
+namespaces = ["comedy"]
+verbs = ["*"]
+
+[[grant]]
+who = ["uri:{MESH}/agents/ann"]
+namespaces = ["tragedy"]
+verbs = ["*"]
+"""
+
+
+async def test_mutual_tls_through_envoy_tells_the_servers_who_calls(
+    fleet: Fleet, envoy_program: Path, tmp_path: Path
+) -> None:
+    """Envoy's own certificate opens nothing, and nobody's word counts who calls: what Envoy has verified does."""
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("memstream", dns=("memstream",))
+    policy = tmp_path / "policy.toml"
+    policy.write_text(POLICY)
+    servers = await fleet.start(
+        3,
+        tls_cert_file=str(certificate),
+        tls_key_file=str(key),
+        tls_client_ca_file=str(authority.ca),
+        tls_peer_ca_file=str(authority.ca),
+        trusted_proxies="127.0.0.0/8",
+        access_policy_file=str(policy),
+        peer_secret="thirty-two characters or a few more",
+        **GRACE,
+    )
+    folder = tmp_path / "envoy-tls"
+    folder.mkdir()
+    for own, name in zip(authority.issue("envoy", f"{MESH}/envoy"), ("tls.crt", "tls.key"), strict=True):
+        shutil.copy(own, folder / name)
+    shutil.copy(authority.ca, folder / "ca.crt")
+    agents = {
+        name: memstream.Tls.of_files(authority.ca, *authority.issue(name, f"{MESH}/agents/{name}"))
+        for name in ("joy", "ann")
+    }
+    with mesh(envoy_program, tmp_path, servers, folder) as envoy:
+        await leads_to(envoy, servers)
+        async with memstream.connect(envoy.address, retry=PATIENT, tls=agents["joy"]) as client:
+            joy = await client.create_memory("comedy/joy")
+            async with joy.observe(producer="p") as stream:
+                await stream.send("bees on the roof")
+                await stream.flush()
+                owner = fleet.owner("joy")
+                await restarted(next(server for server in servers if server.address == owner))
+                await stream.send("a train to Ulm")
+            assert sorted(await contents(joy)) == ["a train to Ulm", "bees on the roof"]
+            with pytest.raises(memstream.errors.PermissionDenied):
+                await client.memory("tragedy/ann").observe_batch(["not mine"])
+        async with memstream.connect(envoy.address, retry=PATIENT, tls=agents["ann"]) as client:
+            with pytest.raises(memstream.errors.PermissionDenied, match="ann"):
+                await client.memory("comedy/joy").recall_once("bees")
+        tls = agents["ann"]
+        credentials = grpc.ssl_channel_credentials(tls.root_certificates, tls.private_key, tls.certificate_chain)
+        async with grpc.aio.secure_channel(envoy.address, credentials) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await MemoryServiceStub(channel).GetMemory(
+                    GetMemoryRequest(namespace="comedy", memory="joy"),
+                    metadata=(("x-forwarded-client-cert", f"URI={MESH}/agents/joy"),),
+                )
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        stranger = memstream.Tls(root_certificates=authority.ca.read_bytes())
+        async with memstream.connect(envoy.address, tls=stranger, timeout_s=5.0) as client:
+            with pytest.raises((memstream.errors.Unavailable, memstream.errors.DeadlineExceeded)):
+                await client.server_info()

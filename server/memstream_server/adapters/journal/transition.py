@@ -278,7 +278,7 @@ def _put_jobs(connection: Connection, number: int, work: Sequence[Job]) -> None:
 
 
 def touch(connection: Connection, uid: str, accesses: Sequence[Access], epoch: int | None) -> None:
-    number, _ = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
+    number = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
     merged: dict[str, tuple[int, int]] = {}  # UPDATE ... FROM applies only one of several rows for a fragment
     for access in accesses:
         count, time_us = merged.get(access.fragment, (0, 0))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Any
 
 from sqlalchemy import (
     BindParameter,
@@ -70,10 +69,9 @@ SLICE_ROWS = 1_000
 _number: BindParameter[int] = bindparam("m")
 _low: BindParameter[int] = bindparam("low")
 _high: BindParameter[int] = bindparam("high")
-_IDENTITY = (memories.c.number, memories.c.next_position)
-_FIND = select(*_IDENTITY).where(memories.c.uid == bindparam("u"))
+_FIND = select(memories.c.number).where(memories.c.uid == bindparam("u"))
 _OWNED = (
-    select(*_IDENTITY)
+    select(memories.c.number)
     .where(memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"))
     .with_for_update(key_share=True)  # on PostgreSQL: until this is committed no other process can raise the epoch
 )
@@ -81,7 +79,16 @@ _EXISTS = select(memories.c.uid).where(memories.c.namespace == bindparam("ns"), 
 _OWN = update(memories).where(memories.c.uid == bindparam("u")).values(epoch=memories.c.epoch + 1)
 _NUMBERS = select(memories.c.number).order_by(memories.c.number)
 _RENAME = update(memories).where(memories.c.number == _number).values(uid=bindparam("u"))
-_RESERVE = update(memories).where(memories.c.number == _number).values(next_position=bindparam("next"))
+_RESERVE = (
+    update(memories)
+    .where(memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"))
+    .values(
+        next_position=case(
+            (memories.c.next_position < bindparam("next"), bindparam("next")), else_=memories.c.next_position
+        )
+    )
+    .returning(memories.c.number)
+)
 _DELETE_MEMORY = delete(memories).where(memories.c.number == _number)
 _CUTS_AND_DELETIONS = tuple(
     (
@@ -150,18 +157,22 @@ _ANSWERED = select(requests.c.request).where(requests.c.request == bindparam("r"
 _META = update(meta).where(meta.c.name == bindparam("n")).values(value=bindparam("v"))
 
 
-def find(connection: Connection, uid: str) -> tuple[int, int]:
-    found: Sequence[Any] | None = run(connection, _FIND, {"u": uid}).one_or_none()
-    if found is None:
+def find(connection: Connection, uid: str) -> int:
+    number: int | None = run(connection, _FIND, {"u": uid}).scalar_one_or_none()
+    if number is None:
         raise Conflict(f"memory {uid} is gone")
-    return found[0], found[1]
+    return number
 
 
-def owned(connection: Connection, uid: str, epoch: int) -> tuple[int, int]:
-    found: Sequence[Any] | None = run(connection, _OWNED, {"u": uid, "e": epoch}).one_or_none()
-    if found is None:
-        raise Conflict(f"memory {uid} is gone or no longer at epoch {epoch}")
-    return found[0], found[1]
+def owned(connection: Connection, uid: str, epoch: int) -> int:
+    number: int | None = run(connection, _OWNED, {"u": uid, "e": epoch}).scalar_one_or_none()
+    if number is None:
+        raise _not_owned(uid, epoch)
+    return number
+
+
+def _not_owned(uid: str, epoch: int) -> Conflict:
+    return Conflict(f"memory {uid} is gone or no longer at epoch {epoch}")
 
 
 # ---- the store itself and its memories
@@ -210,7 +221,7 @@ def create_memory(
 
 def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch: int | None, now_us: int) -> None:
     """From here on the memory is gone; its rows go by `purge`."""
-    number, _ = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
+    number = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
     connection.execute(_DELETE_MEMORY, {"m": number})
     connection.execute(insert(deletions), {"number": number, "uid": uid})
     put_answer(connection, answer, now_us)
@@ -252,7 +263,7 @@ def own(connection: Connection, uid: str) -> None:
 
 
 def open_producer(connection: Connection, uid: str, epoch: int, name: str, one_call: bool, now_us: int) -> Producer:
-    number, _ = owned(connection, uid, epoch)
+    number = owned(connection, uid, epoch)
     who = {"m": number, "producer": name}
     if connection.execute(_REOPEN, who).rowcount == 0:
         new = {"memory": number, "name": name, "epoch": 1, "received": 0, "stored": 0}
@@ -285,12 +296,9 @@ def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
 
 def receive(connection: Connection, receipt: Receipt) -> None:
     _check_texts(receipt.fragments)
-    number, next_position = owned(connection, receipt.memory, receipt.epoch)
+    number = _reserve(connection, receipt)
     if receipt.producer:
         _advance_producer(connection, number, receipt)
-    after = 1 + max([receipt.position, *(fragment.position for fragment in receipt.fragments)])
-    if after > next_position:
-        run(connection, _RESERVE, {"m": number, "next": after})
     if not receipt.fragments:
         return  # all were rejected: nothing to store, so nothing pending
     row = (
@@ -302,6 +310,16 @@ def receive(connection: Connection, receipt: Receipt) -> None:
         codec.encode_receipt(receipt),
     )
     bulk.execute(connection, _OBSERVATIONS, [row])
+
+
+def _reserve(connection: Connection, receipt: Receipt) -> int:
+    """No position is given twice; the memory's number."""
+    after = 1 + max([receipt.position, *(fragment.position for fragment in receipt.fragments)])
+    values = {"u": receipt.memory, "e": receipt.epoch, "next": after}
+    number: int | None = run(connection, _RESERVE, values).scalar_one_or_none()
+    if number is None:
+        raise _not_owned(receipt.memory, receipt.epoch)
+    return number
 
 
 def _check_texts(received: Sequence[Fragment]) -> None:
@@ -359,7 +377,7 @@ def log(connection: Connection, number: int, revision: int, time_us: int, happen
 
 def prune_events(connection: Connection, uid: str, before_us: int, limit: int) -> int:
     """From the oldest on, so that what is kept has no gap, whatever the clock did."""
-    number, _ = find(connection, uid)
+    number = find(connection, uid)
     low, high = span(number)
     oldest = connection.execute(_OLDEST_EVENTS.limit(limit), {"low": low, "high": high}).all()
     old = list(takewhile(lambda row: row[1] < before_us, oldest))
