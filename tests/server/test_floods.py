@@ -135,7 +135,7 @@ async def test_a_flood_of_streams_leaves_calls_to_others_and_room_after_it(make_
     async with memstream.connect(server.address) as client:
         await served(client, "others/joy")
         async with grpc.aio.insecure_channel(server.address) as channel:
-            results = await asyncio.gather(*(_opened(StreamServiceStub(channel)) for _ in range(2_000)))
+            results = await asyncio.gather(*(_opened(channel) for _ in range(2_000)))
             assert results.count("OPEN") == 50
             # Of the others some are refused by HTTP/2, before the connection's limit was heard of, and some end at a
             # write of the client's that came after the refusal: it calls that INTERNAL.
@@ -189,14 +189,14 @@ async def test_messages_nested_too_deep_are_no_messages(make_server: MakeServer,
         await served(client, "others/joy")
 
 
-async def _opened(stub: StreamServiceStub) -> str:
+async def _opened(channel: grpc.aio.Channel) -> str:
     """OPEN, or how the stream ended."""
 
     async def requests() -> AsyncIterator[pb.RecallRequest]:
         yield pb.RecallRequest(open=pb.RecallOpen(namespace="others", memory="joy"))
         await asyncio.Event().wait()
 
-    call: grpc.aio.StreamStreamCall[pb.RecallRequest, pb.RecallResponse] = stub.Recall(requests())
+    call = StreamServiceStub(channel).Recall(requests())
     try:
         first = await call.read()
     except grpc.aio.AioRpcError as error:
