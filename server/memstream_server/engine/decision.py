@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 TURN = 8
-"""Observations decided in one turn: some 0.7 ms. A call takes several turns of the loop, and waits for one each time."""
+"""Observations decided in one turn: some 0.7 ms, which a small call waits for at each of its turns of the loop."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
