@@ -416,6 +416,8 @@ def _dependencies(
         fresh_s=settings.index_overlay_s,
         access_interval_s=settings.access_flush_interval_s,
         maintenance_interval_s=settings.maintenance_interval_s,
+        namespace_memories_max=settings.namespace_memories_max,
+        memory_fragments_max=settings.memory_fragments_max,
         space_notice_s=SPACE_NOTICE_S if settings.journal_url.get_secret_value() else 0.0,
     )
     analyzer, counted = SnowballAnalyzer(), EngineMetrics(metrics)

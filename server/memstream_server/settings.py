@@ -187,6 +187,18 @@ class Settings(BaseSettings):
         0.0, "bytes of requests that one principal may send a second; 0 is no limit", "bytes/s", 0, 1e12
     )
 
+    namespace_memories_max: int = _setting(
+        0, "memories of one namespace, whoever makes them; 0 is no limit", "memories", 0, 1_000_000_000
+    )
+    memory_fragments_max: int = _setting(
+        0,
+        "fragments up to which a memory takes observations, forgotten ones included until they are gone for good; "
+        "0 is no limit",
+        "fragments",
+        0,
+        1_000_000_000,
+    )
+
     # ---- the vector index
     milvus_uri: str = _setting("", "Milvus or Zilliz to use; empty runs Milvus Lite in the data directory")
     milvus_token: SecretStr = _setting(SecretStr(""), "token of that Milvus, as user:password or an API key")
@@ -286,6 +298,20 @@ class Settings(BaseSettings):
     recall_in_flight_max: int = _setting(64, "queries under way on one Recall stream", "queries", 1, 10_000)
     calls_in_flight_max: int = _setting(
         1_024, "calls of one answer under way at once, of all clients together", "calls", 1, 1_000_000
+    )
+    opening_max_s: float = _setting(
+        20.0,
+        "how long a connection may take to its HTTP/2 (and TLS) handshake, and a stream to its first message",
+        "seconds",
+        0.1,
+        3_600,
+    )
+    connection_idle_max_s: float = _setting(
+        1_800.0,
+        "how long a connection without a call is kept; clients connect again by themselves",
+        "seconds",
+        0.1,
+        86_400,
     )
     watch_stalled_max_s: float = _setting(
         600.0,

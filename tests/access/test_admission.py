@@ -14,8 +14,8 @@ import memstream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.fragment_pb2 import Observation
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
+from memstream_server.engine.errors import QuotaExceeded
 from memstream_server.rpc.access.admission import Admission
-from memstream_server.rpc.errors import QuotaExceeded
 from tests.access.conftest import guarded_files
 from tests.server.conftest import MakeServer, started
 from tests.support.waiting import until

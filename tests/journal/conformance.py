@@ -32,6 +32,7 @@ from memstream_server.ports.journal import (
     Job,
     Journal,
     MemoryRecord,
+    NamespaceFull,
     Producer,
     Receipt,
     Recorded,
@@ -112,7 +113,7 @@ def receipt(first: int, count: int, position: int, *, epoch: int = 1, rejected: 
         sequences=tuple(kept),
         importances=tuple(0.25 if number % 2 else None for number in kept),
         vectors={one.id: vector(one.position) for one in fragments[:1]},
-        rejections=tuple(Rejection(number, 3, "CONTENT_EMPTY", "empty") for number in rejected),
+        rejections=tuple(Rejection(number, 3, "CONTENT_EMPTY", "empty", {"limit": "1"}) for number in rejected),
         position=position,
     )
 
@@ -156,6 +157,21 @@ class JournalConformance:
         results = await asyncio.gather(*made, return_exceptions=True)
         assert [type(result) for result in results] == [type(None), AlreadyExists] * 3
         assert [one.uid for one in await journal.list_memories("comedy", "joy", 9)] == ["x0", "x2", "x4"]
+
+    async def test_a_full_namespace_takes_no_other_however_many_come_at_once(self, journal: Journal) -> None:
+        made = [journal.create_memory(record(f"x{place}", f"m{place}"), (), None, 3) for place in range(6)]
+        results = await asyncio.gather(*made, return_exceptions=True)
+        assert [type(result) for result in results] == [type(None)] * 2 + [NamespaceFull] * 4
+        with pytest.raises(AlreadyExists):
+            await journal.create_memory(record("y", "m0"), (), None, 3)
+        await journal.create_memory(record("y", namespace="drama"), (), None, 1)
+        await journal.own("y")
+        renaming = replace(transition(1, name=("comedy", "moved"), namespace_max=3), memory="y")
+        with pytest.raises(NamespaceFull):
+            await journal.commit(renaming)
+        await journal.delete_memory("x0")
+        await journal.commit(renaming)
+        assert await journal.list_namespaces("", 10) == [("comedy", 3)]
 
     async def test_memories_and_namespaces_are_listed_in_pages(self, journal: Journal) -> None:
         for name in ("b", "a", "c"):
@@ -286,7 +302,7 @@ class JournalConformance:
         await journal.receive(receipt(1, 3, 0, rejected=(2,)))
         await journal.receive(receipt(4, 3, 2))
         await journal.commit(transition(1, stored_positions=(0, 2), producers=(("p", 6),)))
-        refused = Rejection(2, 3, "CONTENT_EMPTY", "empty")
+        refused = Rejection(2, 3, "CONTENT_EMPTY", "empty", {"limit": "1"})
         assert await journal.received_hashes("u1", "p", 2, 4) == [
             (2, digest(2), refused),
             (3, digest(3), None),

@@ -75,6 +75,7 @@ class FakeOpenAI:
         """A chat request's body to the answer, once what was given to `say` is used up."""
         self.seen: list[Seen] = []
         self.in_flight = 0
+        """Requests that nobody has answered and nobody has given up."""
         self.in_flight_max = 0
         self._faults: deque[Fault] = deque()
         self._answers: deque[str] = deque()
@@ -102,7 +103,7 @@ class FakeOpenAI:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_post("/v1/chat/completions", self._chat)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"

@@ -25,6 +25,7 @@ from memstream_server.ports.journal import (
     FragmentQuery,
     Journal,
     JournalError,
+    NamespaceFull,
     OutcomeUnknown,
     Space,
     StorageFull,
@@ -418,3 +419,20 @@ async def test_names_are_ordered_by_bytes_whatever_the_databases_language(postgr
     assert [one.name for one in await journal.list_memories("names", "a-b", 10)] == ["aB", "ab", "Ä"]
     await journal.set_space(Space(MODEL, 4, 64))
     await journal.close()
+
+
+async def test_servers_at_once_fill_a_namespace_to_its_quota_and_no_further(url: str, now: Now) -> None:
+    journals = [await open_journal(Path(), url=url, clock_us=now, shared=True) for _ in range(3)]
+    try:
+        for turn in range(10):
+            made = [
+                journal.create_memory(record(f"{turn}-{number}-{place}", f"m{place}", f"n{number}{turn}"), (), None, 2)
+                for place, journal in enumerate(journals)
+                for number in range(4)
+            ]
+            results = await asyncio.gather(*made, return_exceptions=True)
+            assert [type(one) for one in results if one is not None] == [NamespaceFull] * 4
+        assert {count for _, count in await journals[0].list_namespaces("", 100)} == {2}
+    finally:
+        for journal in journals:
+            await journal.close()

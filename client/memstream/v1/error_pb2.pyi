@@ -65,7 +65,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_WINDOW_EXCEEDED: _ErrorReason.ValueType  # 16
     """RESOURCE_EXHAUSTED. More was sent than the window granted by `opened` allows."""
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 17
-    """RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller or its namespace is used up."""
+    """RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. metadata: quota
+    (its setting), limit. Example: the memory has as many fragments as it may; such an observation is rejected.
+    What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
+    """
     ERROR_REASON_MODEL_UNAVAILABLE: _ErrorReason.ValueType  # 18
     """UNAVAILABLE, with RetryInfo. A model this call needs does not answer."""
     ERROR_REASON_JOURNAL_UNAVAILABLE: _ErrorReason.ValueType  # 19
@@ -101,7 +104,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel
-    as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo.
+    as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
+    grpc-retry-pushback-ms tells the same to gRPC's own retry: milliseconds, or -1 where to try again by itself is senseless.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -147,7 +151,10 @@ ERROR_REASON_STORAGE_FULL: ErrorReason.ValueType  # 15
 ERROR_REASON_WINDOW_EXCEEDED: ErrorReason.ValueType  # 16
 """RESOURCE_EXHAUSTED. More was sent than the window granted by `opened` allows."""
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 17
-"""RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller or its namespace is used up."""
+"""RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. metadata: quota
+(its setting), limit. Example: the memory has as many fragments as it may; such an observation is rejected.
+What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
+"""
 ERROR_REASON_MODEL_UNAVAILABLE: ErrorReason.ValueType  # 18
 """UNAVAILABLE, with RetryInfo. A model this call needs does not answer."""
 ERROR_REASON_JOURNAL_UNAVAILABLE: ErrorReason.ValueType  # 19

@@ -36,6 +36,7 @@ from memstream_server.engine.errors import (
     MemoryNotFound,
     ShuttingDown,
     StorageIsFull,
+    namespace_full,
 )
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.intake import Batch, observations_in
@@ -46,6 +47,7 @@ from memstream_server.ports.journal import (
     AlreadyExists,
     Conflict,
     Image,
+    NamespaceFull,
     OutcomeUnknown,
     Recorded,
     StorageFull,
@@ -203,6 +205,8 @@ class Actor:
                 await self._commit(decision)
         except EngineError as error:
             _settle(work.done, error)
+        except NamespaceFull as error:
+            _settle(work.done, namespace_full(error))
         except StorageFull as error:
             _settle(work.done, StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S))
         except AlreadyExists as error:

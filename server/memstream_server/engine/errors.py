@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from memstream_server.ports.journal import AlreadyExists, Conflict, JournalError, StorageFull
+from memstream_server.ports.journal import AlreadyExists, Conflict, JournalError, NamespaceFull, StorageFull
 
 T = TypeVar("T")
 
@@ -129,6 +129,12 @@ class WindowExceeded(EngineError):
     reason = "WINDOW_EXCEEDED"
 
 
+class QuotaExceeded(EngineError):
+    """A quota is used up. `quota` and `limit` among the details name it and tell how much it is."""
+
+    reason = "QUOTA_EXCEEDED"
+
+
 class StorageIsFull(EngineError):
     """The journal's disk is nearly full."""
 
@@ -210,6 +216,20 @@ class CapabilityMissing(EngineError):
     reason = "CAPABILITY_MISSING"
 
 
+QUOTA_RETRY_S = 60.0
+"""When to ask again whether something was deleted: a quota of what is kept is not given back by waiting."""
+
+
+def namespace_full(error: NamespaceFull) -> QuotaExceeded:
+    """What a caller is told who would make one memory too many."""
+    return QuotaExceeded(
+        f"{error}: delete one, or use another namespace",
+        retry_after_s=QUOTA_RETRY_S,
+        quota="namespace_memories_max",
+        limit=error.limit,
+    )
+
+
 async def written(writing: Awaitable[T]) -> T:
     """A journal write with its refusals as the engine's."""
     try:
@@ -218,6 +238,8 @@ async def written(writing: Awaitable[T]) -> T:
         raise StorageIsFull(str(error), retry_after_s=5.0) from error
     except AlreadyExists:
         raise
+    except NamespaceFull as error:
+        raise namespace_full(error) from error
     except Conflict as error:
         raise MemoryNotFound(f"the memory was deleted meanwhile: {error}") from error
     except JournalError as error:

@@ -53,7 +53,7 @@ def batch_of(
     rejections: list[Rejection] = []
     for number, item in enumerate(items, first):
         if isinstance(item, Refusal):
-            rejections.append(Rejection(number, item.code, item.reason, item.message))
+            rejections.append(Rejection(number, item.code, item.reason, item.message, item.details))
             continue
         fragment = fragment_of(item, dependencies.ids.next(), now_us, position + len(fragments), record)
         fragments.append(fragment)

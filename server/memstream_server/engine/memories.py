@@ -31,16 +31,15 @@ class Memories:
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def create(self, new: NewMemory, answer: AnswerOf | None = None) -> tuple[MemoryRecord, bool]:
-        """(the memory, whether it is new). Raises MemoryExists unless `exist_ok`."""
+        """(the memory, whether it is new). Raises MemoryExists unless `exist_ok`, QuotaExceeded."""
         existing = await self._journal.get_memory(new.namespace, new.name)
         if existing is None:
             record = self._new_record(new)
+            made = (Event(EventType.MEMORY_CREATED, ""),)
+            stored = None if answer is None else answer(record)
+            most = self._dependencies.limits.namespace_memories_max
             try:
-                await written(
-                    self._journal.create_memory(
-                        record, (Event(EventType.MEMORY_CREATED, ""),), None if answer is None else answer(record)
-                    )
-                )
+                await written(self._journal.create_memory(record, made, stored, most))
             except AlreadyExists:
                 existing = await self._journal.get_memory(new.namespace, new.name)
             else:

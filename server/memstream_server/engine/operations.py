@@ -28,6 +28,7 @@ from memstream_server.engine.errors import (
     LeaseLost,
     OperationNotFound,
     OwnedElsewhere,
+    QuotaExceeded,
     ShuttingDown,
     StorageIsFull,
 )
@@ -297,7 +298,8 @@ class OperationRunner:
                 if isinstance(error, ShuttingDown):
                     await asyncio.Event().wait()  # until `stop` cancels; the next start goes on
                 refusal = _refusal(error) if isinstance(error, JournalError) else error
-                if failures >= TRIES or refusal.retry_after_s is None:
+                final = refusal.retry_after_s is None or isinstance(refusal, QuotaExceeded)
+                if failures >= TRIES or final:
                     raise refusal from error
                 pause = min(RETRY_S * 2**failures, RETRY_MAX_S)
                 log.warning("operation_waits", operation=progress.operation.id, reason=str(error), retry_in_s=pause)

@@ -39,6 +39,8 @@ class ProducerState:
     receiving: asyncio.Task[None] | None = None
     """The journal's work on the latest batch submitted."""
     session: ObserveSession | None = None
+    whole: bool = False
+    """Its batches are received whole or not at all: nobody would be told which of their items were refused."""
 
     def expected(self) -> int:
         return self.submitted + 1

@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 async def put(
     actor: Actor, new: NewObservation, etag: str, dependencies: Dependencies, once: Once[Put] | None = None
 ) -> Put:
-    """Observe, or update the fragment of `new.external_id`. Raises EtagMismatch when that one's etag is another."""
+    """Observe, or update the fragment of `new.external_id`. Raises EtagMismatch when that one's etag is another,
+    QuotaExceeded."""
+    with actor.receiving.put(new):
+        return await _put(actor, new, etag, dependencies, once)
+
+
+async def _put(actor: Actor, new: NewObservation, etag: str, dependencies: Dependencies, once: Once[Put] | None) -> Put:
     account = account_of(actor.working.record)
     part = await _gathered(actor, new, dependencies, account)
 
@@ -57,12 +63,12 @@ async def _gathered(actor: Actor, new: NewObservation, dependencies: Dependencie
 
 
 def _result(decision: Decision, outcome: Outcome, revision: int) -> Put:
-    kept = None if outcome.other else _put(decision, outcome.fragment)
+    kept = None if outcome.other else _kept(decision, outcome.fragment)
     if kept is None:
         return Put(None, False, revision)
     return Put(replace(kept, version=revision), outcome.type is not EventType.UPDATED, revision)
 
 
-def _put(decision: Decision, fragment_id: str) -> Fragment | None:
+def _kept(decision: Decision, fragment_id: str) -> Fragment | None:
     puts = () if decision.transition is None else decision.transition.puts
     return next((fragment for fragment in puts if fragment.id == fragment_id), None)

@@ -8,12 +8,14 @@ Rule 3. A refusal that RAM does not explain ends the actor (`Actor.fail`); the m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
+from memstream_server.engine import room
 from memstream_server.engine.errors import (
     BacklogFull,
     EngineError,
@@ -58,6 +60,7 @@ class Receiving:
         self._unnumbered: set[ProducerState] = set()
         self._next_position = image.next_position
         self._backlog = 0
+        self._puts = 0
         self._unstored: dict[int, Batch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions = 0
@@ -122,7 +125,7 @@ class Receiving:
             state.session.fail(
                 ProducerSuperseded(f"a newer stream of producer {name!r} was opened; this one is superseded")
             )
-        state.epoch = producer.epoch
+        state.epoch, state.whole = producer.epoch, one_call
         state.received = state.submitted = producer.received
         state.forget_after(state.received)
         state.stored = max(state.stored, producer.stored)
@@ -136,7 +139,7 @@ class Receiving:
         """A session of its own for the unnumbered observations of one call."""
         self._actor.raise_if_failed()
         self._sessions += 1
-        state = ProducerState("")
+        state = ProducerState("", whole=True)
         self._unnumbered.add(state)
         state.session = ObserveSession(self, state, Opened(0, 0, 0, self._actor.uid, self._actor.revision))
         return state.session
@@ -161,6 +164,21 @@ class Receiving:
         """Places in the order of receipt that imported fragments bring along."""
         self._next_position = max(self._next_position, position + 1)
 
+    @contextlib.contextmanager
+    def put(self, new: NewObservation) -> Iterator[None]:
+        """While an observation is stored without being received: it takes its place among what waits."""
+        most = self._dependencies.limits.memory_fragments_max
+        if isinstance(self._fitting([new], most)[0], Refusal):
+            raise room.full(most)
+        self._puts += 1
+        try:
+            yield
+        finally:
+            self._puts -= 1
+
+    def _fitting(self, items: Sequence[NewObservation | Refusal], most: int) -> Sequence[NewObservation | Refusal]:
+        return room.fitting(items, self._actor.working, self._backlog + self._puts, most) if most else items
+
     # ---- receipts
     def submit(
         self, state: ProducerState, first: int, items: Sequence[NewObservation | Refusal]
@@ -177,6 +195,10 @@ class Receiving:
                 f"{self._backlog} observations wait to be stored, the most this memory's policy allows",
                 retry_after_s=0.5,
             )
+        most = self._dependencies.limits.memory_fragments_max
+        given, fresh = fresh, self._fitting(fresh, most)
+        if state.whole and fresh is not given:
+            raise room.full(most)
         batch = None
         if fresh:
             batch = batch_of(

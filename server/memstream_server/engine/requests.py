@@ -65,6 +65,8 @@ class Refusal:
     reason: str
     message: str
     digest: bytes
+    details: Mapping[str, str] = field(default_factory=dict)
+    """For ErrorInfo.metadata."""
 
 
 @dataclass(frozen=True, slots=True)

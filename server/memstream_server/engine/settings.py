@@ -31,5 +31,9 @@ class Limits:
     """First pause before a model that was down is asked again, where a policy waits for models; doubles up to 30 s."""
     space_notice_s: float = 0.0
     """How long other servers of the same store may take to notice that another embedding space is in force."""
+    namespace_memories_max: int = 0
+    """Memories of one namespace; 0 is no limit."""
+    memory_fragments_max: int = 0
+    """Fragments of one memory up to which it takes observations, forgotten ones included; 0 is no limit."""
     embed_deadline_s: float = 2.0
     """How long a recall waits for the query's vector before it answers from the lexical legs alone."""

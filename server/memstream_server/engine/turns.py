@@ -1,4 +1,4 @@
-"""Turns: one long computation at a time, a few milliseconds each, with a turn of the event loop after every one.
+"""Turns: one long computation at a time, a millisecond each, with a turn of the event loop after every one.
 
 Without them eight busy memories make a turn of the loop eight computations long, and a small call, which takes
 several turns, waits for all of them each time.
@@ -11,7 +11,7 @@ from types import TracebackType
 
 
 class Turns:
-    """`async with turns:` around a few milliseconds of computing; first come, first served."""
+    """`async with turns:` around a millisecond of computing; first come, first served."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

@@ -82,6 +82,11 @@ class WorkingSet:
     def __len__(self) -> int:
         return len(self.columns)
 
+    @property
+    def fragments(self) -> int:
+        """How many it has, forgotten ones included."""
+        return len(self.columns.live_ids())
+
     # ---- what decisions ask
     def tier_of(self, fragment_id: str) -> Tier | None:
         """The fragment's tier; None when it is not in the memory."""

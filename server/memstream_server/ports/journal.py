@@ -4,7 +4,7 @@ Contract
 - Every write method returns only after its transaction is durable (power loss included). Writes are committed
   in groups by one writer, in the order they were submitted; each write is a savepoint of its own, so a refused
   one fails alone.
-- A write that raises `Conflict`, `AlreadyExists` or `StorageFull` left nothing behind. One that raises
+- A write that raises `Conflict`, `AlreadyExists`, `NamespaceFull` or `StorageFull` left nothing behind. One that raises
   `OutcomeUnknown` may or may not have been committed: the caller drops its RAM state and reads again.
 - Memory writes are a compare-and-set on (epoch, revision); nobody else may own the memory at that epoch.
 - Reads see every write that returned before they began. They never wait for the writer.
@@ -34,6 +34,14 @@ class Conflict(JournalError):
 
 class AlreadyExists(JournalError):
     """A memory of that name, or a fragment of that external id, exists."""
+
+
+class NamespaceFull(JournalError):
+    """The namespace holds as many memories as it may."""
+
+    def __init__(self, namespace: str, limit: int) -> None:
+        super().__init__(f"namespace {namespace} holds {limit} memories, the most that are allowed")
+        self.limit = limit
 
 
 class StorageFull(JournalError):
@@ -78,6 +86,8 @@ class Rejection:
     reason: str
     """A name of memstream.v1.ErrorReason."""
     message: str
+    details: Mapping[str, str] = field(default_factory=dict)
+    """For ErrorInfo.metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +247,8 @@ class Commit:
     labels: tuple[tuple[str, str], ...] | None = None
     name: tuple[str, str] | None = None
     """(namespace, name) to go by from now on. Raises AlreadyExists when another memory has it."""
+    namespace_max: int = 0
+    """Memories that namespace may hold with it, 0: no limit. Raises NamespaceFull."""
     answer: Answer | None = None
     erased: tuple[str, ...] = ()
     """Ids of which nothing they said before is to be kept: stored answers that name them are emptied (a repeat finds a
@@ -413,9 +425,10 @@ class Journal(Protocol):
 
     # ---- memories
     async def create_memory(
-        self, record: MemoryRecord, events: tuple[Event, ...], answer: Answer | None = None
+        self, record: MemoryRecord, events: tuple[Event, ...], answer: Answer | None = None, namespace_max: int = 0
     ) -> None:
-        """At revision 1, with `events` as that revision. Raises AlreadyExists when the name is taken."""
+        """At revision 1, with `events` as that revision. Raises AlreadyExists when the name is taken, NamespaceFull
+        when the namespace holds `namespace_max` memories (0: no limit), however many are made at once."""
         ...
 
     async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:

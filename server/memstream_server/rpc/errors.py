@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Never
 
 import grpc
@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
 from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable
-from memstream_server.ports.journal import OutcomeUnknown
+from memstream_server.ports.journal import OutcomeUnknown, Rejection
 from memstream_server.ports.operations import Failure
 
 DOMAIN = "memstream.dev"
@@ -72,6 +72,13 @@ RETRY_S: dict[str, float] = {
 }
 """Reasons that always carry RetryInfo, with the delay in seconds where the engine names none."""
 
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""By it gRPC clients' own retries are governed (gRFC A6): milliseconds to wait, negative not to try again."""
+NOT_GIVEN_BACK = ("namespace_memories_max", "memory_fragments_max")
+"""Quotas of what is kept, which waiting does not give back: to ask again by itself is senseless."""
+_ASKED_AGAIN = (_Code.RESOURCE_EXHAUSTED, _Code.ABORTED)
+"""Codes that retry policies name although not all of their reasons pass with time."""
+
 _BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -85,12 +92,6 @@ class PageTokenInvalid(EngineError):
     """A page token was not made by this call, or with other arguments."""
 
     reason = "PAGE_TOKEN_INVALID"
-
-
-class QuotaExceeded(EngineError):
-    """More streams are open, or more calls under way, than the server allows."""
-
-    reason = "QUOTA_EXCEEDED"
 
 
 class WatcherStalled(EngineError):
@@ -119,10 +120,15 @@ def status_of(error: EngineError) -> status_pb2.Status:
     )
 
 
-def status_of_rejection(code: int, reason: str, message: str) -> status_pb2.Status:
-    """The status of an item refused before it was received. Its field violations are read back from its message."""
-    violations = violations_in(message) if reason == "INVALID_FIELD" else ()
-    return _status(_BY_NUMBER.get(code, _Code.UNKNOWN), reason, message, {}, violations, None)
+def status_of_rejection(refused: Rejection | Failure) -> status_pb2.Status:
+    """The status of an item refused before it was received, or of what ended an operation.
+
+    Its field violations are read back from its message.
+    """
+    violations = violations_in(refused.message) if refused.reason == "INVALID_FIELD" else ()
+    details = refused.details if isinstance(refused, Rejection) else {}
+    code = _BY_NUMBER.get(refused.code, _Code.UNKNOWN)
+    return _status(code, refused.reason, refused.message, details, violations, None)
 
 
 def status_of_any(error: Exception) -> status_pb2.Status:
@@ -149,8 +155,20 @@ def failure_of(error: Exception) -> Failure:
 async def abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:
     """End the call with `status`; raises grpc.aio.AbortError."""
     given = context.trailing_metadata() or ()
-    trailing = (*given, (STATUS_KEY, status.SerializeToString()))
+    trailing = (*given, *pushback(status), (STATUS_KEY, status.SerializeToString()))
     await context.abort(_BY_NUMBER[status.code], status.message, trailing_metadata=trailing)
+
+
+def pushback(status: status_pb2.Status) -> tuple[tuple[str, str], ...]:
+    """The trailing metadata that tells gRPC's own retry what RetryInfo tells a program."""
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    waits = False
+    for detail in status.details:
+        waits = detail.Unpack(retry) or waits
+        detail.Unpack(info)
+    if waits and info.metadata.get("quota") not in NOT_GIVEN_BACK:
+        return ((PUSHBACK_KEY, str(max(1, retry.retry_delay.ToMilliseconds()))),)
+    return ((PUSHBACK_KEY, "-1"),) if waits or _BY_NUMBER[status.code] in _ASKED_AGAIN else ()
 
 
 def violation_text(violations: Iterable[FieldViolation]) -> str:
@@ -168,7 +186,7 @@ def _status(
     code: grpc.StatusCode,
     reason: str,
     message: str,
-    details: dict[str, str],
+    details: Mapping[str, str],
     violations: Iterable[FieldViolation],
     retry_s: float | None,
 ) -> status_pb2.Status:

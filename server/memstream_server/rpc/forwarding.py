@@ -33,7 +33,7 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.rpc.calls import REQUEST_ID, Tracing, Untraced, current_id
 from memstream_server.rpc.drain import Drain
-from memstream_server.rpc.errors import STATUS_KEY
+from memstream_server.rpc.errors import PUSHBACK_KEY, STATUS_KEY
 
 if TYPE_CHECKING:
     from memstream_server.engine.ownership import Ownership
@@ -319,7 +319,8 @@ async def _relay(error: grpc.aio.AioRpcError, context: _Context) -> None:
         info = _info(rich[0][1])
         if info.reason == "OWNER_UNAVAILABLE" and "begun" not in info.metadata:
             raise OwnedElsewhere(error.details() or "the memory has moved") from None
-    trailing = (*(context.trailing_metadata() or ()), *rich)
+    asked = [(key, value) for key, value in given if key == PUSHBACK_KEY]
+    trailing = (*(context.trailing_metadata() or ()), *asked, *rich)
     await context.abort(error.code(), error.details() or "", trailing_metadata=trailing)
 
 

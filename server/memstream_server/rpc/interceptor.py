@@ -7,6 +7,7 @@ Rule 3. Bytes that are no message are the client's mistake: INVALID_ARGUMENT, no
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager, nullcontext
@@ -17,9 +18,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from memstream_server.engine.errors import InvalidField
+from memstream_server.engine.errors import InvalidField, ProtocolViolation, QuotaExceeded
 from memstream_server.rpc.drain import Drain
-from memstream_server.rpc.errors import QuotaExceeded, RoutingMismatch, abort, status_of_any
+from memstream_server.rpc.errors import RoutingMismatch, abort, status_of_any
+from memstream_server.rpc.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,11 +42,11 @@ class _Undecodable:
 class Guard(grpc.aio.ServerInterceptor):
     """Wraps every handler of the server, health and reflection included."""
 
-    def __init__(self, drain: Drain, streams_max: int, calls_max: int, metrics: Metrics | None = None) -> None:
-        """calls_max: calls of one answer under way at once."""
+    def __init__(self, drain: Drain, limits: Limits, metrics: Metrics | None = None) -> None:
+        self.opening_max_s = limits.opening_max_s
         self._drain = drain
-        self._streams_max = streams_max
-        self._calls_max = calls_max
+        self._streams_max = limits.streams_max
+        self._calls_max = limits.calls_in_flight_max
         self._calls = 0
         self._metrics = metrics
 
@@ -78,7 +80,11 @@ class Guard(grpc.aio.ServerInterceptor):
     def stream_open(self, rpc: str) -> Iterator[None]:
         """Counts a stream. Raises QuotaExceeded, ShuttingDown."""
         if self._drain.open_streams >= self._streams_max:
-            raise QuotaExceeded(f"{self._streams_max} streams are open, more are not allowed")
+            raise QuotaExceeded(
+                f"{self._streams_max} streams are open, more are not allowed",
+                quota="streams_max",
+                limit=self._streams_max,
+            )
         with ExitStack() as stack:
             stack.enter_context(self._drain.stream())
             if self._metrics is not None:
@@ -91,7 +97,11 @@ class Guard(grpc.aio.ServerInterceptor):
     def call_open(self) -> Iterator[None]:
         """Counts a call of one answer. Raises QuotaExceeded."""
         if self._calls >= self._calls_max:
-            raise QuotaExceeded(f"{self._calls_max} calls are under way, more at once are not allowed: try again soon")
+            raise QuotaExceeded(
+                f"{self._calls_max} calls are under way, more at once are not allowed: try again soon",
+                quota="calls_in_flight_max",
+                limit=self._calls_max,
+            )
         self._calls += 1
         try:
             yield
@@ -154,7 +164,7 @@ class _Call:
         if not hasattr(request, "__anext__") and not hasattr(request, "__aiter__"):
             self.check(request)
             return request
-        return _Checked(self, request)
+        return _Checked(self, request, self._guard.opening_max_s)
 
     def check(self, request: Any, first: bool = True) -> None:
         """Raises InvalidField, RoutingMismatch."""
@@ -171,8 +181,9 @@ class _Call:
 class _Checked:
     """A request stream whose messages are checked as they come."""
 
-    def __init__(self, call: _Call, requests: Any) -> None:
+    def __init__(self, call: _Call, requests: Any, opening_max_s: float) -> None:
         self._call = call
+        self._opening_max_s = opening_max_s
         self._requests = requests
         self._first = True
 
@@ -180,10 +191,21 @@ class _Checked:
         return self
 
     async def __anext__(self) -> Any:
-        request = await anext(self._requests)
+        request = await (self._opening() if self._first else anext(self._requests))
         self._call.check(request, self._first)
         self._first = False
         return request
+
+    async def _opening(self) -> Any:
+        """The first message, for which a stream is not kept for ever. Raises ProtocolViolation."""
+        reading = asyncio.ensure_future(anext(self._requests))
+        try:
+            await asyncio.wait({reading}, timeout=self._opening_max_s)
+            if reading.done():
+                return reading.result()
+        finally:
+            reading.cancel()
+        raise ProtocolViolation(f"the stream's first message did not come within {self._opening_max_s:g} s")
 
 
 def _forgiving(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

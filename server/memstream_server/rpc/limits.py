@@ -36,6 +36,10 @@ class Limits:
     queries_in_flight_max: int = 64
     streams_max: int = 4_096
     calls_in_flight_max: int = 1_024
+    opening_max_s: float = 20.0
+    """How long a connection may take to its handshake, and a stream to its first message."""
+    connection_idle_max_s: float = 1_800.0
+    """How long a connection without a call is kept."""
     watch_stalled_max_s: float = 600.0
     """How long a watcher may leave unread what was sent to it."""
     backlog_wait_s: float = 5.0
@@ -58,6 +62,8 @@ class Limits:
             queries_in_flight_max=settings.recall_in_flight_max,
             streams_max=settings.streams_max,
             calls_in_flight_max=settings.calls_in_flight_max,
+            opening_max_s=settings.opening_max_s,
+            connection_idle_max_s=settings.connection_idle_max_s,
             watch_stalled_max_s=settings.watch_stalled_max_s,
         )
 

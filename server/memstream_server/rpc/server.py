@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 _METADATA_BYTES_MAX = 32_768
 _KEEPALIVE_S = 60
+_PING_INTERVAL_MS = 1_000
+_PING_STRIKES = 10
+"""Pings sooner than that after the last, with nothing sent between them, before a client is sent away: proxies may ping
+every two seconds."""
 _STOP_S = 1.0
 """What calls still running get at least, once the streams have ended; else they get what is left of the grace."""
 
@@ -122,7 +126,7 @@ def build_server(
     look: Callable[[], Awaitable[Serving]] | None = None,
 ) -> RpcServer:
     """As `create_server`, from its parts; without conversations their service is refused."""
-    guard = Guard(drain, limits.streams_max, limits.calls_in_flight_max, metrics)
+    guard = Guard(drain, limits, metrics)
     gate = None if access is None else access.gate(lambda id: engine.operations.get(id))
     interceptors = (Calls(metrics, tracing), guard) if gate is None else (Calls(metrics, tracing), guard, gate)
     server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
@@ -155,6 +159,10 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", _KEEPALIVE_S * 1_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_INTERVAL_MS),
+        ("grpc.http2.max_ping_strikes", _PING_STRIKES),
+        ("grpc.server_handshake_timeout_ms", round(limits.opening_max_s * 1_000)),
+        ("grpc.max_connection_idle_ms", round(limits.connection_idle_max_s * 1_000)),
+        # More than the server would take in all; what a client opens beyond it waits at the client.
+        ("grpc.max_concurrent_streams", limits.streams_max + limits.calls_in_flight_max),
     ]

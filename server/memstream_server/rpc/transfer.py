@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from memstream.v1 import memory_service_pb2 as pb
-from memstream_server.engine.errors import ProtocolViolation
+from memstream_server.engine.errors import ProtocolViolation, QuotaExceeded
 from memstream_server.engine.transfer.checking import Summary
 from memstream_server.engine.transfer.exporting import Wanted
 from memstream_server.engine.transfer.importing import Target
 from memstream_server.engine.transfer.intake import Intake
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc import validation
-from memstream_server.rpc.errors import QuotaExceeded
 from memstream_server.rpc.memories import MemoryService
 from memstream_server.rpc.repeats import Repeatable, answered
 from memstream_server.rpc.validation import Violations, identifier

@@ -24,7 +24,8 @@ const (
 )
 
 // The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel
-// as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo.
+// as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
+// grpc-retry-pushback-ms tells the same to gRPC's own retry: milliseconds, or -1 where to try again by itself is senseless.
 type ErrorReason int32
 
 const (
@@ -66,7 +67,9 @@ const (
 	ErrorReason_ERROR_REASON_STORAGE_FULL ErrorReason = 15
 	// RESOURCE_EXHAUSTED. More was sent than the window granted by `opened` allows.
 	ErrorReason_ERROR_REASON_WINDOW_EXCEEDED ErrorReason = 16
-	// RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller or its namespace is used up.
+	// RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. metadata: quota
+	// (its setting), limit. Example: the memory has as many fragments as it may; such an observation is rejected.
+	// What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
 	ErrorReason_ERROR_REASON_QUOTA_EXCEEDED ErrorReason = 17
 	// UNAVAILABLE, with RetryInfo. A model this call needs does not answer.
 	ErrorReason_ERROR_REASON_MODEL_UNAVAILABLE ErrorReason = 18

@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 LOCK_WAIT_S = 5.0
 """How long a session waits for one of its own server that is still ending, before it calls the database in use."""
 LOCK_PAUSE_S = 0.1
-SINGLE, MIGRATING, LEADING = 0x6D656D73, 0x6D656D6D, 0x6D656D6C
+SINGLE, MIGRATING, LEADING, NAMING = 0x6D656D73, 0x6D656D6D, 0x6D656D6C, 0x6D656D6E
 """First keys of the advisory locks (of servers that write, of a migration, of the one server among several that does
-what only one may do); the second is the schema's hash."""
+what only one may do, of who gives a memory a name where their number is limited); the second is the schema's hash."""
 SCHEMA = "hashtext(coalesce(current_schema(), ''))"
 PREPARED_MAX = 500
 """Statements prepared on a connection: bulk.py has some 40 texts a table."""

@@ -153,9 +153,9 @@ class SqlJournal:
     # ---- memories
 
     async def create_memory(
-        self, record: MemoryRecord, events: tuple[Event, ...], answer: Answer | None = None
+        self, record: MemoryRecord, events: tuple[Event, ...], answer: Answer | None = None, namespace_max: int = 0
     ) -> None:
-        await self._write(writes.create_memory, 2, True, record, events, answer, self._clock_us())
+        await self._write(writes.create_memory, 2, True, record, events, answer, self._clock_us(), namespace_max)
 
     async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:
         await self._write(writes.delete_memory, 3, False, uid, answer, epoch, self._clock_us())

@@ -35,7 +35,7 @@ from memstream_server.adapters.journal.schema import (
     requests,
     vectors,
 )
-from memstream_server.adapters.journal.writes import A_PRODUCER, find, log, owned, put_answer
+from memstream_server.adapters.journal.writes import A_PRODUCER, check_room, find, log, owned, put_answer
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal import (
     Access,
@@ -213,6 +213,7 @@ def _advance(connection: Connection, commit: Commit) -> int:
     if number is None:
         raise Conflict(f"memory {commit.memory} is not at epoch {commit.epoch}, revision {commit.revision}")
     if commit.name is not None:
+        check_room(connection, commit.name[0], commit.namespace_max)
         connection.execute(_RENAME, {"m": number, "ns": commit.name[0], "n": commit.name[1]})
     return number
 

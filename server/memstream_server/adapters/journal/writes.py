@@ -21,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from memstream_server.adapters.journal import bulk, codec
+from memstream_server.adapters.journal import bulk, codec, postgres
 from memstream_server.adapters.journal.prepared import run
 from memstream_server.adapters.journal.schema import (
     anchors,
@@ -49,6 +49,7 @@ from memstream_server.ports.journal import (
     Conflict,
     JournalError,
     MemoryRecord,
+    NamespaceFull,
     Producer,
     Receipt,
     Space,
@@ -76,6 +77,7 @@ _OWNED = (
     .with_for_update(key_share=True)  # on PostgreSQL: until this is committed no other process can raise the epoch
 )
 _EXISTS = select(memories.c.uid).where(memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n"))
+_HELD = select(func.count()).select_from(memories).where(memories.c.namespace == bindparam("ns"))
 _OWN = update(memories).where(memories.c.uid == bindparam("u")).values(epoch=memories.c.epoch + 1)
 _NUMBERS = select(memories.c.number).order_by(memories.c.number)
 _RENAME = update(memories).where(memories.c.number == _number).values(uid=bindparam("u"))
@@ -193,10 +195,16 @@ def set_spaces(connection: Connection, spaces: Spaces) -> None:
 
 
 def create_memory(
-    connection: Connection, record: MemoryRecord, happened: tuple[Event, ...], answer: Answer | None, now_us: int
+    connection: Connection,
+    record: MemoryRecord,
+    happened: tuple[Event, ...],
+    answer: Answer | None,
+    now_us: int,
+    namespace_max: int = 0,
 ) -> None:
     if connection.execute(_EXISTS, {"ns": record.namespace, "n": record.name}).first() is not None:
         raise AlreadyExists(f"memory {record.namespace}/{record.name} exists")
+    check_room(connection, record.namespace, namespace_max)
     number = connection.execute(
         insert(memories).returning(memories.c.number),
         {
@@ -217,6 +225,16 @@ def create_memory(
     ).scalar_one()
     log(connection, number, 1, record.create_time_us, happened)
     put_answer(connection, answer, now_us)
+
+
+def check_room(connection: Connection, namespace: str, namespace_max: int) -> None:
+    """Whether one memory more may go by a name in there. Raises NamespaceFull."""
+    if not namespace_max:
+        return
+    if connection.dialect.name != "sqlite":  # there one connection writes; here the others' servers count as well
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({postgres.NAMING}, {postgres.SCHEMA})")
+    if connection.execute(_HELD, {"ns": namespace}).scalar_one() >= namespace_max:
+        raise NamespaceFull(namespace, namespace_max)
 
 
 def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch: int | None, now_us: int) -> None:

@@ -22,10 +22,12 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.engine.clock import encode_ulid
 from memstream_server.engine.decision import Decision, jobs_of
 from memstream_server.engine.errors import (
+    QUOTA_RETRY_S,
     EngineError,
     JournalUnavailable,
     MemoryExists,
     MemoryNotFound,
+    QuotaExceeded,
     StorageIsFull,
 )
 from memstream_server.engine.operations import OperationRunner, Progress
@@ -190,10 +192,11 @@ class Importer:
                 await reader.skip_section()
 
     async def _check_memory(self, job: _Job, line: MemoryLine, offset: int) -> bool:
-        """Whether it is there already. Raises MemoryExists when it is another."""
+        """Whether it is there already. Raises MemoryExists when it is another, QuotaExceeded when it is too large."""
         name = job.target.named(line, job.renamed)
         existing = await self._journal.get_memory(job.target.namespace, name)
         if existing is None:
+            self._check_room(line)
             return False
         if existing.uid == _uid(job, line):
             return True
@@ -208,6 +211,16 @@ class Importer:
                 memory=name,
             )
         return True
+
+    def _check_room(self, line: MemoryLine) -> None:
+        most = self._dependencies.limits.memory_fragments_max
+        if most and line.fragments > most:
+            raise QuotaExceeded(
+                f"memory {line.name} of the file has {line.fragments} fragments, at most {most} are allowed",
+                retry_after_s=QUOTA_RETRY_S,
+                quota="memory_fragments_max",
+                limit=most,
+            )
 
     async def _has_conversation(self, job: _Job, line: ConversationLine, offset: int) -> bool:
         """Whether it is there already, perhaps gone on since. Raises MemoryExists when it is another."""
@@ -251,7 +264,8 @@ class Importer:
                 done += len(batch)
                 await progress.at(done, job.total)
             target = job.target.namespace, job.target.named(line, job.renamed)
-            await actor.run(lambda _: Decision(events=(Event(EventType.MEMORY_UPDATED, ""),), name=target))
+            renamed, most = (Event(EventType.MEMORY_UPDATED, ""),), self._dependencies.limits.namespace_memories_max
+            await actor.run(lambda _: Decision(events=renamed, name=target, namespace_max=most))
             self._registry.renamed(actor, staged.namespace, staged.name)
 
     async def _stage(self, job: _Job, line: MemoryLine) -> MemoryRecord:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from memstream_server.rpc.errors import QuotaExceeded
+from memstream_server.engine.errors import QuotaExceeded
 
 ACCOUNTS_MAX = 4_096
 """Principals whose rates are remembered before those who are owed nothing are forgotten."""
@@ -21,24 +21,26 @@ ACCOUNTS_MAX = 4_096
 class Rate:
     """A token bucket for each principal that holds what one second allows; it may go into debt by one message."""
 
-    def __init__(self, per_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._per_s = per_s
+    def __init__(self, quota: str, per_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        """`quota` is its setting."""
+        self.quota = quota
+        self.per_s = per_s
         self._now_s = now_s
         self._paid_until: dict[str, float] = {}
         """When all that the principal has sent is paid for; one second before now is a full bucket."""
 
     def wait_s(self, principal: str) -> float:
         """Seconds until nothing is owed."""
-        return max(0.0, self._paid_until.get(principal, 0.0) - self._now_s()) if self._per_s else 0.0
+        return max(0.0, self._paid_until.get(principal, 0.0) - self._now_s()) if self.per_s else 0.0
 
     def charge(self, principal: str, amount: float) -> None:
         """Count what was sent."""
-        if not self._per_s or not amount:
+        if not self.per_s or not amount:
             return
         full = self._now_s() - 1.0
         if len(self._paid_until) >= ACCOUNTS_MAX:
             self._paid_until = {one: until for one, until in self._paid_until.items() if until > full}
-        self._paid_until[principal] = max(self._paid_until.get(principal, full), full) + amount / self._per_s
+        self._paid_until[principal] = max(self._paid_until.get(principal, full), full) + amount / self.per_s
 
 
 class Admission:
@@ -54,8 +56,8 @@ class Admission:
     ) -> None:
         self._limits = {"streams": streams_max, "calls": calls_max}
         self._under_way: Counter[tuple[str, str]] = Counter()
-        self._observations = Rate(observations_per_s, now_s)
-        self._bytes = Rate(bytes_per_s, now_s)
+        self._observations = Rate("caller_observations_per_s", observations_per_s, now_s)
+        self._bytes = Rate("caller_bytes_per_s", bytes_per_s, now_s)
         self._measures = bool(observations_per_s or bytes_per_s)
 
     @contextmanager
@@ -63,7 +65,11 @@ class Admission:
         """One more of `what`, "streams" or "calls", until the end of the block. Raises QuotaExceeded."""
         limit, key = self._limits[what], (principal, what)
         if limit and self._under_way[key] >= limit:
-            raise QuotaExceeded(f"you have {limit} {what} under way, more at once are not allowed: try again soon")
+            raise QuotaExceeded(
+                f"you have {limit} {what} under way, more at once are not allowed: try again soon",
+                quota=f"caller_{what}_max",
+                limit=limit,
+            )
         self._under_way[key] += 1
         try:
             yield
@@ -87,9 +93,12 @@ class Admission:
         """Count the request of a call, or refuse it. Raises QuotaExceeded."""
         owed_s = self.wait_s(principal)
         if owed_s:
+            slower = self._observations if self._observations.wait_s(principal) == owed_s else self._bytes
             raise QuotaExceeded(
                 "you send more observations or bytes a second than you are allowed to: "
                 f"try again in {owed_s:.1f} s, or use the Observe stream, which waits",
                 retry_after_s=owed_s,
+                quota=slower.quota,
+                limit=f"{slower.per_s:g}",
             )
         self.sent(principal, message)

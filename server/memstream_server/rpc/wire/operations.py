@@ -35,4 +35,4 @@ def operation_message(operation: Operation) -> pb.Operation:
 def _status(operation: Operation) -> status_pb2.Status:
     error = operation.error
     assert error is not None
-    return status_of_rejection(error.code, error.reason, error.message)
+    return status_of_rejection(error)

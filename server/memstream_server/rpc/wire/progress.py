@@ -16,10 +16,7 @@ ACK_LEVELS = Enums(pb.AckLevel, AckLevel)
 
 def rejected_messages(rejections: Iterable[Rejection]) -> list[pb.RejectedObservation]:
     """The items refused, each with its status."""
-    return [
-        pb.RejectedObservation(sequence=each.sequence, status=status_of_rejection(each.code, each.reason, each.message))
-        for each in rejections
-    ]
+    return [pb.RejectedObservation(sequence=each.sequence, status=status_of_rejection(each)) for each in rejections]
 
 
 def outcome_messages(outcomes: Iterable[Outcome]) -> list[pb.ObservationOutcome]:

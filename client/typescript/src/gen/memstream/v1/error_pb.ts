@@ -15,7 +15,8 @@ export const file_memstream_v1_error: GenFile = /*@__PURE__*/
 
 /**
  * The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel
- * as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo.
+ * as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
+ * grpc-retry-pushback-ms tells the same to gRPC's own retry: milliseconds, or -1 where to try again by itself is senseless.
  *
  * @generated from enum memstream.v1.ErrorReason
  */
@@ -144,7 +145,9 @@ export enum ErrorReason {
   WINDOW_EXCEEDED = 16,
 
   /**
-   * RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller or its namespace is used up.
+   * RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. metadata: quota
+   * (its setting), limit. Example: the memory has as many fragments as it may; such an observation is rejected.
+   * What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
    *
    * @generated from enum value: ERROR_REASON_QUOTA_EXCEEDED = 17;
    */

@@ -1,0 +1,84 @@
+"""A call that its client gives up, or whose deadline passes, stops, with what it asks of a model; its place is free."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+import memstream
+from memstream import Memory
+from tests.server.conftest import MakeServer, started
+from tests.server.listing import contents
+from tests.server.test_models import using
+from tests.support.fake_openai import FakeOpenAI
+from tests.support.waiting import until
+
+FOR_EVER_S = 600.0
+Call = Callable[[Memory], Awaitable[object]]
+CALLS: dict[str, Call] = {
+    "PutFragment": lambda memory: memory.put_fragment("Bob likes tea", external_id="tea"),
+    "RecallOnce": lambda memory: memory.recall_once("tea"),
+    "ObserveBatch": lambda memory: memory.observe_batch(["Bob likes tea"]),
+}
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI(dimension=16) as endpoint:
+        yield endpoint
+
+
+@pytest.mark.parametrize("gives_up", [False, True], ids=["its deadline", "a cancel"])
+@pytest.mark.parametrize("name", ["PutFragment", "RecallOnce"])
+async def test_a_call_that_waits_for_a_model_ends_the_models_work_with_it(
+    make_server: MakeServer, fake: FakeOpenAI, name: str, gives_up: bool
+) -> None:
+    server = await started(
+        using(make_server, fake, embedding_timeout_s=FOR_EVER_S, embedding_retries=5, calls_in_flight_max=1)
+    )
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("deadlines/joy")
+        await memory.observe_batch(["Joe likes coffee"])
+    fake.latency_s = FOR_EVER_S
+    # A recall waits two seconds for its vector, so it has to be given up before that.
+    async with memstream.connect(server.address, timeout_s=60.0 if gives_up else 1.0) as client:
+        memory = client.memory("deadlines/joy")
+        calling = asyncio.ensure_future(CALLS[name](memory))
+        if gives_up:
+            await until(lambda: _asked(fake))
+            calling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calling
+        else:
+            with pytest.raises(memstream.DeadlineExceeded):
+                await calling
+        await until(lambda: _left(fake))
+    fake.latency_s = 0.0
+    async with memstream.connect(server.address) as client:  # there is room for one call, so the other has ended
+        assert await contents(client.memory("deadlines/joy")) == ["Joe likes coffee"]
+
+
+async def test_what_was_received_is_stored_although_its_caller_is_gone(
+    make_server: MakeServer, fake: FakeOpenAI
+) -> None:
+    server = await started(using(make_server, fake, embedding_timeout_s=FOR_EVER_S, calls_in_flight_max=1))
+    fake.latency_s = 3.0
+    async with memstream.connect(server.address, timeout_s=1.0) as client:
+        memory = await client.create_memory("deadlines/joy")
+        with pytest.raises(memstream.DeadlineExceeded):
+            await CALLS["ObserveBatch"](memory)
+        await until(lambda: _holds(memory, ["Bob likes tea"]))
+
+
+async def _asked(fake: FakeOpenAI) -> bool:
+    return fake.in_flight > 0
+
+
+async def _left(fake: FakeOpenAI) -> bool:
+    return fake.in_flight == 0
+
+
+async def _holds(memory: Memory, said: list[str]) -> bool:
+    return await contents(memory) == said

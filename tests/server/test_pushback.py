@@ -1,0 +1,78 @@
+"""A gRPC client's own retry does what the server says with the refusal: it waits so long, or does not try again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from memstream.v1 import memory_service_pb2 as memory_pb
+from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.fragment_pb2 import Observation
+from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
+from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
+from tests.access.conftest import guarded_files
+from tests.server.conftest import MakeServer, started
+from tests.support.metrics import scraped
+from tests.support.server import free_address
+
+HASTY = {
+    "name": [{}],
+    "retryPolicy": {
+        "maxAttempts": 5,
+        "initialBackoff": "0.001s",
+        "maxBackoff": "0.001s",
+        "backoffMultiplier": 1,
+        "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
+    },
+}
+"""Left to itself this client has used up its attempts after some milliseconds."""
+
+
+@asynccontextmanager
+async def hasty(address: str) -> AsyncIterator[grpc.aio.Channel]:
+    config = json.dumps({"methodConfig": [HASTY]})
+    async with grpc.aio.insecure_channel(address, options=[("grpc.service_config", config)]) as channel:
+        yield channel
+
+
+async def refusals(metrics: str, rpc: str) -> float:
+    seen = await asyncio.to_thread(scraped, metrics)
+    return seen.get(f'memstream_calls_total{{code="RESOURCE_EXHAUSTED",rpc="{rpc}"}}', 0.0)
+
+
+async def test_who_sends_too_much_is_tried_again_when_it_is_paid_for(tmp_path: Path, make_server: MakeServer) -> None:
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    metrics = free_address()
+    settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file), "metrics_listen": metrics}
+    server = await started(make_server(**settings, caller_observations_per_s=10.0))
+    mine = (("authorization", f"Bearer {keys['alice']}"),)
+    async with hasty(server.address) as channel:
+        await MemoryServiceStub(channel).CreateMemory(
+            memory_pb.CreateMemoryRequest(namespace="a", memory="joy"), metadata=mine
+        )
+        batch = [Observation(content=f"number {number}") for number in range(20)]
+        for _ in range(3):
+            request = pb.ObserveBatchRequest(namespace="a", memory="joy", observations=batch)
+            answer = await StreamServiceStub(channel).ObserveBatch(request, metadata=mine, timeout=60)
+            assert not answer.ack.rejected
+        assert 2 <= await refusals(metrics, "ObserveBatch") <= 4
+
+
+async def test_a_quota_of_what_is_kept_is_not_asked_for_again(make_server: MakeServer) -> None:
+    metrics = free_address()
+    server = await started(make_server(namespace_memories_max=1, metrics_listen=metrics))
+    async with hasty(server.address) as channel:
+        memories = MemoryServiceStub(channel)
+        await memories.CreateMemory(memory_pb.CreateMemoryRequest(namespace="a", memory="joy"))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await memories.CreateMemory(memory_pb.CreateMemoryRequest(namespace="a", memory="sue"))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert ("grpc-retry-pushback-ms", "-1") in tuple(raised.value.trailing_metadata() or ())
+        assert await refusals(metrics, "CreateMemory") == 1
