@@ -62,11 +62,27 @@ def blocks(text: str) -> Iterator[Block]:
         )
 
 
+def examples(page: Path, language: str) -> list[tuple[str, str]]:
+    """A page's programs in another language, in order, with what they print, in the block after ("" if not said)."""
+    text = page.read_text("utf-8")
+    fences = list(_FENCE.finditer(text))
+    found = []
+    for fence, after in zip(fences, [*fences[1:], None], strict=True):
+        if fence[1] == language:
+            printed = after is not None and after[1] == "text" and not text[fence.end() : after.start()].strip()
+            found.append((fence[2], after[2] if after is not None and printed else ""))
+    return found
+
+
 def example(page: Path, language: str) -> tuple[str, str]:
-    """The one program of a page in another language, and what it prints: the block after it."""
-    fences = list(_FENCE.finditer(page.read_text("utf-8")))
-    (place,) = [place for place, fence in enumerate(fences) if fence[1] == language]
-    return fences[place][2], fences[place + 1][2]
+    """The one of a page that has one."""
+    (one,) = examples(page, language)
+    return one
+
+
+def prints(expected: str, printed: str) -> bool:
+    """Whether this was printed; "..." stands for anything."""
+    return doctest.OutputChecker().check_output(expected, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
 
 
 def links(text: str) -> list[str]:
@@ -86,7 +102,6 @@ def anchors(text: str) -> set[str]:
 def run(page: Path, address: str) -> list[str]:
     """Run a page's blocks against the server at `address`; what went wrong, if anything."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    checker, flags = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     with asyncio.Runner() as runner:
         for block in blocks(page.read_text("utf-8")):
             if block.no_run is not None:
@@ -99,7 +114,7 @@ def run(page: Path, address: str) -> list[str]:
                 result = eval(code, names)
                 if inspect.iscoroutine(result):
                     runner.run(result)
-            if block.output is not None and not checker.check_output(block.output, out.getvalue(), flags):
+            if block.output is not None and not prints(block.output, out.getvalue()):
                 return [f"{where} prints\n{out.getvalue()}instead of\n{block.output}"]
     return []
 
