@@ -112,6 +112,43 @@ def test_what_the_page_does_in_a_browser(envoy: Envoy) -> None:
     assert languages.run("node", str(program.with_suffix(".js")), cwd=node.folder) == said
 
 
+BROKEN_OFF = """
+import { createClient } from "@connectrpc/connect";
+import { createGrpcWebTransport } from "@connectrpc/connect-web";
+import { asError } from "@memstream/client/errors";
+import { MemoryService } from "@memstream/client/v1/memory_service";
+import { StreamService } from "@memstream/client/v1/stream_service";
+
+const transport = createGrpcWebTransport({ baseUrl: `http://${process.argv[2]}` });
+const memory = { namespace: "browsers", memory: "broken-off-in-a-browser" };
+const memories = createClient(MemoryService, transport);
+const { memory: made } = await memories.createMemory(memory);
+const watched = createClient(StreamService, transport).watch({ ...memory, cursor: { memoryUid: made.uid } });
+const messages = watched[Symbol.asyncIterator]();
+console.log((await messages.next()).value.message.case);
+await memories.deleteMemory(memory);
+try {
+  while (!(await messages.next()).done);
+  console.log("it just ends");
+} catch (thrown) {
+  console.log(asError(thrown).reasonName, asError(thrown).rawMessage);
+}
+"""
+
+
+def test_a_stream_that_breaks_off_in_a_browser_has_its_status(envoy: Envoy) -> None:
+    try:
+        node = languages.node()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    program = node.built / "broken-off.mjs"
+    program.write_text(BROKEN_OFF, "utf-8")
+    begun, ended = languages.run("node", str(program), envoy.address, cwd=node.folder).splitlines()
+    assert begun == "events"
+    assert ended.startswith("MEMORY_NOT_FOUND")
+    assert "was deleted" in ended
+
+
 # ---- JSON
 
 
