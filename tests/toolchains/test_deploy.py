@@ -56,10 +56,11 @@ def had(get: Any, *arguments: str) -> Path:
     return found
 
 
-def run(*command: str | Path, stdin: str = "", **variables: str) -> str:
+def run(*command: str | Path, stdin: str = "", cwd: Path | None = None, **variables: str) -> str:
     """What a program prints; it must end well."""
     done = subprocess.run(
         [str(part) for part in command],
+        cwd=cwd,
         input=stdin,
         capture_output=True,
         text=True,
@@ -216,14 +217,9 @@ def test_every_expression_is_promql() -> None:
 # ---- Envoy
 
 
-def test_envoy_takes_its_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["envoy.yaml", "browsers.yaml"])
+def test_envoy_takes_its_configuration(name: str) -> None:
     envoy = had(deploying.envoy)
-    run(
-        envoy,
-        "--mode",
-        "validate",
-        "--config-path",
-        DEPLOY / "envoy/envoy.yaml",
-        "--base-id",
-        str(os.getpid() % 10_000),
-    )
+    deploying.descriptors()
+    base = ("--base-id", str(os.getpid() % 10_000))
+    run(envoy, "--mode", "validate", "--config-path", DEPLOY / "envoy" / name, *base, cwd=ROOT)

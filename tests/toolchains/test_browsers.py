@@ -1,0 +1,305 @@
+"""What browsers and curl get through a real Envoy with deploy/envoy/browsers.yaml: JSON, gRPC-Web, CORS, errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from memstream_server.rpc.access import keys
+from tests.server.conftest import QUICK, check_log
+from tests.support import pages
+from tests.support.server import ServerProcess
+from tests.toolchains import deploying, languages
+from tests.toolchains.envoy import Envoy
+from tests.toolchains.languages import ROOT
+from tests.toolchains.programs import Absent
+
+pytestmark = pytest.mark.toolchain
+
+PAGE = ROOT / "docs/browsers.md"
+ADDRESS = "127.0.0.1:7780"
+ALLOWED, OTHER = "http://localhost:5173", "http://elsewhere.example"
+START_S = 60
+QUERY = {"text": "What does Bob drink?", "limit": 1}
+
+
+def before(server: ServerProcess, folder: Path) -> Iterator[Envoy]:
+    """An Envoy that leads to the server."""
+    try:
+        program = deploying.envoy()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    deploying.descriptors()
+    with Envoy(program, folder, [server.address], configured="browsers.yaml") as envoy:
+        until = time.monotonic() + START_S
+        while envoy.healthy() != {server.address}:
+            assert time.monotonic() < until, "Envoy does not find the server"
+            time.sleep(0.05)
+        yield envoy
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("browsers") / "data").configure(**QUICK) as server:
+        yield server
+        assert server.stop() == 0
+    check_log(server)
+
+
+@pytest.fixture(scope="module")
+def envoy(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
+    yield from before(server, tmp_path_factory.mktemp("envoy"))
+
+
+@pytest.fixture
+def http(envoy: Envoy) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as client:
+        yield client
+
+
+def post(http: httpx2.Client, method: str, body: Any, **headers: str) -> httpx2.Response:
+    return http.post(f"memstream.v1.{method}", json=body, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+
+def lines(http: httpx2.Client, method: str, body: Any) -> Iterator[dict[str, Any]]:
+    """What a stream answers, as it comes."""
+    with http.stream("POST", f"memstream.v1.{method}", json=body) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            yield json.loads(line)
+
+
+def made(http: httpx2.Client, name: str) -> dict[str, Any]:
+    """A memory that knows what Bob drinks: the body of calls about it, and a cursor from its beginning."""
+    memory = {"namespace": "browsers", "memory": name}
+    answer = post(http, "MemoryService/CreateMemory", memory).raise_for_status().json()
+    observations = [{"content": "Bob drinks green tea.", "speaker": "Bob"}]
+    post(http, "StreamService/ObserveBatch", memory | {"observations": observations}).raise_for_status()
+    return memory | {"cursor": {"memoryUid": answer["memory"]["uid"]}}
+
+
+# ---- the page
+
+
+def test_what_the_page_does_with_curl(envoy: Envoy) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    asked = [block for block in pages.blocks(PAGE.read_text("utf-8"), "sh") if ADDRESS in block.code]
+    assert len(asked) > 4
+    for block in asked:
+        code, said = block.code, block.output or ""
+        printed = languages.run("bash", "-euc", code.replace(ADDRESS, envoy.address))
+        assert pages.printed_so(said, printed), f"{code}prints\n{printed}instead of\n{said}"
+
+
+def test_what_the_page_does_in_a_browser(envoy: Envoy) -> None:
+    """The client for browsers, type-checked, with Node's fetch."""
+    try:
+        node = languages.node()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    (block,) = pages.blocks(PAGE.read_text("utf-8"), "typescript")
+    code, said = block.code, block.output or ""
+    program = node.built / "page" / "browsers.ts"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(code.replace(ADDRESS, envoy.address), "utf-8")
+    options = ["--module", "nodenext", "--target", "es2022", "--lib", "es2023,dom", "--strict"]
+    languages.run(str(node.bin / "tsc"), *options, "--skipLibCheck", str(program), cwd=node.folder)
+    assert languages.run("node", str(program.with_suffix(".js")), cwd=node.folder) == said
+
+
+BROKEN_OFF = """
+import { createClient } from "@connectrpc/connect";
+import { createGrpcWebTransport } from "@connectrpc/connect-web";
+import { asError } from "@memstream/client/errors";
+import { MemoryService } from "@memstream/client/v1/memory_service";
+import { StreamService } from "@memstream/client/v1/stream_service";
+
+const transport = createGrpcWebTransport({ baseUrl: `http://${process.argv[2]}` });
+const memory = { namespace: "browsers", memory: "broken-off-in-a-browser" };
+const memories = createClient(MemoryService, transport);
+const { memory: made } = await memories.createMemory(memory);
+const watched = createClient(StreamService, transport).watch({ ...memory, cursor: { memoryUid: made.uid } });
+const messages = watched[Symbol.asyncIterator]();
+console.log((await messages.next()).value.message.case);
+await memories.deleteMemory(memory);
+try {
+  while (!(await messages.next()).done);
+  console.log("it just ends");
+} catch (thrown) {
+  console.log(asError(thrown).reasonName, asError(thrown).rawMessage);
+}
+"""
+
+
+def test_a_stream_that_breaks_off_in_a_browser_has_its_status(envoy: Envoy) -> None:
+    try:
+        node = languages.node()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    program = node.built / "broken-off.mjs"
+    program.write_text(BROKEN_OFF, "utf-8")
+    begun, ended = languages.run("node", str(program), envoy.address, cwd=node.folder).splitlines()
+    assert begun == "events"
+    assert ended.startswith("MEMORY_NOT_FOUND")
+    assert "was deleted" in ended
+
+
+# ---- JSON
+
+
+def test_a_watch_gives_lines_as_they_come(http: httpx2.Client) -> None:
+    memory = made(http, "watched")
+    watched = lines(http, "StreamService/Watch", memory | {"includeFragments": True})
+    assert next(watched)["events"]["events"][0]["type"] == "EVENT_TYPE_MEMORY_CREATED"
+    assert next(watched)["events"]["fragments"][0]["content"] == "Bob drinks green tea."
+    post(http, "StreamService/ObserveBatch", memory | {"cursor": None, "observations": [{"content": "Later."}]})
+    while "events" not in (line := next(watched)):
+        pass  # progress
+    assert line["events"]["fragments"][0]["content"] == "Later."
+    watched.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_a_conversation_is_watched_until_it_is_completed(http: httpx2.Client) -> None:
+    talk = {"namespace": "browsers", "conversation": "monday"}
+    watched = lines(http, "ConversationService/WatchMessages", talk | {"progressInterval": "1s"})
+    message = {"conversation": "monday", "sender": "bob", "receiver": "joy", "content": "hello"}
+    post(http, "ConversationService/AppendMessage", {"namespace": "browsers", "message": message}).raise_for_status()
+    post(http, "ConversationService/CompleteConversation", talk).raise_for_status()
+    told = [line for line in watched if line]
+    assert [one["content"] for line in told for one in line.get("messages", ())] == ["hello"]
+    assert told[-1]["completed"]
+
+
+def test_calls_larger_than_a_buffer_and_than_a_message(http: httpx2.Client) -> None:
+    """Envoy's buffers are of 1 MiB unless it is told otherwise."""
+    memory = made(http, "large") | {"cursor": None}
+    texts = [f"{number} " + "word " * 12_000 for number in range(40)]
+    post(http, "StreamService/ObserveBatch", memory | {"observations": [{"content": one} for one in texts]})
+    kept = post(http, "MemoryService/ListFragments", memory).raise_for_status()
+    assert len(kept.content) > 1 << 20
+    assert {one["content"] for one in kept.json()["fragments"]} < {*texts, "Bob drinks green tea."}
+    refused = post(http, "StreamService/ObserveBatch", memory | {"observations": [{"content": "x" * 17_000_000}]})
+    assert refused.status_code in (413, 429)
+    assert refused.json()["code"] in (3, 8)
+
+
+# ---- failures
+
+
+def details(response: httpx2.Response) -> dict[str, Any]:
+    return {one["@type"].rpartition(".")[2]: one for one in response.json()["details"]}
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "reason"),
+    [
+        (QUERY | {"limit": -1}, 400, "INVALID_FIELD"),
+        (QUERY | {"minRevision": "99"}, 504, "REVISION_NOT_REACHED"),
+        (QUERY | {"subscribe": True}, 501, "CAPABILITY_MISSING"),
+    ],
+)
+def test_a_refusal_has_its_reason(http: httpx2.Client, query: Any, status: int, reason: str) -> None:
+    memory = made(http, f"refusing-{status}") | {"cursor": None}
+    refused = post(http, "StreamService/RecallOnce", memory | {"query": query}, grpc_timeout="500m")
+    assert refused.status_code == status
+    assert details(refused)["ErrorInfo"]["reason"] == reason
+    if reason == "INVALID_FIELD":
+        assert details(refused)["BadRequest"]["fieldViolations"][0]["field"] == "query.limit"
+
+
+def test_a_stream_that_is_refused_says_so_in_its_only_line(http: httpx2.Client) -> None:
+    memory = made(http, "refused") | {"cursor": {"memoryUid": "another"}}
+    (only,) = lines(http, "StreamService/Watch", memory)
+    assert (only["code"], only["details"][0]["reason"]) == (11, "CURSOR_VOID")
+
+
+def test_a_stream_that_breaks_off_ends(http: httpx2.Client) -> None:
+    """Without a word, since it has begun; whoever asks again is told."""
+    memory = made(http, "broken-off")
+    watched = lines(http, "StreamService/Watch", memory)
+    next(watched)
+    post(http, "MemoryService/DeleteMemory", memory | {"cursor": None}).raise_for_status()
+    assert all(line.keys() <= {"events", "progress"} for line in watched)
+    again = post(http, "StreamService/Watch", memory)
+    assert "MEMORY_NOT_FOUND" in again.text
+
+
+def test_what_envoy_refuses(http: httpx2.Client) -> None:
+    json_type = {"content-type": "application/json"}
+    method = "memstream.v1.StreamService/RecallOnce"
+    answers = [
+        http.post(method, content="{", headers=json_type),
+        http.post("memstream.v1.StreamService/Nothing", content="{}", headers=json_type),
+        http.get(method),
+        http.post(method, content="{}", headers={"content-type": "text/plain"}),
+        http.post(method, content="{}", headers=json_type | {"host": "elsewhere.example"}),
+    ]
+    assert [one.status_code for one in answers] == [400, 404, 404, 415, 421]
+    assert [one.json()["code"] for one in answers] == [3, 12, 12, 3, 3]
+    assert all(one.json()["message"] for one in answers)
+
+
+def test_no_server_is_unavailable(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data").configure(**QUICK) as server:
+        for envoy in before(server, tmp_path):
+            server.kill()
+            with httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http:
+                refused = post(http, "ServerService/GetServerInfo", {})
+    assert (refused.status_code, refused.json()["code"]) == (503, 14)
+
+
+def test_a_token_passes_through(tmp_path: Path) -> None:
+    keys_file, policy_file = tmp_path / "keys.json", tmp_path / "policy.toml"
+    _, token = keys.create(keys_file, "joy")
+    policy_file.write_text('[[grant]]\nwho = ["key:joy"]\nnamespaces = ["comedy"]\nverbs = ["write"]\n', "utf-8")
+    files = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    with ServerProcess(tmp_path / "data").configure(**QUICK, **files) as server:
+        for envoy in before(server, tmp_path):
+            with httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http:
+                asked = {"namespace": "comedy", "memory": "joy"}
+                nobody = post(http, "MemoryService/CreateMemory", asked)
+                joy = post(http, "MemoryService/CreateMemory", asked, authorization=f"Bearer {token}")
+                beyond = post(http, "MemoryService/GetMemory", asked, authorization=f"Bearer {token}")
+    assert (nobody.status_code, details(nobody)["ErrorInfo"]["reason"]) == (401, "UNAUTHENTICATED")
+    assert joy.status_code == 200
+    assert (beyond.status_code, details(beyond)["ErrorInfo"]["reason"]) == (403, "PERMISSION_DENIED")
+
+
+# ---- pages of elsewhere
+
+
+def preflight(http: httpx2.Client, origin: str) -> httpx2.Response:
+    asked = "authorization,content-type,grpc-timeout,x-grpc-web,x-user-agent"
+    headers = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": asked}
+    return http.options("memstream.v1.StreamService/RecallOnce", headers=headers)
+
+
+def test_a_page_that_is_allowed_may_call_and_read_errors(http: httpx2.Client) -> None:
+    answer = preflight(http, ALLOWED)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == ALLOWED
+    assert answer.headers["access-control-allow-methods"] == "POST"
+    allowed = set(answer.headers["access-control-allow-headers"].split(", "))
+    assert set(answer.request.headers["access-control-request-headers"].split(",")) <= allowed
+    called = post(http, "StreamService/RecallOnce", {}, origin=ALLOWED)
+    assert called.headers["access-control-allow-origin"] == ALLOWED
+    assert "grpc-status-details-bin" in called.headers["access-control-expose-headers"]
+
+
+def test_another_page_may_not(http: httpx2.Client) -> None:
+    """Its browser asks first, and is not told that it may; what it may send without asking is not taken."""
+    assert "access-control-allow-origin" not in preflight(http, OTHER).headers
+    memory = {"namespace": "browsers", "memory": "from-elsewhere"}
+    for simple in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        headers = {"origin": OTHER} | ({"content-type": simple} if simple else {})
+        sent = http.post("memstream.v1.MemoryService/CreateMemory", content=json.dumps(memory), headers=headers)
+        assert sent.status_code == 415
+    assert post(http, "MemoryService/GetMemory", memory).status_code == 404
