@@ -1,9 +1,9 @@
+import dev.memstream.v1.AppendMessageRequest;
+import dev.memstream.v1.CompleteConversationRequest;
+import dev.memstream.v1.ConversationMessage;
+import dev.memstream.v1.ConversationServiceGrpc;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
-import memstream.v1.ConversationServiceGrpc;
-import memstream.v1.ConversationServiceOuterClass.AppendMessageRequest;
-import memstream.v1.ConversationServiceOuterClass.CompleteConversationRequest;
-import memstream.v1.ConversationServiceOuterClass.ConversationMessage;
 
 /** Two talk: each message is appended once, however often this runs, and the conversation completed. */
 public final class Append {
