@@ -15,12 +15,12 @@ from memstream_server.core import policy as core
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import Policy, leaves, with_value
 from memstream_server.core.values import Fragment, Tier
-from memstream_server.engine.errors import EngineError, FieldViolation
+from memstream_server.engine.errors import EngineError, FieldViolation, QuotaExceeded
+from memstream_server.ports.journal import Rejection
 from memstream_server.rpc.errors import (
     CODES,
     RETRY_S,
     PageTokenInvalid,
-    QuotaExceeded,
     RoutingMismatch,
     status_of,
     status_of_rejection,
@@ -65,7 +65,7 @@ def test_a_status_stays_small_whatever_it_tells_of() -> None:
 def test_a_rejections_violations_survive_their_text(given: list[tuple[str, str]]) -> None:
     violations = [FieldViolation(field, f"is wrong, {text.replace(';', '')}") for field, text in given]
     assert list(violations_in(violation_text(violations))) == violations
-    status = unpacked(status_of_rejection(3, "INVALID_FIELD", violation_text(violations)))
+    status = unpacked(status_of_rejection(Rejection(1, 3, "INVALID_FIELD", violation_text(violations))))
     assert set(status.fields) == {each.field for each in violations}
 
 
