@@ -52,6 +52,7 @@ async def test_who_sends_too_much_is_tried_again_when_it_is_paid_for(tmp_path: P
     keys_file, policy_file, keys = guarded_files(tmp_path / "access")
     metrics = free_address()
     settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file), "metrics_listen": metrics}
+    settings["peer_secret"] = "of servers of one database, where the journal is one"
     server = await started(make_server(**settings, caller_observations_per_s=10.0))
     mine = (("authorization", f"Bearer {keys['alice']}"),)
     async with hasty(server.address) as channel:
