@@ -9,59 +9,24 @@ is a decision and a commit of its own. When its standard input ends it says how 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
+from loads import load, until_told
 from texts import Talk
 
 import memstream
 
 RATE = 500
 TICK_S = 0.01
-WARM_S = 1.0
+PER_S = "stored/s"
 
 
-@dataclass
-class Arrived:
-    """What the load came to, once it has ended."""
-
-    per_s: float = 0.0
-    """Stored a second."""
-
-
-@contextlib.asynccontextmanager
-async def arriving(address: str, prefix: str, memories: int) -> AsyncIterator[Arrived]:
-    """The load, under way for a second when the block begins."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, __file__, address, prefix, str(memories)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        if not await process.stdout.readline():
-            raise RuntimeError("the load did not begin")
-        await asyncio.sleep(WARM_S)
-        arrived = Arrived()
-        yield arrived
-        process.stdin.close()
-        arrived.per_s = json.loads(await process.stdout.readline())
-        await process.wait()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-async def _ended() -> None:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    await reader.read()
+def arriving(address: str, prefix: str, memories: int) -> AbstractAsyncContextManager[dict[str, float]]:
+    """The load, while the block runs; filled with how many were stored (PER_S)."""
+    return load(__file__, address, prefix, memories)
 
 
 async def _send(streams: list[memstream.ObserveStream]) -> None:
@@ -75,20 +40,14 @@ async def _send(streams: list[memstream.ObserveStream]) -> None:
 
 
 async def _load(address: str, prefix: str, memories: int) -> None:
-    async with memstream.connect(address) as client, contextlib.AsyncExitStack() as stack:
+    async with memstream.connect(address) as client, AsyncExitStack() as stack:
         opened = [client.memory(f"{prefix}-{place}").observe("load") for place in range(memories)]
         streams = [await stack.enter_async_context(stream) for stream in opened]
         before = sum(stream.stored for stream in streams)
-        sending = asyncio.create_task(_send(streams))
-        print("begun", flush=True)
         began = time.perf_counter()
-        ended = asyncio.create_task(_ended())
-        await asyncio.wait({sending, ended}, return_when=asyncio.FIRST_COMPLETED)
+        await until_told(_send(streams))
         stored, seconds = sum(stream.stored for stream in streams) - before, time.perf_counter() - began
-        sending.cancel()
-        if not ended.done():
-            sending.result()
-        print(json.dumps(stored / seconds), flush=True)
+        print(json.dumps({PER_S: stored / seconds}), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from arriving import RATE, arriving
+from arriving import PER_S, RATE, arriving
 from claims import CPU, Claim, at_least, at_most, claim, pause, standalone
 from echo import EchoServer
 from recalls import COLUMNS, P50, P99, Parts, Recalling, Texts, enter, fill
@@ -87,7 +87,8 @@ async def measure_loaded(report: Report, held: Filled, parts: Parts, total: int,
         await parts.measure(report, _parts(total, LOADED), held.texts.questions(count))
         report.pause(_echo_loop(total, LOADED), parts.pause())
     await held.recalling.settle()
-    report.add(_load(total), **{STORED: arrived.per_s, CPU: load_cpu / max(arrived.per_s, 1.0) * 1e6})
+    stored = arrived[PER_S]
+    report.add(_load(total), **{STORED: stored, CPU: load_cpu / max(stored, 1.0) * 1e6})
     report.add(SENT, **{STORED: RATE})
 
 

@@ -10,14 +10,14 @@ it got through, and how much was refused, a second.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
+from loads import load, until_told
 from texts import Talk
 
 import memstream
@@ -25,33 +25,13 @@ import memstream
 TOKEN = "MEMSTREAM_FLOODING_TOKEN"
 REFUSED_S = 0.01
 """How soon it asks again after a refusal, whatever the server says."""
-WARM_S = 1.0
 
 
-@contextlib.asynccontextmanager
-async def flooding(address: str, token: str, prefix: str, streams: int, calls: int) -> AsyncIterator[dict[str, float]]:
-    """The flood, under way when the block begins; filled with what it came to when the block has ended."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, __file__, address, prefix, str(streams), str(calls)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {TOKEN: token},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        if not await process.stdout.readline():
-            raise RuntimeError("the flood did not begin")
-        await asyncio.sleep(WARM_S)
-        came: dict[str, float] = {}
-        yield came
-        process.stdin.close()
-        came.update(json.loads(await process.stdout.readline()))
-        await process.wait()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+def flooding(
+    address: str, token: str, prefix: str, streams: int, calls: int
+) -> AbstractAsyncContextManager[dict[str, float]]:
+    """The flood, while the block runs; filled with what it came to."""
+    return load(__file__, address, prefix, streams, calls, **{TOKEN: token})
 
 
 async def _observe(memory: memstream.Memory, place: int, came: Counter[str]) -> None:
@@ -75,27 +55,15 @@ async def _ask(memory: memstream.Memory, place: int, came: Counter[str]) -> None
             await asyncio.sleep(REFUSED_S)
 
 
-async def _ended() -> None:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    await reader.read()
-
-
 async def _flood(address: str, prefix: str, streams: int, calls: int) -> None:
     came: Counter[str] = Counter()
     async with memstream.connect(address, token=os.environ[TOKEN]) as client:
         memories = [client.memory(f"{prefix}-{place}") for place in range(streams)]
-        work = [asyncio.create_task(_observe(memory, place, came)) for place, memory in enumerate(memories)]
-        work += [asyncio.create_task(_ask(memories[place % streams], place, came)) for place in range(2 * calls)]
-        print("begun", flush=True)
-        began, ended = time.perf_counter(), asyncio.create_task(_ended())
-        await asyncio.wait({*work, ended}, return_when=asyncio.FIRST_COMPLETED)
+        observing = [_observe(memory, place, came) for place, memory in enumerate(memories)]
+        asking = [_ask(memories[place % streams], place, came) for place in range(2 * calls)]
+        began = time.perf_counter()
+        await until_told(*observing, *asking)
         seconds = time.perf_counter() - began
-        for task in work:
-            if task.done():
-                task.result()
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
         print(json.dumps({what: count / seconds for what, count in came.items()}), flush=True)
 
 

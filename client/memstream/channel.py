@@ -162,10 +162,9 @@ class Link:
         timeout_s: float | None = None,
     ) -> Response:
         """Calls and waits; `timeout_s` None takes the client's."""
+        limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
         with self.traced(type(request).__name__.removesuffix("Request")):
-            return await self._answer(
-                method, request, memory, self.settings.timeout_s if timeout_s is None else timeout_s
-            )
+            return await self._answer(method, request, memory, limit_s)
 
     async def _answer(
         self, method: Unary[Request, Response], request: Request, memory: MemoryPath | None, timeout_s: float

@@ -136,25 +136,22 @@ class TwoWayStream(ABC, Generic[Request, Response]):
         if self._error is not None:
             raise self._error
         with self._link.traced(type(self).__name__.removesuffix("Stream")):
-            await self._connected_once(backoff)
-
-    async def _connected_once(self, backoff: Backoff) -> None:
-        call = self._call()
-        writer: asyncio.Task[None] | None = None
-        try:
-            await self._open(call)
-            self.connections += 1
-            self._notify()
-            backoff.opened()
-            writer = asyncio.create_task(self._write(call))
-            await self._read(call, backoff)
-        finally:
-            call.cancel()  # dropping the reference would leave the server's handler open
-            self._disconnected()
-            self._notify()
-            if writer is not None:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
+            call = self._call()
+            writer: asyncio.Task[None] | None = None
+            try:
+                await self._open(call)
+                self.connections += 1
+                self._notify()
+                backoff.opened()
+                writer = asyncio.create_task(self._write(call))
+                await self._read(call, backoff)
+            finally:
+                call.cancel()  # dropping the reference would leave the server's handler open
+                self._disconnected()
+                self._notify()
+                if writer is not None:
+                    writer.cancel()
+                    await asyncio.gather(writer, return_exceptions=True)
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Request, Response]) -> None:
         try:

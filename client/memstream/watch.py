@@ -131,21 +131,18 @@ class Watch:
         if self._seen is not None:
             request.cursor.CopyFrom(cursor_to_wire(self._seen))
         with self._link.traced("Watch"):
-            await self._connected_once(request, backoff)
-
-    async def _connected_once(self, request: stream_service_pb2.WatchRequest, backoff: Backoff) -> None:
-        call: _Call = self._link.streams.Watch(request, metadata=self._link.metadata(self.memory))
-        self.connections += 1
-        try:
-            while True:
-                self._take(await read_message(call))
-                backoff.opened()
-                backoff.progressed()
-                while len(self._ahead) > _AHEAD_MAX:
-                    self._room.clear()
-                    await self._room.wait()
-        finally:
-            call.cancel()
+            call: _Call = self._link.streams.Watch(request, metadata=self._link.metadata(self.memory))
+            self.connections += 1
+            try:
+                while True:
+                    self._take(await read_message(call))
+                    backoff.opened()
+                    backoff.progressed()
+                    while len(self._ahead) > _AHEAD_MAX:
+                        self._room.clear()
+                        await self._room.wait()
+            finally:
+                call.cancel()
 
     def _take(self, response: stream_service_pb2.WatchResponse) -> None:
         kind = response.WhichOneof("message")

@@ -7,8 +7,7 @@ that is not known, and errors a reason and a detail that are not.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -21,6 +20,7 @@ from google.rpc.status_pb2 import Status
 
 from memstream.v1 import event_pb2
 from tests.conformance.golden import CONTRACT
+from tests.support.passing import PassingOn
 
 UNKNOWN_FIELD = bytes([0xC2, 0x3E, 3]) + b"new"
 """Field 1000, of 3 bytes."""
@@ -34,29 +34,11 @@ _METHODS = {
 }
 
 
-class Newer(grpc.GenericRpcHandler):
-    """At `address`, over the server at `target`."""
-
-    def __init__(self, target: str) -> None:
-        self.address = ""
-        self._target = target
-
-    async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(self._target)
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        self._server.add_generic_rpc_handlers((self,))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        await self._server.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._server.stop(0)
-        await self._channel.close()
+class Newer(PassingOn):
+    """The later server, over one of now."""
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        """Every method is the same on the wire: messages there and messages back."""
+        """Passed on, and its answers renewed."""
         method = _METHODS[details.method]
         answers = message_factory.GetMessageClass(method.output_type)
 

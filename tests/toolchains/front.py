@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
+
+from tests.support.certificates import Authority
+from tests.support.passing import PassingOn
 
 TOKEN = "a token of ann's"
 _DETAILS = "grpc-status-details-bin"
@@ -21,52 +22,28 @@ _DETAILS = "grpc-status-details-bin"
 def certificates(folder: Path) -> None:
     """ca.pem, and server.pem and client.pem with their keys (.key), for localhost; and the token."""
     (folder / "token").write_text(TOKEN, "utf-8")
-    (folder / "san").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1", "utf-8")
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    _openssl(folder, "req", "-x509", *key, "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem")
+    authority = Authority(folder, "ca")
     for name in ("server", "client"):
-        _openssl(folder, "req", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        signing = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "san"]
-        _openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem")
+        authority.issue(name)
 
 
-def _openssl(folder: Path, *words: str) -> None:
-    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
-
-
-class Front(grpc.GenericRpcHandler):
-    """At localhost:`port`; `routes` is what the header `memstream-memory` said, by method."""
+class Front(PassingOn):
+    """By TLS alone; `routes` is what the header `memstream-memory` said, by method."""
 
     def __init__(self, target: str, folder: Path) -> None:
-        self.port = 0
+        super().__init__(target)
         self.routes: list[tuple[str, str]] = []
-        self._target = target
         self._folder = folder
 
-    @property
-    def address(self) -> str:
-        return f"localhost:{self.port}"
-
-    async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(self._target)
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        self._server.add_generic_rpc_handlers((self,))
+    def _bound(self, server: grpc.aio.Server) -> str:
         read = {name: (self._folder / name).read_bytes() for name in ("ca.pem", "server.key", "server.pem")}
         credentials = grpc.ssl_server_credentials(
             [(read["server.key"], read["server.pem"])], read["ca.pem"], require_client_auth=True
         )
-        self.port = self._server.add_secure_port("localhost:0", credentials)
-        await self._server.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._server.stop(0)
-        await self._channel.close()
+        return f"localhost:{server.add_secure_port('localhost:0', credentials)}"
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        """Every method is the same on the wire: messages there and messages back."""
+        """Passed on with the right token, refused without."""
         method = details.method
 
         async def forward(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ START_S = 60
 QUERY = {"text": "What does Bob drink?", "limit": 1}
 
 
+@contextmanager
 def before(server: ServerProcess, folder: Path) -> Iterator[Envoy]:
     """An Envoy that leads to the server."""
     try:
@@ -46,16 +48,14 @@ def before(server: ServerProcess, folder: Path) -> Iterator[Envoy]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("browsers") / "data").configure(**QUICK) as server:
-        yield server
+def envoy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
+    """One for all tests, before a server that the page's memories are new to."""
+    folder = tmp_path_factory.mktemp("browsers")
+    with ServerProcess(folder / "data").configure(**QUICK) as server:
+        with before(server, folder) as envoy:
+            yield envoy
         assert server.stop() == 0
     check_log(server)
-
-
-@pytest.fixture(scope="module")
-def envoy(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
-    yield from before(server, tmp_path_factory.mktemp("envoy"))
 
 
 @pytest.fixture
@@ -248,11 +248,10 @@ def test_what_envoy_refuses(http: httpx2.Client) -> None:
 
 
 def test_no_server_is_unavailable(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data").configure(**QUICK) as server:
-        for envoy in before(server, tmp_path):
-            server.kill()
-            with httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http:
-                refused = post(http, "ServerService/GetServerInfo", {})
+    with ServerProcess(tmp_path / "data").configure(**QUICK) as server, before(server, tmp_path) as envoy:
+        server.kill()
+        with httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http:
+            refused = post(http, "ServerService/GetServerInfo", {})
     assert (refused.status_code, refused.json()["code"]) == (503, 14)
 
 
@@ -261,13 +260,15 @@ def test_a_token_passes_through(tmp_path: Path) -> None:
     _, token = keys.create(keys_file, "joy")
     policy_file.write_text('[[grant]]\nwho = ["key:joy"]\nnamespaces = ["comedy"]\nverbs = ["write"]\n', "utf-8")
     files = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
-    with ServerProcess(tmp_path / "data").configure(**QUICK, **files) as server:
-        for envoy in before(server, tmp_path):
-            with httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http:
-                asked = {"namespace": "comedy", "memory": "joy"}
-                nobody = post(http, "MemoryService/CreateMemory", asked)
-                joy = post(http, "MemoryService/CreateMemory", asked, authorization=f"Bearer {token}")
-                beyond = post(http, "MemoryService/GetMemory", asked, authorization=f"Bearer {token}")
+    with (
+        ServerProcess(tmp_path / "data").configure(**QUICK, **files) as server,
+        before(server, tmp_path) as envoy,
+        httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http,
+    ):
+        asked = {"namespace": "comedy", "memory": "joy"}
+        nobody = post(http, "MemoryService/CreateMemory", asked)
+        joy = post(http, "MemoryService/CreateMemory", asked, authorization=f"Bearer {token}")
+        beyond = post(http, "MemoryService/GetMemory", asked, authorization=f"Bearer {token}")
     assert (nobody.status_code, details(nobody)["ErrorInfo"]["reason"]) == (401, "UNAUTHENTICATED")
     assert joy.status_code == 200
     assert (beyond.status_code, details(beyond)["ErrorInfo"]["reason"]) == (403, "PERMISSION_DENIED")

@@ -2,8 +2,7 @@
 
 Contract
 - Every write method returns only after its transaction is durable (power loss included). Writes are committed
-  in groups by one writer, in the order they were submitted; each write is a savepoint of its own, so a refused
-  one fails alone.
+  in groups by one writer, in the order they were submitted; a refused one fails alone.
 - A write that raises `Conflict`, `AlreadyExists`, `NamespaceFull` or `StorageFull` left nothing behind. One that raises
   `OutcomeUnknown` may or may not have been committed: the caller drops its RAM state and reads again.
 - Memory writes are a compare-and-set on (epoch, revision); nobody else may own the memory at that epoch.

@@ -1,6 +1,7 @@
-"""One function per write, each inside a savepoint of the writer's transaction.
+"""One function per write, each inside the writer's transaction.
 
-They raise the port's errors; what they did before raising is rolled back. Statements are built once, here.
+They raise the port's errors; what they did before raising is rolled back. They may be called again for the same write,
+after a rollback. Statements are built once, here.
 """
 
 from __future__ import annotations
