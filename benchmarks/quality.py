@@ -1,9 +1,10 @@
 """Recall quality through the gRPC client: real conversations in by the Observe stream, real questions out.
 
-    python benchmarks/quality.py --data DIR [--model-dir MODEL]
+    python benchmarks/quality.py --data DIR [--model-dir MODEL] [--reranker-dir MODEL]
 
 DIR holds the measure (`locomo_eval.py`) and its conversations (`locomo3.json`); neither is part of this project. MODEL
-is a sentence-transformers export (docs/models.md says how to get all-MiniLM-L6-v2); without it vectors are hashed.
+is a sentence-transformers export (docs/models.md says how to get all-MiniLM-L6-v2); without it vectors are hashed. The
+reranker's is a cross-encoder's; without it nothing is reranked.
 A server is started for the run. Exits with 1 when a bar is missed, a turn is lost, or a turn cannot be recalled.
 """
 
@@ -246,9 +247,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="directory of the measure")
     parser.add_argument("--model-dir", type=Path, help="directory of a local model for the vectors; hashing without it")
+    parser.add_argument("--reranker-dir", type=Path, help="directory of a cross-encoder; no reranker without it")
     parser.add_argument("--json", type=Path, help="write the measure's whole result here")
     given = parser.parse_args()
     model = {"embedding": "onnx", "embedding_model_dir": str(given.model_dir)} if given.model_dir else {}
+    if given.reranker_dir:  # whatever it takes: what is measured is the order
+        model |= {"reranker_model_dir": str(given.reranker_dir), "reranker_timeout_s": "60"}
     with tempfile.TemporaryDirectory() as scratch, Served(Path(scratch) / "data", **model) as server:
         result, found = _run(given.data, server.address)
     if given.json:

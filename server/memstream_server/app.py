@@ -27,6 +27,7 @@ from memstream_server.engine.embeddings import Candidate, Embedding, Embeddings
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.gather import Gatherer
 from memstream_server.engine.ownership import LeaseTimes
+from memstream_server.engine.reranking import Reranking
 from memstream_server.engine.settings import Limits
 from memstream_server.engine.transfer.disk import Disk
 from memstream_server.engine.transfer.transfers import TransferSettings
@@ -34,7 +35,15 @@ from memstream_server.engine.turns import Turns
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal import Commit, Conflict, Journal, JournalError, Recorded, Space
-from memstream_server.ports.models import Embedder, EmbeddingModel, Insights, ModelUnavailable, Scorer, Spent
+from memstream_server.ports.models import (
+    Embedder,
+    EmbeddingModel,
+    Insights,
+    ModelUnavailable,
+    Reranker,
+    Scorer,
+    Spent,
+)
 from memstream_server.settings import EmbeddingKind, Settings
 
 if TYPE_CHECKING:
@@ -76,6 +85,7 @@ class Models:
     spent: Sequence[Spent] = ()
     next: Candidate | None = None
     """What everything is to be embedded anew by."""
+    reranker: Reranker | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,8 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         announce(f"  importance {info.scorer_model or 'constant 0.5 (no LLM rates it)'}")
         announce(f"  insights   {info.insight_model or 'none (no LLM derives them)'}")
         announce(f"  index      {info.index}")
+        if settings.reranker_model_dir is not None:
+            announce(f"  reranker   {settings.reranker_model_dir.resolve().name}")
         await stop.wait()
         announce("memstream drains and stops")
 
@@ -162,6 +174,8 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         stack.push_async_callback(used.embedder.close)
         if used.next is not None:
             stack.push_async_callback(used.next.embedder.close)
+        if used.reranker is not None:
+            stack.push_async_callback(used.reranker.close)
         if used.close_llm is not None:
             stack.push_async_callback(used.close_llm)
         used, space, embedding = await _in_force(journal, used, settings)
@@ -246,8 +260,9 @@ def _models(settings: Settings, metrics: Metrics | None = None) -> Models:
         settings.embedding_api_key,
         spent,
     )
+    reranker = _reranker(settings.reranker_model_dir)
     if settings.next_embedding is None:
-        return Models(embedder)
+        return Models(embedder, reranker=reranker)
     following = _embedder(
         settings,
         settings.next_embedding,
@@ -258,7 +273,20 @@ def _models(settings: Settings, metrics: Metrics | None = None) -> Models:
         spent,
     )
     asked = settings.next_embedding is EmbeddingKind.OPENAI
-    return Models(embedder, next=Candidate(following, settings.next_embedding_model if asked else ""))
+    following_name = settings.next_embedding_model if asked else ""
+    return Models(embedder, next=Candidate(following, following_name), reranker=reranker)
+
+
+def _reranker(directory: Path | None) -> Reranker | None:
+    if directory is None:
+        return None
+    from memstream_server.adapters.models.onnx_files import OnnxModelError
+    from memstream_server.adapters.models.onnx_reranker import OnnxReranker
+
+    try:
+        return OnnxReranker(directory)
+    except OnnxModelError as error:
+        raise StartError(str(error)) from error
 
 
 def _embedder(
@@ -275,7 +303,8 @@ def _embedder(
     if kind is EmbeddingKind.HASHING:
         return HashingEmbedder()
     if kind is EmbeddingKind.ONNX and directory is not None:
-        from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder, OnnxModelError
+        from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
+        from memstream_server.adapters.models.onnx_files import OnnxModelError
 
         try:
             return OnnxEmbedder(directory)
@@ -429,6 +458,7 @@ def _dependencies(
             embedder=tracing.traced(models.embedder, "embedder"),
             scorer=models.scorer and tracing.traced(models.scorer, "scorer"),
             insights=models.insights and tracing.traced(models.insights, "insights"),
+            reranker=models.reranker and tracing.traced(models.reranker, "reranker"),
         )
     embedder, turns = MeasuredEmbedder(seen.embedder, metrics), Turns()
     following = models.next and replace(models.next, embedder=MeasuredEmbedder(models.next.embedder, metrics))
@@ -440,6 +470,14 @@ def _dependencies(
         embeddings=embeddings,
         gatherer=Gatherer(analyzer, embeddings, seen.scorer, limits, turns),
         insights=seen.insights,
+        reranking=None
+        if seen.reranker is None
+        else Reranking(
+            seen.reranker,
+            candidates=settings.reranker_candidates,
+            weight=settings.reranker_weight,
+            timeout_s=settings.reranker_timeout_s,
+        ),
         clock=clock,
         ids=Ids(clock),
         limits=limits,

@@ -229,6 +229,16 @@ class Settings(BaseSettings):
     embedding_input_max_chars: int = _setting(8_000, "text sent to the model is cut here", "characters", 100, 1_000_000)
     embedding_retries: int = _setting(3, "retries of a failed request, with growing jittered waits", "retries", 0, 20)
 
+    # ---- the model that reads the best of a ranking again
+    reranker_model_dir: Path | None = _setting(
+        None, "directory of a cross-encoder with model.onnx (pip install memstream[onnx]); unset is no reranker"
+    )
+    reranker_candidates: int = _setting(20, "the best of a ranking that are shown to it", "fragments", 1, 200)
+    reranker_weight: float = _setting(1.0, "weight of what it says beside relevance, times beta", "", 0, 10)
+    reranker_timeout_s: float = _setting(
+        1.0, "how long a recall waits for it before it answers without", "seconds", 0.01, 60
+    )
+
     # ---- the model to change to
     next_embedding: EmbeddingKind | None = _setting(
         None, "embedding model to change to by `memstream reindex --embed`; serves once the data is in its space"

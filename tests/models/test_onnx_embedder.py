@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memstream_server.adapters.models.onnx_embedder import BATCH_TEXTS, OnnxEmbedder, OnnxModelError, unit_means
+from memstream_server.adapters.models.onnx_embedder import BATCH_TEXTS, OnnxEmbedder, unit_means
+from memstream_server.adapters.models.onnx_files import OnnxModelError
 from memstream_server.ports.models import ModelRefused
 from tests.support.tiny_model import TABLE, write_model
 

@@ -5,6 +5,7 @@ Every call goes through `Outages`: `fail(error, times)` makes the next calls rai
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -82,6 +83,30 @@ class ScriptedScorer(Outages):
         self._called()
         _charge(account, len(texts))
         return [self.scores.get(text, self.default) for text in texts]
+
+
+class ScriptedReranker(Outages):
+    """Closeness by a word of the text; `late` makes it wait until it is cancelled."""
+
+    name = "scripted"
+
+    def __init__(self, closeness: Mapping[str, float]) -> None:
+        super().__init__()
+        self._closeness = dict(closeness)
+        self.late = False
+        self.shown: list[tuple[str, tuple[str, ...]]] = []
+        """Question and texts of each call."""
+
+    async def closeness(self, question: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        self._called()
+        self.shown.append((question, tuple(texts)))
+        if self.late:
+            await asyncio.Event().wait()
+        known = self._closeness.items()
+        return np.array([next((each for word, each in known if word in text), 0) for text in texts], np.float32)
+
+    async def close(self) -> None:
+        pass
 
 
 class ScriptedInsights(Outages):

@@ -1023,7 +1023,7 @@ class ScorePart(_message.Message):
     CONTRIBUTION_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"recency", "importance", "dense", "lexical", "context", "speaker"."""
+    """"recency", "importance", "dense", "lexical", "context", "speaker", and "rerank" where a reranker had its say."""
     value: _builtins.float
     """Its value before weighting."""
     weight: _builtins.float
@@ -1138,7 +1138,7 @@ class RecallDone(_message.Message):
     best_relevance: _builtins.float
     """The best relevance among them, returned or not."""
     degraded: _builtins.str
-    """Which leg was missing and why; empty when none was."""
+    """Which leg (or the reranker) was missing and why; empty when none was."""
     tokens: _builtins.int
     """Tokens of ranking and working memory, when a budget was given."""
     @_builtins.property
@@ -1147,7 +1147,7 @@ class RecallDone(_message.Message):
 
     @_builtins.property
     def timings(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Seconds each step took: "wait", "embed", "search", "score", "read"."""
+        """Seconds each step took: "wait", "embed", "search", "score", "read", "rerank"."""
 
     def __init__(
         self,

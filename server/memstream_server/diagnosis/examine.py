@@ -11,7 +11,7 @@ from memstream_server.diagnosis.directory import directory_findings
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.diagnosis.index import index_findings
 from memstream_server.diagnosis.journal import content_findings, space_of, sqlite_findings
-from memstream_server.diagnosis.outside import endpoint_findings, model_findings, packages
+from memstream_server.diagnosis.outside import endpoint_findings, model_findings, packages, reranker_findings
 from memstream_server.ports.journal import Space, Unreadable
 from memstream_server.settings import Settings
 
@@ -30,6 +30,7 @@ def examine(settings: Settings, online: bool) -> Iterator[Finding]:
         yield from _directory(settings)
     if online:
         yield from endpoint_findings(settings)
+    yield from reranker_findings(settings)
 
 
 def _directory(settings: Settings) -> Iterator[Finding]:

@@ -48,6 +48,19 @@ def model_findings(settings: Settings, space: Space | None) -> Iterator[Finding]
         yield fine("embedding", f"{space.model}, {space.dimension} dimensions, as the settings have it")
 
 
+def reranker_findings(settings: Settings) -> Iterator[Finding]:
+    """Whether the settings' cross-encoder, where they name one, can be used."""
+    if settings.reranker_model_dir is None:
+        return
+    from memstream_server.adapters.models.onnx_files import OnnxModelError
+    from memstream_server.adapters.models.onnx_reranker import OnnxReranker
+
+    try:
+        yield fine("reranker", OnnxReranker(settings.reranker_model_dir).name)
+    except OnnxModelError as error:
+        yield problem("reranker", str(error), "correct reranker_model_dir, or leave it unset")
+
+
 def _model(settings: Settings) -> tuple[str, int, str]:
     """Name and dimension (0: not known) of the settings' model, or why it cannot be had."""
     import asyncio
@@ -59,7 +72,8 @@ def _model(settings: Settings) -> tuple[str, int, str]:
 
         told = asyncio.run(HashingEmbedder().model())
         return told.name, told.dimension, ""
-    from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder, OnnxModelError
+    from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
+    from memstream_server.adapters.models.onnx_files import OnnxModelError
 
     assert settings.embedding_model_dir is not None  # the settings see to it
     try:

@@ -12,6 +12,7 @@ from memstream_server.engine.clock import Clock, Ids
 from memstream_server.engine.embeddings import Embeddings
 from memstream_server.engine.gather import Gatherer
 from memstream_server.engine.ownership import LeaseTimes
+from memstream_server.engine.reranking import Reranking
 from memstream_server.engine.settings import Limits
 from memstream_server.engine.turns import Turns
 from memstream_server.ports.index import VectorIndex
@@ -77,6 +78,8 @@ class Dependencies:
     failure_of: Callable[[Exception], Failure]
     """What a client may read of an error."""
     transfers: TransferSettings
+    reranking: Reranking | None = None
+    """None without a reranker."""
     index_degraded: Callable[[], str] = str
     """Why the index does not have all it should; empty when it does."""
     processes: Processes | None = None

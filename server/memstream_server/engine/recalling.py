@@ -25,6 +25,7 @@ from memstream_server.core.ranking import NearMiss, Question, Scored, Stage, Wei
 from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.requests import Query, RecallAnswer, Recollection
+from memstream_server.engine.reranking import Ranked, Reranking
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import EmbeddingModel, ModelError
 
@@ -47,6 +48,11 @@ class _Found:
     considered: ranking.Considered
     near_misses: tuple[NearMiss, ...]
     formula: str
+    limit: int | None = None
+    """How many are answered once they are reranked; None: they are as they shall be."""
+    beta: float = 0.0
+    degraded: str = ""
+    """Why it was not reranked."""
 
 
 class _Watch:
@@ -80,9 +86,9 @@ async def recall(actor: Actor, query: Query, dependencies: Dependencies) -> Reca
         found, more = await _search(actor.working, query, vector, dependencies, watch)
         if actor.working.embedding is space:
             break
-    degraded = degraded or more
-    answer = await _read(actor, query, found, dependencies)
+    answer = await _read(actor, query, found, dependencies, watch)
     watch.step("read")
+    degraded = "; ".join(filter(None, (degraded or more, answer.degraded)))
     dependencies.metrics.recalled(watch.total(), bool(degraded))
     return replace(answer, degraded=degraded, timings_s=watch.steps)
 
@@ -128,16 +134,29 @@ def _question(working: WorkingSet, query: Query, vector: Vector | None, dependen
     policy = working.record.policy
     terms = dependencies.analyzer.terms(query.text, policy.language)
     given = policy.recall
+    limit, reranking = _limit(policy, query), _reranking(working, dependencies)
+    ranked = limit if reranking is None else max(limit, reranking.candidates)
     return Question(
         text=query.text,
         terms=query_terms(terms.hashes),
         vector=vector,
         now_us=dependencies.clock.now_us() if query.now_us is None else query.now_us,
-        limit=given.limit if query.limit is None else query.limit,
-        per_leg=max(given.candidates, given.limit if query.limit is None else query.limit),
+        limit=ranked,
+        per_leg=max(given.candidates, ranked),
         min_relevance=given.min_relevance if query.min_relevance is None else query.min_relevance,
         near_misses=query.near_misses,
     )
+
+
+def _limit(policy: Policy, query: Query) -> int:
+    return policy.recall.limit if query.limit is None else query.limit
+
+
+def _reranking(working: WorkingSet, dependencies: Dependencies) -> Reranking | None:
+    """None where there is no reranker, where a memory is answered in its own order, and where DB-GPT's ranking is."""
+    whole = working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM)
+    absolute = working.record.policy.recall.ranking is RankingRule.ABSOLUTE
+    return dependencies.reranking if absolute and not whole else None
 
 
 def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weights:
@@ -196,6 +215,8 @@ def _rank(
         ranked.considered,
         ranked.near_misses,
         ranking.FORMULA,
+        None if _reranking(working, dependencies) is None else _limit(policy, query),
+        weights.beta,
     )
 
 
@@ -301,7 +322,7 @@ async def _search_index(
     return found, degraded
 
 
-async def _read(actor: Actor, query: Query, found: _Found, dependencies: Dependencies) -> RecallAnswer:
+async def _read(actor: Actor, query: Query, found: _Found, dependencies: Dependencies, watch: _Watch) -> RecallAnswer:
     """Content for what was ranked; what left the memory meanwhile is left out."""
     working = actor.working
     held = {one.fragment.id: one.fragment for one in (*working.state.sensory, *working.state.short_term)}
@@ -310,7 +331,14 @@ async def _read(actor: Actor, query: Query, found: _Found, dependencies: Depende
     now_us = dependencies.clock.now_us()
     short_term = [one for one in short_term if one.expire_time_us is None or one.expire_time_us > now_us]
     known = held | await _contents(working, [one.id for one in found.results if one.id not in held], dependencies)
-    ranked = [(scored, known[scored.id]) for scored in found.results if scored.id in known]
+    ranked: Ranked = [(scored, known[scored.id]) for scored in found.results if scored.id in known]
+    if dependencies.reranking is not None and found.limit is not None:
+        watch.step("read")
+        ranked, formula, late = await dependencies.reranking.rerank(query.text, ranked, found.formula, found.beta)
+        watch.step("rerank")
+        missed = tuple(NearMiss(scored, Stage.LIMIT) for scored, _ in ranked[found.limit :])
+        found = replace(found, formula=formula, near_misses=missed + found.near_misses, degraded=late)
+        ranked = ranked[: found.limit]
     fitted = fit([_item(fragment) for _, fragment in ranked], [_item(one) for one in short_term], query.token_budget)
     return _answer(found, ranked, short_term, fitted, query)
 
@@ -333,7 +361,7 @@ def _item(fragment: Fragment) -> Item:
 
 def _answer(
     found: _Found,
-    ranked: Sequence[tuple[Scored, Fragment]],
+    ranked: Ranked,
     short_term: Sequence[Fragment],
     fitted: Fit,
     query: Query,
@@ -355,7 +383,7 @@ def _answer(
         eligible=found.eligible,
         considered=found.considered.candidates,
         best_relevance=found.considered.best_relevance,
-        degraded="",
+        degraded=found.degraded,
         near_misses=(by_budget + found.near_misses)[: query.near_misses],
         timings_s={},
         tokens=fitted.tokens if query.token_budget > 0 else 0,

@@ -120,3 +120,16 @@ class Analyzer(Protocol):
     def terms(self, text: str, language: str) -> Terms:
         """Stemmed words without stop words, CJK as characters and pairs; hashes ascending with counts."""
         ...
+
+
+class Reranker(Protocol):
+    """How well each text answers a question, by a model that reads the two together (a cross-encoder)."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def closeness(self, question: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """(len(texts),) in [0, 1]. Long texts are cut to the model's limit. Raises ModelUnavailable."""
+        ...
+
+    async def close(self) -> None: ...

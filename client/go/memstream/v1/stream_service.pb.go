@@ -2105,7 +2105,7 @@ func (x *Explanation) GetFormula() string {
 // One part of a score.
 type ScorePart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "recency", "importance", "dense", "lexical", "context", "speaker".
+	// "recency", "importance", "dense", "lexical", "context", "speaker", and "rerank" where a reranker had its say.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Its value before weighting.
 	Value float64 `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`
@@ -2270,11 +2270,11 @@ type RecallDone struct {
 	Considered int64 `protobuf:"varint,4,opt,name=considered,proto3" json:"considered,omitempty"`
 	// The best relevance among them, returned or not.
 	BestRelevance float64 `protobuf:"fixed64,5,opt,name=best_relevance,json=bestRelevance,proto3" json:"best_relevance,omitempty"`
-	// Which leg was missing and why; empty when none was.
+	// Which leg (or the reranker) was missing and why; empty when none was.
 	Degraded string `protobuf:"bytes,6,opt,name=degraded,proto3" json:"degraded,omitempty"`
 	// What came close, if asked.
 	NearMisses []*NearMiss `protobuf:"bytes,7,rep,name=near_misses,json=nearMisses,proto3" json:"near_misses,omitempty"`
-	// Seconds each step took: "wait", "embed", "search", "score", "read".
+	// Seconds each step took: "wait", "embed", "search", "score", "read", "rerank".
 	Timings map[string]float64 `protobuf:"bytes,8,rep,name=timings,proto3" json:"timings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// Tokens of ranking and working memory, when a budget was given.
 	Tokens        int32 `protobuf:"varint,9,opt,name=tokens,proto3" json:"tokens,omitempty"`

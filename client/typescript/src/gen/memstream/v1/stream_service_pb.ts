@@ -1112,7 +1112,7 @@ export const ExplanationSchema: GenMessage<Explanation> = /*@__PURE__*/
  */
 export type ScorePart = Message<"memstream.v1.ScorePart"> & {
   /**
-   * "recency", "importance", "dense", "lexical", "context", "speaker".
+   * "recency", "importance", "dense", "lexical", "context", "speaker", and "rerank" where a reranker had its say.
    *
    * @generated from field: string name = 1;
    */
@@ -1238,7 +1238,7 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
   bestRelevance: number;
 
   /**
-   * Which leg was missing and why; empty when none was.
+   * Which leg (or the reranker) was missing and why; empty when none was.
    *
    * @generated from field: string degraded = 6;
    */
@@ -1252,7 +1252,7 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
   nearMisses: NearMiss[];
 
   /**
-   * Seconds each step took: "wait", "embed", "search", "score", "read".
+   * Seconds each step took: "wait", "embed", "search", "score", "read", "rerank".
    *
    * @generated from field: map<string, double> timings = 8;
    */
