@@ -234,7 +234,7 @@ class Settings(BaseSettings):
         None, "directory of a cross-encoder with model.onnx (pip install memstream[onnx]); unset is no reranker"
     )
     reranker_candidates: int = _setting(20, "the best of a ranking that are shown to it", "fragments", 1, 200)
-    reranker_weight: float = _setting(1.0, "weight of what it says beside relevance, times beta", "", 0, 10)
+    reranker_weight: float = _setting(1.0, "weight of what it says beside relevance, times beta", "weight", 0, 10)
     reranker_timeout_s: float = _setting(
         1.0, "how long a recall waits for it before it answers without", "seconds", 0.01, 60
     )
