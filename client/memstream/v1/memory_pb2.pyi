@@ -283,7 +283,7 @@ class Policy(_message.Message):
     profile: Global___Profile.ValueType
     """Where the defaults come from."""
     language: _builtins.str
-    """Snowball stemmer of its texts, for instance "english". Default "english"."""
+    """Snowball stemmer of its texts, for instance "english"; "auto" takes that of each text's own language. Default "english"."""
     importance_default: _builtins.float
     """Importance where neither client nor scorer gives one, in [0, 1]. Default 0.5."""
     wait_for_models: _builtins.bool

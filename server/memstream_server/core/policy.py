@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+AUTO_LANGUAGE = "auto"
+"""The `language` that leaves it to each text."""
+
 
 class Profile(StrEnum):
     """Where a policy's defaults come from: DB-GPT's behaviour, or what measured better."""
@@ -156,7 +159,7 @@ class Policy:
     """One memory's complete policy."""
 
     profile: Profile = _tunable(Profile.DEFAULT, "where the defaults came from")
-    language: str = _tunable("english", "Snowball stemmer of its texts")
+    language: str = _tunable("english", "Snowball stemmer of its texts; auto takes that of each text's own language")
     importance_default: float = _tunable(
         0.5, "importance where neither client nor scorer gives one", "importance", 0, 1
     )

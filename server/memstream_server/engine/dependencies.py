@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from memstream_server.core.policy import ShortTermKind
+from memstream_server.core.policy import Policy, ShortTermKind
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.clock import Clock, Ids
 from memstream_server.engine.embeddings import Embeddings
+from memstream_server.engine.errors import CapabilityMissing
 from memstream_server.engine.gather import Gatherer
 from memstream_server.engine.ownership import LeaseTimes
 from memstream_server.engine.reranking import Reranking
@@ -95,6 +96,13 @@ class Dependencies:
     def embedding(self) -> EmbeddingModel:
         """The model of the space in force."""
         return self.embeddings.in_force.model
+
+    async def understand(self, policy: Policy) -> None:
+        """To be awaited before texts of a memory are analyzed. Raises CapabilityMissing."""
+        try:
+            await self.analyzer.prepare(policy.language)
+        except ValueError as error:
+            raise CapabilityMissing(f"policy.language is {policy.language}: {error}", capability="LANGUAGE") from error
 
     def enhances(self, record: MemoryRecord) -> bool:
         """Whether newcomers are compared with what short-term holds."""

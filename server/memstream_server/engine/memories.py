@@ -31,9 +31,10 @@ class Memories:
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def create(self, new: NewMemory, answer: AnswerOf | None = None) -> tuple[MemoryRecord, bool]:
-        """(the memory, whether it is new). Raises MemoryExists unless `exist_ok`, QuotaExceeded."""
+        """(the memory, whether it is new). Raises MemoryExists unless `exist_ok`, QuotaExceeded, CapabilityMissing."""
         existing = await self._journal.get_memory(new.namespace, new.name)
         if existing is None:
+            await self._dependencies.understand(new.policy)
             record = self._new_record(new)
             made = (Event(EventType.MEMORY_CREATED, ""),)
             stored = None if answer is None else answer(record)
@@ -92,6 +93,8 @@ class Memories:
     ) -> MemoryRecord:
         """The memory as changed. Raises EtagMismatch when `change.etag` is given and not current."""
         made: list[MemoryRecord] = []
+        if change.policy is not None:
+            await self._dependencies.understand(change.policy)
         async with self._registry.use(namespace, name) as actor:
 
             def decide(now: Actor) -> Decision:

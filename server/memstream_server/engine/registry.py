@@ -143,6 +143,7 @@ class Registry:
             epoch = await self.ownership.take(uid)
             embedding = dependencies.embeddings.in_force
             image, working = await self._read(uid, embedding)
+            await dependencies.understand(image.record.policy)
         except Conflict as error:
             raise MemoryNotFound(f"the memory was deleted: {error}") from error
         except JournalError as error:

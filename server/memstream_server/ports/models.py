@@ -115,7 +115,14 @@ class Insights(Protocol):
 
 
 class Analyzer(Protocol):
-    """Text to lexical terms. Pure and synchronous: microseconds a text."""
+    """Text to lexical terms. Pure and synchronous: microseconds a text.
+
+    `language` is a Snowball algorithm's name, or core.policy.AUTO_LANGUAGE for that of the text's own language.
+    """
+
+    async def prepare(self, language: str) -> None:
+        """To be awaited before `terms` is asked in a language. Raises ValueError: it is not to be had here, and why."""
+        ...
 
     def terms(self, text: str, language: str) -> Terms:
         """Stemmed words without stop words, CJK as characters and pairs; hashes ascending with counts."""

@@ -487,7 +487,7 @@ type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where the defaults come from.
 	Profile Profile `protobuf:"varint,1,opt,name=profile,proto3,enum=memstream.v1.Profile" json:"profile,omitempty"`
-	// Snowball stemmer of its texts, for instance "english". Default "english".
+	// Snowball stemmer of its texts, for instance "english"; "auto" takes that of each text's own language. Default "english".
 	Language *string `protobuf:"bytes,2,opt,name=language,proto3,oneof" json:"language,omitempty"`
 	// Importance where neither client nor scorer gives one, in [0, 1]. Default 0.5.
 	ImportanceDefault *float64 `protobuf:"fixed64,3,opt,name=importance_default,json=importanceDefault,proto3,oneof" json:"importance_default,omitempty"`

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from functools import lru_cache
 from hashlib import blake2b
 
+from memstream_server.adapters.models import languages
 from memstream_server.adapters.models.words import Stems, words
+from memstream_server.core.policy import AUTO_LANGUAGE
 from memstream_server.ports.journal import Terms
 
 _CACHED_WORDS = 65_536
@@ -38,10 +41,11 @@ class SnowballAnalyzer:
         self._languages: dict[str, _Language] = {}
 
     def terms(self, text: str, language: str = "english") -> Terms:
-        """Packed terms of a text, hashes ascending. Raises ValueError for a language without a stemmer."""
-        known = self._languages.get(language)
-        if known is None:
-            known = self._languages.setdefault(language, _Language(language))
+        """Packed terms of a text, hashes ascending. Raises ValueError for a language without a stemmer.
+
+        AUTO_LANGUAGE: by the stemmer of the language that the text is in.
+        """
+        known = self._languages.get(language) or self._known(language, text)
         counts: dict[int, int] = {}
         for term in map(known.hash_of, words(text)):
             counts[term] = counts.get(term, 0) + 1
@@ -51,3 +55,14 @@ class SnowballAnalyzer:
         hashes = sorted(counts)
         numbers = [min(counts[term], _COUNT_MAX) for term in hashes]
         return Terms(struct.pack(f"<{len(hashes)}Q", *hashes), struct.pack(f"<{len(hashes)}H", *numbers))
+
+    async def prepare(self, language: str) -> None:
+        """Loads what tells languages apart, in a thread, where `language` asks for it. Raises ValueError."""
+        if language == AUTO_LANGUAGE:
+            await asyncio.to_thread(languages.identifier)
+
+    def _known(self, language: str, text: str) -> _Language:
+        if language == AUTO_LANGUAGE:
+            language = languages.stemmer_of(text)
+        known = self._languages.get(language)
+        return known or self._languages.setdefault(language, _Language(language))

@@ -138,7 +138,7 @@ class Importer:
 
     def _speaks(self, language: str) -> bool:
         try:
-            self._dependencies.analyzer.terms("", language)
+            self._dependencies.analyzer.terms("a", language)
         except (KeyError, ValueError):
             return False
         return True

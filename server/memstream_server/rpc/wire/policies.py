@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from memstream.v1 import memory_pb2 as pb
 from memstream_server.core import policy as core
-from memstream_server.core.policy import Policy, Profile, ShortTermKind, leaves, with_value
+from memstream_server.core.policy import AUTO_LANGUAGE, Policy, Profile, ShortTermKind, leaves, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.requests import Statistics, memory_etag
 from memstream_server.ports.journal import MemoryRecord
@@ -189,6 +189,7 @@ def _masked(found: Violations, policy: Policy, defaults: Policy, message: pb.Pol
 def _checked(found: Violations, policy: Policy, field: str) -> Policy:
     for violation in core.violations(policy):
         found.add(f"{field}.{_wire_name(violation.field)}", violation.description)
-    if policy.language not in LANGUAGES:
-        found.add(f"{field}.language", f"is {shown(policy.language)}: one of {', '.join(sorted(LANGUAGES))}")
+    if policy.language not in LANGUAGES | {AUTO_LANGUAGE}:
+        known = ", ".join([AUTO_LANGUAGE, *sorted(LANGUAGES)])
+        found.add(f"{field}.language", f"is {shown(policy.language)}: one of {known}")
     return policy

@@ -114,7 +114,7 @@ export type Policy = Message<"memstream.v1.Policy"> & {
   profile: Profile;
 
   /**
-   * Snowball stemmer of its texts, for instance "english". Default "english".
+   * Snowball stemmer of its texts, for instance "english"; "auto" takes that of each text's own language. Default "english".
    *
    * @generated from field: optional string language = 2;
    */

@@ -1,0 +1,180 @@
+"""Recall in eleven languages: the same questions and texts in each, by stemmer, by detected language, by dense weight.
+
+    python benchmarks/languages.py [--data DIR]
+
+The texts are XQuAD's (Artetxe, Ruder and Yogatama, 2020, CC BY-SA 4.0): 240 paragraphs and 1,190 questions, translated
+by people. DIR is a clone of it; without --data it is cloned into .cache/. Every sentence is a fragment, a paragraph is
+a session, and the evidence of a question is the sentence in which its answer begins. Ranked by the core alone, with the
+hashing embedder. Nothing of the formula was chosen by these figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from memstream_server.adapters.models import languages
+from memstream_server.adapters.models.analyzer import SnowballAnalyzer, term_hash
+from memstream_server.adapters.models.hashing import MODEL, HashingEmbedder
+from memstream_server.adapters.models.words import words
+from memstream_server.core.columns import Columns
+from memstream_server.core.dense import DenseMatrix
+from memstream_server.core.filters import Filter, mask
+from memstream_server.core.lexical import LexicalIndex, query_terms
+from memstream_server.core.policy import AUTO_LANGUAGE
+from memstream_server.core.ranking import Question, Weights, rank
+from memstream_server.core.rendering import indexed_text
+from memstream_server.core.values import Fragment
+from memstream_server.ports.journal import Terms
+
+REPOSITORY = "https://github.com/google-deepmind/xquad"
+COMMIT = "7d30520c717524000f0d9d2f9c10a069acd9d285"
+STEMMERS = {
+    code: languages.STEMMERS.get(code, "")
+    for code in ["en", "de", "es", "ro", "ru", "tr", "el", "ar", "hi", "vi", "zh"]
+}
+"""By XQuAD's code; Thai is left out, which marks no end of a sentence. Empty: there is none."""
+DENSE = (0.0, 0.1, 0.2, 0.3)
+DEPTHS = (4, 10, 20)
+NOW_US = 1_700_000_000_000_000
+_END = re.compile(r"(?<=[.!?؟।])[\"”»')\]]*\s+(?=[^\W_a-z]|[\"“«(\[])|(?<=[。！？])")  # noqa: RUF001 - as they are
+USUAL = Weights(dense=MODEL.dense_weight, lexical=MODEL.lexical_weight, context=MODEL.context_weight)
+ANALYZER, EMBEDDER = SnowballAnalyzer(), HashingEmbedder()
+Analyze = Callable[[str], Terms]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, its vector, and the id of the fragment with its answer."""
+
+    text: str
+    vector: np.ndarray
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Texts:
+    """One language's."""
+
+    fragments: Sequence[Fragment]
+    vectors: np.ndarray
+    questions: Sequence[Asked]
+
+
+def sentences(text: str) -> list[tuple[int, str]]:
+    """(where it begins, sentence) of each."""
+    cuts = [0, *(end.end() for end in _END.finditer(text)), len(text)]
+    return [(start, text[start:end].strip()) for start, end in itertools.pairwise(cuts) if text[start:end]]
+
+
+def read(file: Path) -> Texts:
+    """The sentences of a file of XQuAD, and its questions."""
+    fragments: list[Fragment] = []
+    asked: list[tuple[str, str]] = []
+    articles = json.loads(file.read_text("utf-8"))["data"]
+    for number, paragraph in enumerate(each for article in articles for each in article["paragraphs"]):
+        found = sentences(paragraph["context"])
+        for place, (_, sentence) in enumerate(found):
+            fragments.append(Fragment(f"{number}.{place}", sentence, session=f"{number}", observe_time_us=NOW_US))
+        for each in paragraph["qas"]:
+            begins = each["answers"][0]["answer_start"]
+            place = max(place for place, (start, _) in enumerate(found) if start <= begins)
+            asked.append((each["question"], f"{number}.{place}"))
+    vectors = EMBEDDER.vectors([question for question, _ in asked])
+    questions = [Asked(text, vector, evidence) for (text, evidence), vector in zip(asked, vectors, strict=True)]
+    return Texts(fragments, EMBEDDER.vectors([indexed_text(fragment) for fragment in fragments]), questions)
+
+
+def found(texts: Texts, analyze: Analyze, weights: Weights = USUAL) -> str:
+    """Percent of the questions whose evidence is among the first 4 / 10 / 20."""
+    columns, lexical, dense = Columns(), LexicalIndex(), DenseMatrix(MODEL.dimension)
+    for fragment, vector in zip(texts.fragments, texts.vectors, strict=True):
+        slot, terms = columns.append(fragment), analyze(indexed_text(fragment))
+        lexical.append(terms.hashes, terms.counts, int(columns.session[slot]), len(fragment.content))
+        dense.append(vector)
+    allowed, places = mask(columns, Filter(), NOW_US), []
+    for asked in texts.questions:
+        hashes = query_terms(analyze(asked.text).hashes)
+        question = Question(asked.text, hashes, asked.vector, NOW_US, limit=max(DEPTHS))
+        ids = [scored.id for scored in rank(columns, lexical, dense, question, weights, allowed).results]
+        places.append(ids.index(asked.evidence) if asked.evidence in ids else max(DEPTHS))
+    return " / ".join(f"{np.mean(np.array(places) < depth):.1%}".rstrip("%") for depth in DEPTHS)
+
+
+def stemmed(language: str) -> Analyze:
+    """By one stemmer for all texts, or by each text's own."""
+    return lambda text: ANALYZER.terms(text, language)
+
+
+def pieces(size: int) -> Analyze:
+    """Of the pieces of unspaced scripts those of one size; other words whole."""
+
+    def analyze(text: str) -> Terms:
+        counts = Counter(term_hash(word) for word in words(text) if word.isascii() or len(word) == size)
+        hashes = sorted(counts)
+        numbers = [counts[each] for each in hashes]
+        return Terms(np.array(hashes, "<u8").tobytes(), np.array(numbers, "<u2").tobytes())
+
+    return analyze
+
+
+def told(texts: Texts, stemmer: str) -> str:
+    """How many fragments and questions are taken for what they are, and microseconds for one."""
+    shares = []
+    for each in ([fragment.content for fragment in texts.fragments], [asked.text for asked in texts.questions]):
+        began = time.perf_counter()
+        right = np.mean([languages.stemmer_of(text) == (stemmer or languages.FALLBACK) for text in each])
+        shares.append(f"{right:.1%} ({(time.perf_counter() - began) / len(each) * 1e6:.0f} µs)")
+    return ", ".join(shares)
+
+
+def weighing(dense: float) -> Weights:
+    """The usual ones, but for the dense leg's, to which the lexical legs leave room in proportion."""
+    share = (1 - dense) / (USUAL.lexical + USUAL.context)
+    return replace(USUAL, dense=dense, lexical=USUAL.lexical * share, context=USUAL.context * share)
+
+
+def cloned(directory: Path) -> Path:
+    """XQuAD at COMMIT in that directory, fetched when it is not there."""
+    if not (directory / "xquad.en.json").exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        for command in (
+            ["init", "-q"],
+            ["fetch", "-q", "--depth", "1", REPOSITORY, COMMIT],
+            ["checkout", "-q", COMMIT],
+        ):
+            subprocess.run(["git", "-C", str(directory), *command], check=True)
+    return directory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="directory with xquad.en.json and so on; cloned when not given")
+    given = parser.parse_args()
+    directory = given.data or cloned(Path(__file__).parents[1] / ".cache" / "xquad")
+    dense = [f"dense {each:g}" for each in DENSE]
+    print("| | English stemmer | its own | `auto` | told: sentences, questions | " + " | ".join(dense) + " |")
+    print("|---|" + "---|" * (4 + len(DENSE)))
+    for code, stemmer in STEMMERS.items():
+        texts, own = read(directory / f"xquad.{code}.json"), stemmer or languages.FALLBACK
+        figures = [found(texts, stemmed(each)) for each in ("english", own, AUTO_LANGUAGE)]
+        figures += [told(texts, stemmer), *(found(texts, stemmed(own), weighing(each)) for each in DENSE)]
+        print(f"| {code} | " + " | ".join(figures) + " |", flush=True)
+        if code == "zh":
+            both = found(texts, stemmed(own))
+            alone, pairs = (found(texts, pieces(size)) for size in (1, 2))
+            print(f"\nzh: characters {alone}, pairs {pairs}, both {both}")
+
+
+if __name__ == "__main__":
+    main()
