@@ -129,7 +129,7 @@ def test_the_default_formula() -> None:
     parts = {part.name: part for part in top.parts}
     assert top.id == "old"
     assert parts["recency"].value == pytest.approx(0.99**10)
-    assert [parts[name].weight for name in parts] == [0.05, 0.4, 0.3, 0.3, 0.1, 0.1]
+    assert [parts[name].weight for name in parts] == [0.05, 0.3, 0.2, 0.5, 0.1, 0.1]
     assert (parts["speaker"].value, parts["importance"].value) == (1.0, 0.8)
     assert top.relevance == pytest.approx(
         sum(parts[n].contribution for n in ("dense", "lexical", "context", "speaker"))
@@ -172,7 +172,7 @@ def test_without_a_query_vector_the_lexical_legs_answer_with_all_the_weight() ->
     assert [scored.id for scored in answer.results] == ["f0"]
     weights = {part.name: part.weight for part in answer.results[0].parts}
     assert weights["dense"] == 0.0
-    assert weights["lexical"] == weights["context"] == pytest.approx(0.5)
+    assert [weights["lexical"], weights["context"]] == pytest.approx([2 / 7, 5 / 7])
     assert answer.results[0].cosine is None
 
 
@@ -181,7 +181,7 @@ def test_a_fragment_without_a_vector_is_found_by_its_words_on_the_same_scale() -
     memory.dense.set(0, None)
     top, second = memory.ask("kitten").results[:2]
     assert (top.id, top.cosine) == ("f0", None)
-    assert {part.name: part.weight for part in second.parts}["dense"] == 0.4
+    assert {part.name: part.weight for part in second.parts}["dense"] == 0.3
 
 
 def test_filters_apply_before_candidates_are_taken() -> None:

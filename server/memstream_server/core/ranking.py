@@ -46,9 +46,9 @@ class Weights:
     beta: float = 1.0
     gamma: float = 0.1
     decay_per_hour: float = 0.01
-    dense: float = 0.4
-    lexical: float = 0.3
-    context: float = 0.3
+    dense: float = 0.3
+    lexical: float = 0.2
+    context: float = 0.5
     speaker_bonus: float = 0.1
     cosine_low: float = 0.0
     cosine_high: float = 1.0
@@ -264,8 +264,9 @@ def _assess(columns: Columns, signals: Signals, question: Question, w: Weights) 
 def _without_dense(w: Weights) -> npt.NDArray[np.float64]:
     """Weights of dense, lexical, context and speaker without a cosine: the lexical legs take over the dense weight."""
     both = w.lexical + w.context
-    share = (both + w.dense) / both if both else 0.0
-    return np.array([0.0, w.lexical * share, w.context * share, w.speaker_bonus])
+    # Divided first: what the three make together over a tiny sum of two would be infinite.
+    words, around = (w.lexical / both, w.context / both) if both else (0.0, 0.0)
+    return np.array([0.0, words * (both + w.dense), around * (both + w.dense), w.speaker_bonus])
 
 
 def _choose(columns: Columns, assessed: _Assessed, question: Question, allowed: Mask, considered: Mask) -> Ranking:

@@ -48,9 +48,9 @@ class EmbeddingModel:
     cosine_low: float = 0.0
     cosine_high: float = 1.0
     similarity_min: float = 0.75
-    dense_weight: float = 0.4
-    lexical_weight: float = 0.3
-    context_weight: float = 0.3
+    dense_weight: float = 0.3
+    lexical_weight: float = 0.2
+    context_weight: float = 0.5
 
 
 @dataclass(slots=True, eq=False)
