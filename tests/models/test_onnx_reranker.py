@@ -11,7 +11,9 @@ import pytest
 
 from memstream_server.adapters.models.onnx_files import OnnxModelError
 from memstream_server.adapters.models.onnx_reranker import BATCH_PAIRS, OnnxReranker
+from memstream_server.diagnosis.outside import reranker_findings
 from memstream_server.ports.models import ModelUnavailable
+from memstream_server.settings import Settings
 from tests.support.tiny_model import write_cross_encoder, write_model
 
 pytest.importorskip("onnx", reason="the extra onnx is not installed")
@@ -111,3 +113,14 @@ def test_a_directory_that_cannot_be_used_says_why(
     spoil(directory)
     with pytest.raises(OnnxModelError, match=complaint.replace(".", "[.]")):
         OnnxReranker(directory)
+
+
+def test_the_doctor_looks_at_it(tmp_path: Path) -> None:
+    directory = write_cross_encoder(tmp_path / "tiny")
+    assert list(reranker_findings(Settings())) == []
+    (sound,) = reranker_findings(Settings(reranker_model_dir=directory))
+    assert (sound.level, sound.text.partition("@")[0]) == ("ok", "tiny")
+    no_model(directory)
+    (bad,) = reranker_findings(Settings(reranker_model_dir=directory))
+    assert bad.level == "problem"
+    assert "no model.onnx" in bad.text
