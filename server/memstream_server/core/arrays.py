@@ -42,8 +42,11 @@ class Growing(Generic[Scalar]):
         self._count += 1
 
     def extend(self, values: npt.ArrayLike) -> None:
-        """Add many values (rows, if 2-D)."""
+        """Add many values (rows, if 2-D). The first array, where it owns its values, may be taken over, not copied."""
         added = np.asarray(values, self._data.dtype)
+        if not self._count and len(added) > len(self._data) and added.flags.owndata and added.flags.writeable:
+            self._data, self._count = added, len(added)
+            return
         self._reserve(len(added))
         self._data[self._count : self._count + len(added)] = added
         self._count += len(added)

@@ -161,7 +161,7 @@ class Registry:
         """What the journal has of a memory, and its working set. Raises Conflict, JournalError."""
         vectors_max = self._dependencies.limits.dense_in_memory_max
         image = await self._dependencies.journal.load(uid, embedding.name, vectors_max)
-        if len(image.rows) < LARGE_ROWS:
+        if len(image.block.fragments) < LARGE_ROWS:
             return image, WorkingSet(image, embedding, vectors_max)
         return image, await asyncio.to_thread(WorkingSet, image, embedding, vectors_max)  # nobody else has it yet
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 import numpy as np
@@ -20,9 +20,8 @@ from memstream_server.core.values import Fragment, FragmentKind, Held, State, Ti
 from memstream_server.engine.contents import Contents
 from memstream_server.engine.decision import Decision
 from memstream_server.engine.embeddings import Embedding
-from memstream_server.ports.journal import Commit, Image, MemoryRecord, Row, Terms
+from memstream_server.ports.journal import Block, Commit, Image, MemoryRecord, Row
 
-_NO_TERMS = Terms(b"", b"")
 _RECALLED_MAX = 4_096
 """Recalled contents remembered for telling echoes, over all sessions."""
 _DEAD_MIN = 1_024
@@ -46,7 +45,7 @@ class WorkingSet:
         self.columns = Columns()
         self.lexical = LexicalIndex()
         dimension = embedding.model.dimension
-        self.dense: DenseMatrix | None = DenseMatrix(dimension) if len(image.rows) <= dense_max else None
+        self.dense: DenseMatrix | None = DenseMatrix(dimension) if len(image.block.fragments) <= dense_max else None
         self.fresh: dict[str, Vector] = {}
         self.insights: set[str] = set()
         self.contents = Contents()
@@ -58,8 +57,9 @@ class WorkingSet:
         self.stale: dict[str, int] = {}
         """Revisions by id: what was read of that fragment before may hold erased words, and is not to be used."""
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
-        self._extend(image.rows)
-        self._unsettled = {row.fragment.id for row in image.rows if row.fragment.tier is not Tier.LONG_TERM}
+        self._extend(image.block)
+        self.lexical.settle()
+        self._unsettled = {each.id for each in image.block.fragments if each.tier is not Tier.LONG_TERM}
 
     def follow(self, earlier: WorkingSet) -> None:
         """Take over what an earlier reading of the same memory knew and the journal does not."""
@@ -147,7 +147,9 @@ class WorkingSet:
         self.record = replace(self.record, reflection_aggregate=self.state.reflection_aggregate)
         new = [row for row in commit.rows if row.fragment.id not in self.columns]
         known = [row for row in commit.rows if row.fragment.id in self.columns]
-        self._extend(new)
+        self._extend(Block.of(new))
+        self._unsettled.update([row.fragment.id for row in new])
+        self._outgrown()
         for row in known:
             self._update(row)
         self.contents.put([row.fragment for row in commit.rows])
@@ -188,38 +190,26 @@ class WorkingSet:
             self.lexical.restore(slot)
         self._enter(fragment)
 
-    def _extend(self, rows: Sequence[Row]) -> None:
+    def _extend(self, block: Block) -> None:
         """Fragments that are new here. All at once: one by one they cost five times as much."""
-        if not rows:
+        fragments = block.fragments
+        if not fragments:
             return
-        first = self.columns.extend([row.fragment for row in rows])
+        first = self.columns.extend(fragments)
         sessions: list[int] = self.columns.session[first:].tolist()
-        terms = [row.terms or _NO_TERMS for row in rows]
         self.lexical.extend(
-            [
-                (term.hashes, term.counts, session, len(row.fragment.content))
-                for term, session, row in zip(terms, sessions, rows, strict=True)
-            ]
+            block.hashes, block.counts, block.sizes, sessions, [len(each.content) for each in fragments]
         )
-        for slot, row in enumerate(rows, first):
-            self._enter(row.fragment)
-            if row.fragment.forget_time_us is not None:
+        for slot, each in enumerate(fragments, first):
+            if each.external_id or each.kind is FragmentKind.INSIGHT:
+                self._enter(each)
+            if each.forget_time_us is not None:
                 self.lexical.remove(slot)
-        self._extend_vectors(rows)
-
-    def _extend_vectors(self, rows: Sequence[Row]) -> None:
-        packed = [row.vector for row in rows if row.vector is not None]
-        self._unsettled.update(row.fragment.id for row in rows)
-        if self.dense is None:
-            found = ((row.fragment.id, row.vector) for row in rows if row.vector is not None)
-            self.fresh |= {id_: np.frombuffer(vector, dtype="<f4") for id_, vector in found}
-            return
-        if len(packed) == len(rows):
-            self.dense.extend(np.frombuffer(b"".join(packed), dtype="<f4").reshape(len(rows), -1))
+        if self.dense is not None:
+            self.dense.extend(block.vectors, block.vectored)
         else:
-            for row in rows:
-                self.dense.append(None if row.vector is None else np.frombuffer(row.vector, dtype="<f4"))
-        self._outgrown()
+            which = np.flatnonzero(block.vectored).tolist()
+            self.fresh |= {fragments[at].id: vector for at, vector in zip(which, block.vectors, strict=True)}
 
     def _vector(self, slot: int, fragment_id: str, packed: bytes | None) -> None:
         vector = None if packed is None else np.frombuffer(packed, dtype="<f4")

@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from memstream_server.core.events import Event
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, Tier
@@ -138,6 +141,9 @@ class Terms:
     counts: bytes
 
 
+_NO_TERMS = Terms(b"", b"")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A fragment with what recall needs beside it."""
@@ -151,6 +157,45 @@ class Row:
     """(space, vector): its vector in another space than fragment.model's."""
     replaces: bool = False
     """It says something else than before: whatever vector it had goes first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Many fragments with what recall needs beside them, by column: a memory has too many for an object each."""
+
+    fragments: Sequence[Fragment]
+    hashes: npt.NDArray[np.uint64]
+    """The terms of all, one fragment's after another's, as in Terms."""
+    counts: npt.NDArray[np.uint16]
+    """Beside `hashes`."""
+    sizes: npt.NDArray[np.int64]
+    """How many terms each fragment has."""
+    vectored: npt.NDArray[np.bool_]
+    """Which fragments have a vector here."""
+    vectors: npt.NDArray[np.float32]
+    """Those of these fragments, (count, dimension)."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Block:
+        """The same by column; missing terms as none."""
+        terms = [row.terms or _NO_TERMS for row in rows]
+        packed = [row.vector for row in rows if row.vector is not None]
+        return cls(
+            fragments=[row.fragment for row in rows],
+            hashes=np.frombuffer(b"".join([each.hashes for each in terms]), "<u8"),
+            counts=np.frombuffer(b"".join([each.counts for each in terms]), "<u2"),
+            sizes=np.array([len(each.counts) // 2 for each in terms], np.int64),
+            vectored=np.array([row.vector is not None for row in rows], np.bool_),
+            vectors=np.frombuffer(b"".join(packed), "<f4").reshape(len(packed), -1 if packed else 0),
+        )
+
+    def rows(self) -> Iterator[Row]:
+        """One by one; no terms as None."""
+        ends, vectors = np.cumsum(self.sizes).tolist(), iter(self.vectors)
+        for fragment, end, size, vectored in zip(self.fragments, ends, self.sizes, self.vectored, strict=True):
+            hashes, counts = self.hashes[end - size : end], self.counts[end - size : end]
+            terms = Terms(hashes.tobytes(), counts.tobytes()) if size else None
+            yield Row(fragment, terms, next(vectors).tobytes() if vectored else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +321,7 @@ class Recorded:
 class Image:
     """All that an active memory needs in RAM, read at one revision.
 
-    `rows` are every fragment in order of position (forgotten ones included) with terms, and vectors of the space
+    `block` is every fragment in order of position (forgotten ones included) with terms, and vectors of the space
     asked for: all of them up to `vectors_max`, beyond it only those the index cannot have yet (fragments before
     long-term, and fragments in the outbox).
     `sensory` and `short_term` are the held ones in order, with content vectors and enhancements.
@@ -286,12 +331,17 @@ class Image:
     """
 
     record: MemoryRecord
-    rows: tuple[Row, ...]
+    block: Block
     sensory: tuple[Held, ...]
     short_term: tuple[Held, ...]
     pending: tuple[Receipt, ...]
     producers: tuple[Producer, ...]
     next_position: int
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The block's, one by one."""
+        return tuple(self.block.rows())
 
 
 @dataclass(frozen=True, slots=True)

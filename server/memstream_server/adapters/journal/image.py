@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.reads import FRAGMENT, memory_of, pages, record
+from memstream_server.adapters.journal.packed import Packed, joined
+from memstream_server.adapters.journal.reads import FRAGMENT, column_pages, memory_of, pages, record
 from memstream_server.adapters.journal.schema import (
     anchors,
     fragments,
@@ -20,11 +24,13 @@ from memstream_server.adapters.journal.schema import (
 from memstream_server.adapters.journal.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
 from memstream_server.ports.journal import (
+    Block,
     Image,
     Producer,
     Receipt,
-    Row,
 )
+
+Keys: TypeAlias = npt.NDArray[np.int64]
 
 _number: BindParameter[int] = bindparam("number")
 _low: BindParameter[int] = bindparam("low")
@@ -78,12 +84,12 @@ _PRODUCERS = select(producers).where(producers.c.memory == _number).order_by(pro
 
 def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Image:
     memory = memory_of(connection, uid)
-    rows = _rows(connection, uid, memory.number, model, vectors_max)
-    held = _held(connection, memory.number, model, rows)
+    block = _block(connection, uid, memory.number, model, vectors_max)
+    held = _held(connection, memory.number, model, block.fragments)
     pending = tuple(_pending(connection, memory.number))
     return Image(
         record=record(memory),
-        rows=rows,
+        block=block,
         sensory=tuple([item for item in held if item.fragment.tier is Tier.SENSORY]),
         short_term=tuple([item for item in held if item.fragment.tier is Tier.SHORT_TERM]),
         pending=pending,
@@ -92,38 +98,56 @@ def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Imag
     )
 
 
-def _rows(connection: Connection, uid: str, number: int, model: str, vectors_max: int) -> tuple[Row, ...]:
-    found, having = _vectors(connection, uid, number, model, vectors_max)
-    decode, terms = codec.decode_fragment, codec.decode_terms
-    rows = pages(connection, _PAGE, *span(number))
-    return tuple(
-        [
-            Row(decode(blob, count, at, model if row in having else ""), terms(packed), found.get(row))
-            for row, blob, count, at, packed in rows
-        ]
-    )
+def _block(connection: Connection, uid: str, number: int, model: str, vectors_max: int) -> Block:
+    found, vectors, having = _vectors(connection, uid, number, model, vectors_max)
+    keys: list[int] = []
+    fragments: list[Fragment] = []
+    terms: list[Packed] = []
+    for rows, blobs, counts, times, packed in column_pages(connection, _PAGE, *span(number)):
+        models = [model if has else "" for has in np.isin(rows, having).tolist()]
+        keys += rows
+        fragments += codec.decode_fragments(blobs, counts, times, models)
+        terms.append(packed)
+    here = np.array(keys, np.int64)
+    hashes, numbers, sizes = codec.decode_terms_of_all(joined(terms))
+    owned = np.isin(found, here)
+    vectors = vectors if owned.all() else vectors[owned]
+    return Block(fragments, hashes, numbers, sizes, np.isin(here, found), vectors)
 
 
 def _vectors(
     connection: Connection, uid: str, number: int, model: str, vectors_max: int
-) -> tuple[dict[int, bytes], Container[int]]:
-    """(vectors by key, keys that have one); of more than `vectors_max` only vectors that the index cannot have yet."""
+) -> tuple[Keys, npt.NDArray[np.float32], Keys]:
+    """(keys of the vectors read, these vectors, keys that have one); of more than `vectors_max` only vectors that the
+    index cannot have yet."""
     low, high = span(number)
     count = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
     if count <= vectors_max:
-        found = dict(pages(connection, _VECTOR_PAGE, low, high, model=model)) if count else {}
-        return found, found
-    having = {row[0] for row in pages(connection, _VECTORED_PAGE, low, high, model=model)}
-    return dict(pages(connection, _FRESH_PAGE, low, high, model=model, uid=uid)), having
+        found, vectors = _matrix(column_pages(connection, _VECTOR_PAGE, low, high, model=model), count)
+        return found, vectors, found
+    having = np.concatenate([keys for (keys,) in column_pages(connection, _VECTORED_PAGE, low, high, model=model)])
+    return *_matrix(column_pages(connection, _FRESH_PAGE, low, high, model=model, uid=uid), count), having
 
 
-def _held(connection: Connection, number: int, model: str, rows: Sequence[Row]) -> list[Held]:
+def _matrix(pages: Iterable[list[Any]], count: int) -> tuple[Keys, npt.NDArray[np.float32]]:
+    """Keys, and vectors by row: at most `count`, put into their place page by page, for they are most of a memory."""
+    keys, vectors, at = np.empty(count, np.int64), np.empty((0, 0), np.float32), 0
+    for rows, packed in pages:
+        part = np.frombuffer(packed.data, "<f4").reshape(len(rows), -1)
+        if not at:
+            vectors = np.empty((count, part.shape[1]), np.float32)
+        keys[at : at + len(rows)], vectors[at : at + len(rows)] = rows, part
+        at += len(rows)
+    return (keys, vectors) if at == count else (keys[:at], vectors[:at].copy())
+
+
+def _held(connection: Connection, number: int, model: str, fragments: Sequence[Fragment]) -> list[Held]:
     found = connection.execute(_ANCHORS, {"number": number, "model": model})
     sides = {name: (vector, packed) for name, vector, packed in found}
     return [
-        _hold(row.fragment, *sides.get(row.fragment.id, (None, None)))
-        for row in rows
-        if row.fragment.tier is not Tier.LONG_TERM and row.fragment.forget_time_us is None
+        _hold(fragment, *sides.get(fragment.id, (None, None)))
+        for fragment in fragments
+        if fragment.tier is not Tier.LONG_TERM and fragment.forget_time_us is None
     ]
 
 
