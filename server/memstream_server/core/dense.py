@@ -44,6 +44,10 @@ class DenseMatrix:
         self._missing += vector is None
         return len(self) - 1
 
+    def reserve(self, more: int) -> None:
+        """Room for so many more, so that it is not grown into, copy by copy."""
+        self._vectors.reserve(more)
+
     def extend(self, vectors: npt.NDArray[np.float32], present: npt.NDArray[np.bool_] | None = None) -> None:
         """Add many slots, those `present` (all, if None) with a vector: (count, dimension)."""
         if present is None:

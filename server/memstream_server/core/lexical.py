@@ -105,16 +105,18 @@ class LexicalIndex:
         sizes: npt.NDArray[np.int64],
         sessions: Sequence[int],
         characters: Sequence[int],
+        later: bool = False,
     ) -> int:
         """Add many at once, as `append` would one by one. Returns the slot of the first.
 
-        `hashes` and `counts` are those of all, one fragment's after another's; each has `sizes` of them.
+        `hashes` and `counts` are those of all, one fragment's after another's; each has `sizes` of them. `later`: there
+        are more to come, and `settle` after them.
         """
         first = len(self)
         upto, ends = np.append(0, np.cumsum(counts, dtype=np.int64)), np.cumsum(sizes)
         lengths: list[int] = (upto[ends] - upto[ends - sizes]).tolist()
         self._neighbours.extend(sessions, [may_neighbour(each) for each in characters], lengths)
-        self._postings.add(hashes, np.repeat(np.arange(first, first + len(sizes)), sizes), counts)
+        self._postings.add(hashes, np.repeat(np.arange(first, first + len(sizes)), sizes), counts, later)
         return first
 
     def replace(self, slot: int, hashes: Packed, counts: Packed, characters: int) -> None:
@@ -144,6 +146,7 @@ class LexicalIndex:
 
     def settle(self) -> None:
         """Do now what the next question would have to wait for."""
+        self._postings.settle()
         self._neighbours.settle()
 
     def legs(self, terms: Hashes) -> tuple[Leg, Leg]:

@@ -40,15 +40,19 @@ class Postings:
         tail = (self._tail_hashes, self._tail_slots, self._tail_counts)
         return sum(each.nbytes for each in base) + sum(each.nbytes for each in tail)
 
-    def add(self, hashes: Hashes, slots: npt.ArrayLike, counts: npt.NDArray[np.uint16]) -> None:
-        """Add parallel arrays of postings; a (term, slot) pair must not be there yet."""
-        if len(hashes) > _TAIL_MAX:  # not by way of the tail, which would keep their room
-            self._merge()
-            self._insert(hashes, np.asarray(slots, np.int32), counts)
-            return
+    def add(self, hashes: Hashes, slots: npt.ArrayLike, counts: npt.NDArray[np.uint16], later: bool = False) -> None:
+        """Add parallel arrays of postings; a (term, slot) pair must not be there yet.
+
+        `later`: there are more to come, and `settle` after them.
+        """
         self._tail_hashes.extend(hashes)
         self._tail_slots.extend(np.broadcast_to(np.asarray(slots, np.int32), len(hashes)))
         self._tail_counts.extend(counts)
+        if not later:
+            self.settle()
+
+    def settle(self) -> None:
+        """Merge the tail if it has outgrown its share."""
         if len(self._tail_slots) > min(max(_TAIL_MIN, len(self._slots) // _TAIL_SHARE), _TAIL_MAX):
             self._merge()
 
@@ -93,8 +97,9 @@ class Postings:
 
     def _merge(self) -> None:
         self._insert(self._tail_hashes.view, self._tail_slots.view, self._tail_counts.view)
+        large = len(self._tail_slots) > 2 * _TAIL_MAX  # a whole memory's, whose room is not needed again
         for tail in (self._tail_hashes, self._tail_slots, self._tail_counts):
-            tail.clear()
+            tail.clear(release=large)
 
     def _insert(self, hashes: Hashes, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.uint16]) -> None:
         """Sort them, and insert them behind the equal terms of the base: linear in the base, no sort of it."""

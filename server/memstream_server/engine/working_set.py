@@ -29,12 +29,53 @@ _DEAD_MIN = 1_024
 
 
 class WorkingSet:
-    """See the module. `dense` is None for a memory too large to keep vectors in RAM; `fresh` overlays the index."""
+    """See the module. `dense` is None for a memory too large to keep vectors in RAM; `fresh` overlays the index.
 
-    def __init__(self, image: Image, embedding: Embedding, dense_max: int) -> None:
+    Made empty; then the journal adds what the memory holds (as to a Gathering), in a thread, for nobody else has it
+    yet; then it is `woken`.
+    """
+
+    record: MemoryRecord
+    state: State
+
+    def __init__(self, embedding: Embedding, dense_max: int) -> None:
         self.embedding = embedding
         """The space of all its vectors."""
-        self.record: MemoryRecord = image.record
+        self.contents = Contents()
+        self.stale: dict[str, int] = {}
+        """Revisions by id: what was read of that fragment before may hold erased words, and is not to be used."""
+        self._dense_max = dense_max
+        self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
+        self.begin(None)
+
+    # ---- what the journal reads
+    def begin(self, vectors: int | None) -> None:
+        """See Gathering."""
+        self.columns = Columns()
+        self.lexical = LexicalIndex()
+        self.dense: DenseMatrix | None = None
+        if vectors is not None:
+            self.dense = DenseMatrix(self.embedding.model.dimension)
+            self.dense.reserve(vectors)
+        self.fresh: dict[str, Vector] = {}
+        self.insights: set[str] = set()
+        self._unsettled: set[str] = set()
+        """Vectors the index may not have yet, also while all vectors are in RAM."""
+        self._keys: dict[str, str] = {}
+        self._key_of: dict[str, str] = {}
+
+    def add(self, block: Block) -> None:
+        """See Gathering."""
+        self._extend(block, later=True)
+        self._unsettled.update([each.id for each in block.fragments if each.tier is not Tier.LONG_TERM])
+
+    def end(self) -> None:
+        """See Gathering."""
+        self.lexical.settle()
+
+    def woken(self, image: Image) -> None:
+        """The rest of what was read."""
+        self.record = image.record
         self.state = State(
             kind=image.record.kind,
             seed=image.record.seed,
@@ -42,24 +83,6 @@ class WorkingSet:
             short_term=image.short_term,
             reflection_aggregate=image.record.reflection_aggregate,
         )
-        self.columns = Columns()
-        self.lexical = LexicalIndex()
-        dimension = embedding.model.dimension
-        self.dense: DenseMatrix | None = DenseMatrix(dimension) if len(image.block.fragments) <= dense_max else None
-        self.fresh: dict[str, Vector] = {}
-        self.insights: set[str] = set()
-        self.contents = Contents()
-        self._unsettled: set[str] = set()
-        """Vectors the index may not have yet, also while all vectors are in RAM."""
-        self._dense_max = dense_max
-        self._keys: dict[str, str] = {}
-        self._key_of: dict[str, str] = {}
-        self.stale: dict[str, int] = {}
-        """Revisions by id: what was read of that fragment before may hold erased words, and is not to be used."""
-        self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
-        self._extend(image.block)
-        self.lexical.settle()
-        self._unsettled = {each.id for each in image.block.fragments if each.tier is not Tier.LONG_TERM}
 
     def follow(self, earlier: WorkingSet) -> None:
         """Take over what an earlier reading of the same memory knew and the journal does not."""
@@ -190,16 +213,15 @@ class WorkingSet:
             self.lexical.restore(slot)
         self._enter(fragment)
 
-    def _extend(self, block: Block) -> None:
+    def _extend(self, block: Block, later: bool = False) -> None:
         """Fragments that are new here. All at once: one by one they cost five times as much."""
         fragments = block.fragments
         if not fragments:
             return
         first = self.columns.extend(fragments)
         sessions: list[int] = self.columns.session[first:].tolist()
-        self.lexical.extend(
-            block.hashes, block.counts, block.sizes, sessions, [len(each.content) for each in fragments]
-        )
+        characters = [len(each.content) for each in fragments]
+        self.lexical.extend(block.hashes, block.counts, block.sizes, sessions, characters, later)
         for slot, each in enumerate(fragments, first):
             if each.external_id or each.kind is FragmentKind.INSIGHT:
                 self._enter(each)
@@ -209,7 +231,7 @@ class WorkingSet:
             self.dense.extend(block.vectors, block.vectored)
         else:
             which = np.flatnonzero(block.vectored).tolist()
-            self.fresh |= {fragments[at].id: vector for at, vector in zip(which, block.vectors, strict=True)}
+            self.fresh |= {fragments[at].id: vector.copy() for at, vector in zip(which, block.vectors, strict=True)}
 
     def _vector(self, slot: int, fragment_id: str, packed: bytes | None) -> None:
         vector = None if packed is None else np.frombuffer(packed, dtype="<f4")

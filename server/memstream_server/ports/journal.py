@@ -161,7 +161,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Many fragments with what recall needs beside them, by column: a memory has too many for an object each."""
+    """Fragments with what recall needs beside them, by column: a memory has too many for several objects each."""
 
     fragments: Sequence[Fragment]
     hashes: npt.NDArray[np.uint64]
@@ -321,9 +321,9 @@ class Recorded:
 class Image:
     """All that an active memory needs in RAM, read at one revision.
 
-    `block` is every fragment in order of position (forgotten ones included) with terms, and vectors of the space
+    `blocks` are every fragment in order of position (forgotten ones included) with terms, and vectors of the space
     asked for: all of them up to `vectors_max`, beyond it only those the index cannot have yet (fragments before
-    long-term, and fragments in the outbox).
+    long-term, and fragments in the outbox). None are here where they were given to a Gathering.
     `sensory` and `short_term` are the held ones in order, with content vectors and enhancements.
     `producers` are those that last, and those of one call of which something is pending.
     `pending` are receipts not yet stored, in order of position; one whose items were all rejected is never pending.
@@ -331,7 +331,7 @@ class Image:
     """
 
     record: MemoryRecord
-    block: Block
+    blocks: tuple[Block, ...]
     sensory: tuple[Held, ...]
     short_term: tuple[Held, ...]
     pending: tuple[Receipt, ...]
@@ -340,8 +340,27 @@ class Image:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The block's, one by one."""
-        return tuple(self.block.rows())
+        """What the blocks hold, one by one."""
+        return tuple(row for block in self.blocks for row in block.rows())
+
+
+class Gathering(Protocol):
+    """Takes what a memory holds while it is read, a block at a time and in a thread of the journal's.
+
+    Not all at once: what lives no longer than a block costs neither room nor the garbage collector's time.
+    """
+
+    def begin(self, vectors: int | None) -> None:
+        """Called first, and once more where the reading begins anew: so many vectors come; None if not all of them."""
+        ...
+
+    def add(self, block: Block) -> None:
+        """The next ones in order of position."""
+        ...
+
+    def end(self) -> None:
+        """That was all."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,8 +524,9 @@ class Journal(Protocol):
         """Take ownership: raises and returns the epoch. Raises Conflict when the memory is gone."""
         ...
 
-    async def load(self, uid: str, model: str, vectors_max: int) -> Image:
-        """Read an active memory's image at one revision. Raises Conflict when the memory is gone."""
+    async def load(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
+        """Read an active memory's image at one revision, its blocks `into` that. Raises Conflict when the memory is
+        gone."""
         ...
 
     async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:

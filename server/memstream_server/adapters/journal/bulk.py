@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, Table
 
 from memstream_server.adapters.journal import postgres, sqlite
-from memstream_server.adapters.journal.packed import Column, by_row
+from memstream_server.adapters.journal.packed import by_row
 
 ROWS_MAX = 256
 """Rows a statement; SQLite takes 32,766 parameters, the widest table here has 15 columns."""
@@ -89,7 +89,7 @@ def fetch(
 
 def fetch_columns(
     connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
-) -> list[Column]:
-    """The same by column, of integers and blobs, for those who need no row by itself."""
+) -> list[Any]:
+    """The same by column, lists of integers and Packed blobs, for those who need no row by itself."""
     read = sqlite.columns if connection.dialect.name == "sqlite" else postgres.columns
     return read(connection, statement, parameters)

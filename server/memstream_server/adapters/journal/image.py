@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.packed import Packed, joined
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch_columns
+from memstream_server.adapters.journal.packed import Packed
 from memstream_server.adapters.journal.reads import FRAGMENT, column_pages, memory_of, pages, record
 from memstream_server.adapters.journal.schema import (
     anchors,
@@ -25,12 +26,11 @@ from memstream_server.adapters.journal.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
 from memstream_server.ports.journal import (
     Block,
+    Gathering,
     Image,
     Producer,
     Receipt,
 )
-
-Keys: TypeAlias = npt.NDArray[np.int64]
 
 _number: BindParameter[int] = bindparam("number")
 _low: BindParameter[int] = bindparam("low")
@@ -82,14 +82,40 @@ _PENDING_PAGE = (
 _PRODUCERS = select(producers).where(producers.c.memory == _number).order_by(producers.c.name)
 
 
-def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Image:
+class _Kept:
+    """Where nobody else gathers."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+
+    def begin(self, vectors: int | None) -> None: ...
+
+    def add(self, block: Block) -> None:
+        self.blocks.append(block)
+
+    def end(self) -> None: ...
+
+
+def load(connection: Connection, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
     memory = memory_of(connection, uid)
-    block = _block(connection, uid, memory.number, model, vectors_max)
-    held = _held(connection, memory.number, model, block.fragments)
+    low, high = span(memory.number)
+    vectored = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
+    all_vectors = vectored <= vectors_max
+    kept = _Kept()
+    gathering = kept if into is None else into
+    gathering.begin(vectored if all_vectors else None)
+    before_long_term: list[Fragment] = []
+    for block in _blocks(connection, uid, memory.number, model, all_vectors):
+        gathering.add(block)
+        before_long_term += [
+            each for each in block.fragments if each.tier is not Tier.LONG_TERM and each.forget_time_us is None
+        ]
+    gathering.end()
+    held = _held(connection, memory.number, model, before_long_term)
     pending = tuple(_pending(connection, memory.number))
     return Image(
         record=record(memory),
-        block=block,
+        blocks=tuple(kept.blocks),
         sensory=tuple([item for item in held if item.fragment.tier is Tier.SENSORY]),
         short_term=tuple([item for item in held if item.fragment.tier is Tier.SHORT_TERM]),
         pending=pending,
@@ -98,57 +124,41 @@ def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Imag
     )
 
 
-def _block(connection: Connection, uid: str, number: int, model: str, vectors_max: int) -> Block:
-    found, vectors, having = _vectors(connection, uid, number, model, vectors_max)
-    keys: list[int] = []
-    fragments: list[Fragment] = []
-    terms: list[Packed] = []
-    for rows, blobs, counts, times, packed in column_pages(connection, _PAGE, *span(number)):
-        models = [model if has else "" for has in np.isin(rows, having).tolist()]
-        keys += rows
-        fragments += codec.decode_fragments(blobs, counts, times, models)
-        terms.append(packed)
-    here = np.array(keys, np.int64)
-    hashes, numbers, sizes = codec.decode_terms_of_all(joined(terms))
-    owned = np.isin(found, here)
-    vectors = vectors if owned.all() else vectors[owned]
-    return Block(fragments, hashes, numbers, sizes, np.isin(here, found), vectors)
+def _blocks(connection: Connection, uid: str, number: int, model: str, all_vectors: bool) -> Iterator[Block]:
+    """A page each, fragments and vectors of the same keys."""
+    for keys, blobs, counts, times, packed in column_pages(connection, _PAGE, *span(number)):
+        found, vectors, having = _vectors(connection, uid, (keys[0], keys[-1]), model, all_vectors)
+        models = [model if has else "" for has in np.isin(keys, having).tolist()]
+        fragments = codec.decode_fragments(blobs, counts, times, models)
+        if found != keys:  # of a fragment that is gone none is wanted
+            vectors = vectors[np.isin(found, keys)]
+        yield Block(fragments, *codec.decode_terms_of_all(packed), np.isin(keys, found), vectors)
 
 
 def _vectors(
-    connection: Connection, uid: str, number: int, model: str, vectors_max: int
-) -> tuple[Keys, npt.NDArray[np.float32], Keys]:
-    """(keys of the vectors read, these vectors, keys that have one); of more than `vectors_max` only vectors that the
-    index cannot have yet."""
-    low, high = span(number)
-    count = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
-    if count <= vectors_max:
-        found, vectors = _matrix(column_pages(connection, _VECTOR_PAGE, low, high, model=model), count)
-        return found, vectors, found
-    having = np.concatenate([keys for (keys,) in column_pages(connection, _VECTORED_PAGE, low, high, model=model)])
-    return *_matrix(column_pages(connection, _FRESH_PAGE, low, high, model=model, uid=uid), count), having
+    connection: Connection, uid: str, keys: tuple[int, int], model: str, all_vectors: bool
+) -> tuple[list[int], npt.NDArray[np.float32], list[int]]:
+    """(keys of the vectors read, these vectors, keys that have one); not `all_vectors`: only those that the index
+    cannot have yet."""
+    values: dict[str, Any] = {"low": keys[0], "high": keys[1], "limit": PAGE_ROWS, "model": model}
+    if all_vectors:
+        found, packed = fetch_columns(connection, _VECTOR_PAGE, values)
+        return found, _matrix(packed), found
+    (having,) = fetch_columns(connection, _VECTORED_PAGE, values)
+    found, packed = fetch_columns(connection, _FRESH_PAGE, {**values, "uid": uid})
+    return found, _matrix(packed), having
 
 
-def _matrix(pages: Iterable[list[Any]], count: int) -> tuple[Keys, npt.NDArray[np.float32]]:
-    """Keys, and vectors by row: at most `count`, put into their place page by page, for they are most of a memory."""
-    keys, vectors, at = np.empty(count, np.int64), np.empty((0, 0), np.float32), 0
-    for rows, packed in pages:
-        part = np.frombuffer(packed.data, "<f4").reshape(len(rows), -1)
-        if not at:
-            vectors = np.empty((count, part.shape[1]), np.float32)
-        keys[at : at + len(rows)], vectors[at : at + len(rows)] = rows, part
-        at += len(rows)
-    return (keys, vectors) if at == count else (keys[:at], vectors[:at].copy())
+def _matrix(packed: Packed) -> npt.NDArray[np.float32]:
+    """A vector a row."""
+    rows = len(packed.sizes)
+    return np.frombuffer(packed.data, "<f4").reshape(rows, -1 if rows else 0)
 
 
 def _held(connection: Connection, number: int, model: str, fragments: Sequence[Fragment]) -> list[Held]:
     found = connection.execute(_ANCHORS, {"number": number, "model": model})
     sides = {name: (vector, packed) for name, vector, packed in found}
-    return [
-        _hold(fragment, *sides.get(fragment.id, (None, None)))
-        for fragment in fragments
-        if fragment.tier is not Tier.LONG_TERM and fragment.forget_time_us is None
-    ]
+    return [_hold(fragment, *sides.get(fragment.id, (None, None))) for fragment in fragments]
 
 
 def _hold(fragment: Fragment, vector: bytes | None, packed: bytes | None) -> Held:

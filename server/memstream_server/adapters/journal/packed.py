@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 
@@ -32,11 +31,6 @@ Column: TypeAlias = list[int | None] | Packed
 def packed(values: Sequence[bytes | None]) -> Packed:
     """Blobs side by side."""
     return Packed(b"".join(filter(None, values)), [None if value is None else len(value) for value in values])
-
-
-def joined(parts: Sequence[Packed]) -> Packed:
-    """One column after another."""
-    return Packed(b"".join([part.data for part in parts]), list(chain.from_iterable(part.sizes for part in parts)))
 
 
 def by_row(columns: Sequence[Column]) -> list[list[Any]]:

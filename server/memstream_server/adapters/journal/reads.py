@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
-from typing import cast as cast_to
 
 from sqlalchemy import BigInteger, BindParameter, Connection, Select, bindparam, cast, exists, func, select
 from sqlalchemy import Row as SqlRow
@@ -297,9 +296,9 @@ def column_pages(
     """The same by column, all rows, of integers and blobs."""
     while True:
         columns = fetch_columns(connection, statement, {"low": low, "high": high, "limit": PAGE_ROWS, **values})
-        keys = cast_to(list[int], columns[0])
+        keys = columns[0]
         if keys:
-            yield list(columns)
+            yield columns
         if len(keys) < PAGE_ROWS:
             return
         low = keys[-1] + 1
