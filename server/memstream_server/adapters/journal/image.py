@@ -128,11 +128,16 @@ def _blocks(connection: Connection, uid: str, number: int, model: str, all_vecto
     """A page each, fragments and vectors of the same keys."""
     for keys, blobs, counts, times, packed in column_pages(connection, _PAGE, *span(number)):
         found, vectors, having = _vectors(connection, uid, (keys[0], keys[-1]), model, all_vectors)
-        models = [model if has else "" for has in np.isin(keys, having).tolist()]
+        models = [model if has else "" for has in _among(keys, having)]
         fragments = codec.decode_fragments(blobs, counts, times, models)
         if found != keys:  # of a fragment that is gone none is wanted
-            vectors = vectors[np.isin(found, keys)]
-        yield Block(fragments, *codec.decode_terms_of_all(packed), np.isin(keys, found), vectors)
+            vectors = vectors[_among(found, keys)]
+        yield Block(fragments, *codec.decode_terms_of_all(packed), np.array(_among(keys, found)), vectors)
+
+
+def _among(keys: list[int], others: list[int]) -> list[bool]:
+    """Which keys are among the others; mostly all are, being the same."""
+    return [True] * len(keys) if keys == others else np.isin(keys, others).tolist()
 
 
 def _vectors(
