@@ -295,6 +295,50 @@ class JournalConformance:
         await journal.receive(receipt(3, 1, 2, epoch=2))
         assert await journal.open_producer("u1", 1, "q") == Producer("q", 1)
 
+    @pytest.mark.parametrize("refused", [False, True])
+    async def test_what_waits_of_several_memories_is_as_if_written_one_by_one(
+        self, journal: Journal, refused: bool
+    ) -> None:
+        for uid, name in (("u2", "sad"), ("u3", "calm")):
+            await journal.create_memory(record(uid, name), ())
+            await journal.own(uid)
+            await journal.open_producer(uid, 1, "p")
+        ada = Answer("comedy\nPut\nr1", b"digest", b"response", 7)
+        stored = {"stored_positions": (0,), "producers": (("p", 2),)}
+        more = {"rows": (row(fragment(5)),), "policy": replace(DEFAULT, language="german"), "answer": ada}
+        writes: list[Awaitable[None]] = [
+            journal.receive(receipt(1, 2, 0)),
+            journal.receive(replace(receipt(1, 1, 0), memory="u2")),
+            journal.receive(replace(receipt(1, 3, 0, rejected=(2,)), memory="u3")),
+            journal.commit(transition(1, rows=(row(fragment(0)), row(fragment(1))), **stored)),
+            journal.commit(replace(transition(1, rows=(row(fragment(0)),)), memory="u3")),
+            journal.touch("u1", [Access(fragment(1).id, 2, 9_999)]),
+            journal.commit(transition(2, removed=(fragment(0).id,), **more)),
+            journal.receive(receipt(3, 1, 2)),
+            journal.commit(replace(transition(2, reflection_aggregate=0.5), memory="u3")),
+        ]
+        if refused:
+            writes[5:5] = [
+                journal.receive(replace(receipt(7, 1, 9), memory="u2")),
+                journal.commit(replace(transition(7, rows=(row(fragment(8)),)), memory="u2")),
+            ]
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        assert [type(one) for one in outcomes if one is not None] == [Conflict] * 2 * refused
+        for uid, revision, ids, pending, received in (
+            ("u1", 3, [1, 5], (receipt(3, 1, 2),), 3),
+            ("u2", 1, [], (replace(receipt(1, 1, 0), memory="u2"),), 1),
+            ("u3", 3, [0], (replace(receipt(1, 3, 0, rejected=(2,)), memory="u3"),), 3),
+        ):
+            found = await journal.load(uid, MODEL, 100)
+            assert (found.record.revision, found.pending) == (revision, pending)
+            assert [one.fragment.id for one in found.rows] == [fragment(each).id for each in ids]
+            assert found.producers == (Producer("p", 1, received=received, stored=2 if uid == "u1" else 0),)
+            assert len(await journal.events(uid, 0, 9)) == revision
+        (known,) = await journal.fragments("u1", [fragment(1).id])
+        assert (known.access_count, known.access_time_us) == (2, 9_999)
+        assert (await image(journal)).record.policy.language == "german"
+        assert (await journal.load("u3", MODEL, 0)).record.reflection_aggregate == 0.5
+
     async def test_unsequenced_writes_keep_no_sequence(self, journal: Journal) -> None:
         one = replace(receipt(1, 2, 0), producer="", producer_epoch=0)
         await journal.receive(one)

@@ -120,6 +120,10 @@ class Receipt:
     position: int = 0
     """Position of the first fragment (the next one when all were rejected): the batch's place in the order."""
 
+    @property
+    def last_sequence(self) -> int:
+        return self.first_sequence + len(self.hashes) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Producer:
