@@ -22,6 +22,7 @@ from memstream_server.ports.journal import (
     AlreadyExists,
     Anchor,
     Answer,
+    Block,
     Commit,
     Conflict,
     Counts,
@@ -120,6 +121,23 @@ def receipt(first: int, count: int, position: int, *, epoch: int = 1, rejected: 
 
 def transition(revision: int, **parts: object) -> Commit:
     return Commit(memory="u1", epoch=1, revision=revision, time_us=revision * 10, **parts)  # type: ignore[arg-type]
+
+
+class Gathered:
+    """A Gathering that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.told: list[int | str | None] = []
+        self.blocks: list[Block] = []
+
+    def begin(self, vectors: int | None) -> None:
+        self.told.append(vectors)
+
+    def add(self, block: Block) -> None:
+        self.blocks.append(block)
+
+    def end(self) -> None:
+        self.told.append("end")
 
 
 async def image(journal: Journal, vectors_max: int = 100) -> Image:
@@ -817,6 +835,23 @@ class JournalConformance:
         assert [one.vector is not None for one in image.rows] == [False, True, True]
         image = await journal.load("u1", fragment(0).model, 3)
         assert [one.vector is not None for one in image.rows] == [True, True, True]
+
+    async def test_who_gathers_gets_a_block_at_a_time_and_all_of_the_image(self, journal: Journal) -> None:
+        count = 2_100
+        rows = [Row(fragment(at, model="")) if at % 700 == 3 else row(fragment(at)) for at in range(count)]
+        rows[1_500] = row(fragment(1_500, Tier.SHORT_TERM))
+        await journal.commit(transition(1, rows=tuple(rows)))
+        vectored = sum(one.vector is not None for one in rows)
+        for vectors_max, told in ((vectored, vectored), (vectored - 1, None)):
+            whole, gathered = await image(journal, vectors_max), Gathered()
+            found = await journal.load("u1", MODEL, vectors_max, gathered)
+            assert gathered.told == [told, "end"]
+            assert len(gathered.blocks) > 1
+            assert [one for block in gathered.blocks for one in block.rows()] == list(whole.rows)
+            assert [one.fragment for one in whole.rows] == [one.fragment for one in rows]
+            assert sum(one.vector is not None for one in whole.rows) == (told or 1)
+            assert (found.blocks, found.record, found.next_position) == ((), whole.record, whole.next_position)
+            assert [held.fragment.position for held in found.short_term] == [1_500]
 
     async def test_jobs_wait_oldest_first_until_a_commit_finishes_them(self, journal: Journal) -> None:
         jobs = (Job("j2", "u1", "insight", '{"a":1}', 20, 1), Job("j1", "u1", "reflection", "{}", 10))

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, CursorResult, Select, Table
 
 from memstream_server.adapters.journal import postgres, sqlite
+from memstream_server.adapters.journal.packed import by_row
 
 ROWS_MAX = 256
 """Rows a statement; SQLite takes 32,766 parameters, the widest table here has 15 columns."""
@@ -97,5 +98,14 @@ def fetch(
 ) -> list[list[Any]]:
     """All rows of `statement` (columns of integers, text, blobs and booleans, the latter perhaps as 0 and 1), in its
     order, in the way that is quick on this database. The caller bounds the rows (PAGE_ROWS at a time)."""
-    quick = sqlite.fetch if connection.dialect.name == "sqlite" else postgres.fetch
-    return quick(connection, statement, parameters)
+    if connection.dialect.name == "sqlite":
+        return by_row(sqlite.columns(connection, statement, parameters))
+    return postgres.fetch(connection, statement, parameters)
+
+
+def fetch_columns(
+    connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
+) -> list[Any]:
+    """The same by column, lists of integers and Packed blobs, for those who need no row by itself."""
+    read = sqlite.columns if connection.dialect.name == "sqlite" else postgres.columns
+    return read(connection, statement, parameters)

@@ -26,6 +26,7 @@ from memstream_server.ports.journal import (
     Commit,
     Counts,
     FragmentQuery,
+    Gathering,
     Image,
     Indexable,
     IndexEntry,
@@ -181,8 +182,8 @@ class SqlJournal:
     async def own(self, uid: str) -> MemoryRecord:
         return await self._write(_own, 1, False, uid)
 
-    async def load(self, uid: str, model: str, vectors_max: int) -> Image:
-        return await self._read(image.load, uid, model, vectors_max)
+    async def load(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
+        return await self._read(image.load, uid, model, vectors_max, into)
 
     async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
         return await self._read(scanning.memory, uid, all_vectors, visit)
