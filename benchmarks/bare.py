@@ -127,7 +127,7 @@ class MilvusLite:
     def searched(self, place: int, query: Floats, limit: int) -> float:
         """Seconds of a search for the `limit` nearest in memory-`place`: of its partition, filtered by memory."""
         began = time.perf_counter()
-        self.collection.search(f"memory-{place}", query, limit)
+        self.collection.search(f"memory-{place}", query, limit, Timeouts().search_s)
         return time.perf_counter() - began
 
 

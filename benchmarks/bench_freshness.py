@@ -37,7 +37,7 @@ import memstream
 from memstream.codec import observation_to_wire
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1 import stream_service_pb2_grpc
-from memstream_server.adapters.milvus.collection import MilvusCollection
+from memstream_server.adapters.milvus.collection import MilvusCollection, Timeouts
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.ports.index import Point
 
@@ -274,7 +274,7 @@ def _found(collection: MilvusCollection, trials: int, flushed: bool, mark: str) 
         acknowledged = time.perf_counter()
         if flushed:
             collection.flush()
-        while fragment not in collection.search("memory", vector, 10)[0]:
+        while fragment not in collection.search("memory", vector, 10, Timeouts().search_s)[0]:
             times.missed += 1
         times.steps["sent to acknowledged"].append(acknowledged - began)
         times.steps["acknowledged to found"].append(time.perf_counter() - acknowledged)

@@ -34,8 +34,9 @@ STREAMS, CALLS = 8, 2
 LIMITS: dict[str, str | float] = {
     "caller_streams_max": 2 * STREAMS,
     "caller_calls_max": CALLS,
-    "caller_observations_per_s": 500,
-    "caller_bytes_per_s": 1_000_000,
+    "caller_requests_per_s": 100,
+    "caller_observations_per_s": 250,
+    "caller_bytes_per_s": 250_000,
 }
 TENANTS = ("flood", "quiet")
 PREFIX = {tenant: f"{tenant}/agent" for tenant in TENANTS}

@@ -180,6 +180,13 @@ class Settings(BaseSettings):
     caller_calls_max: int = _setting(
         0, "calls of one answer that one principal may have under way at once; 0 is no limit", "calls", 0, 1_000_000
     )
+    caller_requests_per_s: float = _setting(
+        0.0,
+        "calls, openings of streams and queries of Recall streams that one principal may send a second; 0 is no limit",
+        "requests/s",
+        0,
+        1e9,
+    )
     caller_observations_per_s: float = _setting(
         0.0, "observations that one principal may send a second; 0 is no limit", "observations/s", 0, 1e9
     )

@@ -43,19 +43,18 @@ def test_a_second_ahead_is_allowed_and_a_debt_is_paid_by_waiting() -> None:
     admission = Admission(observations_per_s=10, bytes_per_s=1e9, now_s=lambda: now_s)
     five = pb.ObserveRequest(batch=pb.ObservationBatch(observations=[Observation(content="x")] * 5))
     for owed_s in (0.0, 0.0, 0.5, 1.0):
-        admission.sent("key:a", five)
-        assert admission.wait_s("key:a") == pytest.approx(owed_s)
-    assert admission.wait_s("key:b") == 0
+        assert admission.sent("key:a", five) == pytest.approx(owed_s)
+    assert admission.sent("key:b", five) == 0
+    one = pb.ObserveBatchRequest(observations=[Observation(content="x")])
     with pytest.raises(QuotaExceeded) as raised:
-        admission.call("key:a", five)
+        admission.call("key:a", one)
     assert raised.value.retry_after_s == pytest.approx(1.0)
+    admission.call("key:a", pb.RecallOnceRequest())  # who observes too much may ask
     now_s = 101.0
-    admission.call("key:a", pb.ObserveBatchRequest(observations=[Observation(content="x")]))
-    assert admission.wait_s("key:a") == pytest.approx(0.1)
+    admission.call("key:a", one)
+    assert admission.sent("key:a", five) == pytest.approx(0.6)
     now_s = 200.0  # no more than a second's worth is saved up
-    for _ in range(3):
-        admission.sent("key:a", five)
-    assert admission.wait_s("key:a") == pytest.approx(0.5)
+    assert [admission.sent("key:a", five) for _ in range(3)] == pytest.approx([0, 0, 0.5])
 
 
 def test_bytes_are_counted_of_every_request_and_accounts_that_owe_nothing_are_forgotten(
@@ -65,15 +64,50 @@ def test_bytes_are_counted_of_every_request_and_accounts_that_owe_nothing_are_fo
     now_s = 100.0
     admission = Admission(bytes_per_s=100, now_s=lambda: now_s)
     query = pb.RecallRequest(query=pb.RecallQuery(text="x" * 250))
-    admission.sent("key:debtor", query)
-    owed_s = admission.wait_s("key:debtor")
-    assert owed_s == pytest.approx(query.ByteSize() / 100 - 1)
+    assert admission.sent("key:debtor", query) == pytest.approx(query.ByteSize() / 100 - 1)
     for number in range(10):
         now_s += 0.01
         admission.sent(f"key:{number}", pb.RecallRequest(close=pb.RecallClose()))
     now_s += 1.0
     admission.sent("key:last", query)
-    assert set(admission._bytes._paid_until) == {"key:debtor", "key:last"}
+    assert set(admission._rates[-1]._paid_until) == {"key:debtor", "key:last"}
+
+
+def test_what_asks_for_something_anew_is_a_request() -> None:
+    admission = Admission(requests_per_s=1, now_s=lambda: 100.0)
+    for message, first, owed_s in (
+        (pb.RecallOnceRequest(), True, 1),
+        (pb.ObserveRequest(open=pb.ObserveOpen()), True, 1),
+        (pb.RecallRequest(query=pb.RecallQuery()), False, 1),
+        (pb.RecallRequest(cancel=pb.RecallCancel()), False, 0),
+        (pb.ObserveRequest(batch=pb.ObservationBatch(observations=[Observation(content="x")] * 5)), False, 0),
+    ):
+        who = type(message).__name__ + str(owed_s) + str(message)
+        assert [admission.sent(who, message, first=first) for _ in range(2)] == [0, owed_s]
+
+
+async def test_who_asks_too_much_waits_on_its_streams_and_is_refused_elsewhere(
+    tmp_path: Path, make_server: MakeServer
+) -> None:
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    server = await started(make_server(**settings, caller_requests_per_s=20.0))
+    loop = asyncio.get_running_loop()
+    async with (
+        memstream.connect(server.address, token=keys["alice"], timeout_s=1) as alice,
+        memstream.connect(server.address, token=keys["bob"]) as bob,
+    ):
+        mine, other = await alice.create_memory("a/joy"), await bob.create_memory("b/joy")
+        began_s = loop.time()
+        async with mine.recall() as stream:
+            answers = [asyncio.create_task(stream.query(f"number {number}", timeout_s=60)) for number in range(60)]
+            await answers[0]
+            calls = await asyncio.gather(*(mine.recall_once("and now?") for _ in range(20)), return_exceptions=True)
+            refused = [one for one in calls if isinstance(one, memstream.QuotaExceeded)]
+            assert {one.details["quota"] for one in refused} == {"caller_requests_per_s"}
+            assert len(await other.recall_once("anything?")) == 0
+            await asyncio.gather(*answers)
+        assert loop.time() - began_s >= 1.9  # 20 of them at once, 20 a second after that
 
 
 async def test_who_sends_too_much_is_read_slowly_and_loses_nothing(tmp_path: Path, make_server: MakeServer) -> None:

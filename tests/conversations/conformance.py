@@ -85,10 +85,10 @@ class ConversationConformance:
         for work in (
             store.messages(TALK, MessageQuery()),
             store.last_message(TALK),
-            store.delete_messages(TALK, 1),
+            store.delete_messages(TALK),
             store.plans(TALK, PlanQuery()),
             store.change_plan(TALK, 1, PlanChange(PlanState.FAILED), 1),
-            store.remove_plans(TALK, 1),
+            store.remove_plans(TALK),
         ):
             with pytest.raises(NotThere) as caught:
                 await work
@@ -127,7 +127,7 @@ class ConversationConformance:
         for _ in range(3):
             await store.append(TALK, Message("a"), 1)
         await store.append(OTHER, Message("a"), 1)
-        assert await store.delete_messages(TALK, 1) == 3
+        assert await store.delete_messages(TALK) == 3
         assert await store.messages(TALK, MessageQuery()) == []
         with pytest.raises(NotThere):
             await store.last_message(TALK)
@@ -155,7 +155,7 @@ class ConversationConformance:
         (again,) = await store.save_plans(TALK, [Plan(2, "new")], 6)
         assert await store.plans(TALK, PlanQuery((2,))) == [again]
         await store.save_plans(OTHER, [Plan(1)], 5)
-        assert await store.remove_plans(TALK, 7) == 2
+        assert await store.remove_plans(TALK) == 2
         assert await store.plans(TALK, PlanQuery()) == []
         assert len(await store.plans(OTHER, PlanQuery())) == 1
 
@@ -196,7 +196,7 @@ class ConversationConformance:
             store.append(TALK, Message("a"), 1, answering("r1")),
             store.complete(TALK, 1, answering("r1")),
             store.save_plans(TALK, [Plan(1)], 1, answering("r1")),
-            store.delete_messages(TALK, 1, answering("r1")),
+            store.delete_messages(TALK, answering("r1")),
         ):
             with pytest.raises(Conflict):
                 await work

@@ -45,7 +45,13 @@ class LexicalMachine(RuleBasedStateMachine):
 
     @rule(rows=st.lists(st.tuples(TERMS, st.integers(0, 2), CHARACTERS), max_size=6))
     def extend(self, rows: list[tuple[dict[int, int], int, int]]) -> None:
-        first = self.index.extend([(*packed(terms), session, characters) for terms, session, characters in rows])
+        terms, sessions, characters = zip(*rows, strict=True) if rows else ((), (), ())
+        each = [packed(one) for one in terms]
+        hashes, counts = (
+            np.frombuffer(b"".join(h for h, _ in each), "<u8"),
+            np.frombuffer(b"".join(c for _, c in each), "<u2"),
+        )
+        first = self.index.extend(hashes, counts, np.array([len(c) // 2 for _, c in each], int), sessions, characters)
         assert first == len(self.docs)
         self.docs += [Doc(Counter(terms), session, characters) for terms, session, characters in rows]
 

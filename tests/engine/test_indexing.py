@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine import indexing
+from memstream_server.engine.clock import Clock
 from memstream_server.engine.dependencies import Dependencies
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.reconciling import reconcile
@@ -170,6 +172,32 @@ async def test_with_writes_that_never_stop_what_was_indexed_is_still_let_go(tmp_
         assert await parts.engine.observe_batch("test", "zoo", "", 0, [observation("a last one")], AckLevel.INDEXED)
         assert busy.said > said  # it went on all the while
         busy.rest()
+
+
+class GatedIndex(MemoryIndex):
+    """Its first flush waits to be let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def flush(self) -> None:
+        self.reached.set()
+        await self.gate.wait()
+        await super().flush()
+
+
+async def test_what_came_during_a_round_has_waited_since_then(tmp_path: Path) -> None:
+    ahead_s, interval_s = [0.0], 3_600.0
+    index, clock = GatedIndex(), Clock(monotonic_s=lambda: time.monotonic() + ahead_s[0])
+    settings = {"index_flush_interval_s": interval_s, "index_flush_rows": len(TEXTS)}
+    async with assembled(tmp_path, index=index, clock=clock, **settings) as parts:
+        await filled(parts.engine)
+        await index.reached.wait()
+        await parts.engine.observe_batch("test", "zoo", "", 0, [observation("a last one")], AckLevel.STORED)
+        ahead_s[0] = interval_s
+        index.gate.set()
+        await until(lambda: indexed(parts.engine))
 
 
 async def test_what_is_on_its_way_is_not_taken_for_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

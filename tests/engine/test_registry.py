@@ -11,7 +11,6 @@ import pytest
 from memstream_server import app
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine import registry
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import JournalUnavailable, MemoryNotFound, ModelMismatch
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, Query
@@ -49,12 +48,9 @@ async def contents(engine: Engine, name: str) -> list[str]:
     return sorted(row.fragment.content for row in (await check(engine, name)).rows)
 
 
-@pytest.mark.parametrize("large_rows", [registry.LARGE_ROWS, 0], ids=["in the loop", "in threads"])
 async def test_two_places_for_eight_memories_in_use_lose_and_double_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large_rows: int
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(registry, "LARGE_ROWS", large_rows)
-
     def said(name: str, producer: str, number: int) -> str:
         return f"{producer} says number {number} in {name}"
 

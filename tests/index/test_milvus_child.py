@@ -12,13 +12,15 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from memstream_server.adapters.milvus.child import SOCKET_PATTERN, one_at_a_time
-from memstream_server.adapters.milvus.index import MilvusIndex, connect_milvus, open_lite
+from memstream_server.adapters.milvus.collection import Timeouts
+from memstream_server.adapters.milvus.index import READ_THREADS, MilvusIndex, connect_milvus, open_lite
 from memstream_server.adapters.milvus.naming import collection_name, partition_name
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from tests.index.conformance import SPACE, fragment_id, points, unit_vectors
@@ -153,6 +155,25 @@ async def test_calls_fail_at_once_while_there_is_no_child(index: MilvusIndex, tm
     with pytest.raises(IndexUnavailable):
         await search_until_it_fails(index, IndexUnavailable)
     await until(index.healthy)
+
+
+async def test_a_search_ends_when_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
+    index = await open_lite(tmp_path, timeouts=Timeouts(search_s=600.0))
+    await index.open(SPACE)
+    await index.upsert(points("m", VECTORS))
+    pid = only_child(tmp_path)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        searches = [index.search("m", VECTORS[0], 1, timeout_s=0.5) for _ in range(READ_THREADS)]
+        for one in await asyncio.gather(*searches, return_exceptions=True):
+            assert isinstance(one, IndexUnavailable)
+            assert str(one) == "Milvus gave no answer within 0.5 s"
+        async with asyncio.timeout(DEADLINE_S):  # a thread is free long before the search's own time is over
+            await asyncio.get_running_loop().run_in_executor(index._readers, time.monotonic)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (await index.search("m", VECTORS[3], 1, timeout_s=60.0))[0] == [fragment_id(3)]
+    await index.close()
 
 
 async def test_a_child_ends_with_its_killed_parent(tmp_path: Path) -> None:

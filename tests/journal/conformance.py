@@ -22,6 +22,7 @@ from memstream_server.ports.journal import (
     AlreadyExists,
     Anchor,
     Answer,
+    Block,
     Commit,
     Conflict,
     Counts,
@@ -120,6 +121,23 @@ def receipt(first: int, count: int, position: int, *, epoch: int = 1, rejected: 
 
 def transition(revision: int, **parts: object) -> Commit:
     return Commit(memory="u1", epoch=1, revision=revision, time_us=revision * 10, **parts)  # type: ignore[arg-type]
+
+
+class Gathered:
+    """A Gathering that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.told: list[int | str | None] = []
+        self.blocks: list[Block] = []
+
+    def begin(self, vectors: int | None) -> None:
+        self.told.append(vectors)
+
+    def add(self, block: Block) -> None:
+        self.blocks.append(block)
+
+    def end(self) -> None:
+        self.told.append("end")
 
 
 async def image(journal: Journal, vectors_max: int = 100) -> Image:
@@ -276,6 +294,50 @@ class JournalConformance:
             await journal.receive(receipt(3, 1, 2))
         await journal.receive(receipt(3, 1, 2, epoch=2))
         assert await journal.open_producer("u1", 1, "q") == Producer("q", 1)
+
+    @pytest.mark.parametrize("refused", [False, True])
+    async def test_what_waits_of_several_memories_is_as_if_written_one_by_one(
+        self, journal: Journal, refused: bool
+    ) -> None:
+        for uid, name in (("u2", "sad"), ("u3", "calm")):
+            await journal.create_memory(record(uid, name), ())
+            await journal.own(uid)
+            await journal.open_producer(uid, 1, "p")
+        ada = Answer("comedy\nPut\nr1", b"digest", b"response", 7)
+        stored = {"stored_positions": (0,), "producers": (("p", 2),)}
+        more = {"rows": (row(fragment(5)),), "policy": replace(DEFAULT, language="german"), "answer": ada}
+        writes: list[Awaitable[None]] = [
+            journal.receive(receipt(1, 2, 0)),
+            journal.receive(replace(receipt(1, 1, 0), memory="u2")),
+            journal.receive(replace(receipt(1, 3, 0, rejected=(2,)), memory="u3")),
+            journal.commit(transition(1, rows=(row(fragment(0)), row(fragment(1))), **stored)),
+            journal.commit(replace(transition(1, rows=(row(fragment(0)),)), memory="u3")),
+            journal.touch("u1", [Access(fragment(1).id, 2, 9_999)]),
+            journal.commit(transition(2, removed=(fragment(0).id,), **more)),
+            journal.receive(receipt(3, 1, 2)),
+            journal.commit(replace(transition(2, reflection_aggregate=0.5), memory="u3")),
+        ]
+        if refused:
+            writes[5:5] = [
+                journal.receive(replace(receipt(7, 1, 9), memory="u2")),
+                journal.commit(replace(transition(7, rows=(row(fragment(8)),)), memory="u2")),
+            ]
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        assert [type(one) for one in outcomes if one is not None] == [Conflict] * 2 * refused
+        for uid, revision, ids, pending, received in (
+            ("u1", 3, [1, 5], (receipt(3, 1, 2),), 3),
+            ("u2", 1, [], (replace(receipt(1, 1, 0), memory="u2"),), 1),
+            ("u3", 3, [0], (replace(receipt(1, 3, 0, rejected=(2,)), memory="u3"),), 3),
+        ):
+            found = await journal.load(uid, MODEL, 100)
+            assert (found.record.revision, found.pending) == (revision, pending)
+            assert [one.fragment.id for one in found.rows] == [fragment(each).id for each in ids]
+            assert found.producers == (Producer("p", 1, received=received, stored=2 if uid == "u1" else 0),)
+            assert len(await journal.events(uid, 0, 9)) == revision
+        (known,) = await journal.fragments("u1", [fragment(1).id])
+        assert (known.access_count, known.access_time_us) == (2, 9_999)
+        assert (await image(journal)).record.policy.language == "german"
+        assert (await journal.load("u3", MODEL, 0)).record.reflection_aggregate == 0.5
 
     async def test_unsequenced_writes_keep_no_sequence(self, journal: Journal) -> None:
         one = replace(receipt(1, 2, 0), producer="", producer_epoch=0)
@@ -773,6 +835,23 @@ class JournalConformance:
         assert [one.vector is not None for one in image.rows] == [False, True, True]
         image = await journal.load("u1", fragment(0).model, 3)
         assert [one.vector is not None for one in image.rows] == [True, True, True]
+
+    async def test_who_gathers_gets_a_block_at_a_time_and_all_of_the_image(self, journal: Journal) -> None:
+        count = 2_100
+        rows = [Row(fragment(at, model="")) if at % 700 == 3 else row(fragment(at)) for at in range(count)]
+        rows[1_500] = row(fragment(1_500, Tier.SHORT_TERM))
+        await journal.commit(transition(1, rows=tuple(rows)))
+        vectored = sum(one.vector is not None for one in rows)
+        for vectors_max, told in ((vectored, vectored), (vectored - 1, None)):
+            whole, gathered = await image(journal, vectors_max), Gathered()
+            found = await journal.load("u1", MODEL, vectors_max, gathered)
+            assert gathered.told == [told, "end"]
+            assert len(gathered.blocks) > 1
+            assert [one for block in gathered.blocks for one in block.rows()] == list(whole.rows)
+            assert [one.fragment for one in whole.rows] == [one.fragment for one in rows]
+            assert sum(one.vector is not None for one in whole.rows) == (told or 1)
+            assert (found.blocks, found.record, found.next_position) == ((), whole.record, whole.next_position)
+            assert [held.fragment.position for held in found.short_term] == [1_500]
 
     async def test_jobs_wait_oldest_first_until_a_commit_finishes_them(self, journal: Journal) -> None:
         jobs = (Job("j2", "u1", "insight", '{"a":1}', 20, 1), Job("j1", "u1", "reflection", "{}", 10))

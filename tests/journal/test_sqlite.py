@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, Text, create_engine, select
 
 from memstream_server.adapters.journal import open_journal
+from memstream_server.adapters.journal.bulk import fetch
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal import Journal, Row
 from tests.journal.conformance import JournalConformance, Now, Opener, fragment, record, transition
@@ -66,3 +68,21 @@ async def test_scrubbing_leaves_nothing_of_what_was_deleted(opener: Opener, tmp_
     assert [name for name, word in words.items() if word in held] == []
     assert held.count(b"<u") >= len(memories) * turns - len(words)
     await journal.close()
+
+
+def test_columns_are_read_byte_by_byte_as_they_were_written() -> None:
+    table = Table("t", MetaData(), Column("n", Integer), Column("b", LargeBinary), Column("t", Text))
+    rows = [
+        [-(2**63), bytes(range(256)), "a\0b"],
+        [None, b"", ""],
+        [2**63 - 1, None, None],
+        [0, b"\0\0", "我叫 Bob, 🙂"],
+        [1, b"\xff\xfe\0", "'quoted', \\ and \n"],
+    ]
+    engine = create_engine("sqlite://")
+    with engine.begin() as connection:
+        table.create(connection)
+        statement = select(table.c.n, table.c.b, table.c.t).order_by(table.c.n.is_(None), table.c.n)
+        assert fetch(connection, statement, {}) == []
+        connection.execute(table.insert(), [dict(zip("nbt", row, strict=True)) for row in rows])
+        assert fetch(connection, statement, {}) == [rows[at] for at in (0, 3, 4, 2, 1)]

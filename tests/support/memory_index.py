@@ -95,7 +95,7 @@ class MemoryIndex:
         self.kept, self._now = {}, {}
 
     async def search(
-        self, memory: str, vector: Vector, limit: int, model: str = ""
+        self, memory: str, vector: Vector, limit: int, model: str = "", timeout_s: float | None = None
     ) -> tuple[list[str], npt.NDArray[np.float32]]:
         self._called("search")
         rows = self._of(model).items()

@@ -37,14 +37,14 @@ class Growing(Generic[Scalar]):
 
     def append(self, value: Any) -> None:
         """Add one value (a row, if 2-D)."""
-        self._reserve(1)
+        self.reserve(1)
         self._data[self._count] = value
         self._count += 1
 
     def extend(self, values: npt.ArrayLike) -> None:
         """Add many values (rows, if 2-D)."""
         added = np.asarray(values, self._data.dtype)
-        self._reserve(len(added))
+        self.reserve(len(added))
         self._data[self._count : self._count + len(added)] = added
         self._count += len(added)
 
@@ -53,11 +53,14 @@ class Growing(Generic[Scalar]):
         self._data = self._data[: self._count][slots]
         self._count = len(slots)
 
-    def clear(self) -> None:
-        """No values; the room stays."""
+    def clear(self, release: bool = False) -> None:
+        """No values; the room stays, if it is not to be released."""
         self._count = 0
+        if release:
+            self._data = np.empty((_FIRST_CAPACITY, *self._shape), self._data.dtype)
 
-    def _reserve(self, more: int) -> None:
+    def reserve(self, more: int) -> None:
+        """Room for so many more."""
         needed = self._count + more
         if needed <= len(self._data):
             return

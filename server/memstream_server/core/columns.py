@@ -34,6 +34,12 @@ class Codes:
             self.names.append(name)
         return code
 
+    def give_all(self, names: Sequence[str]) -> list[int]:
+        """The code of each."""
+        for name in dict.fromkeys(names):
+            self.give(name)
+        return list(map(self._codes.__getitem__, names))
+
     def find(self, names: Sequence[str]) -> list[int]:
         """Codes of those names that were seen."""
         return [self._codes[name] for name in names if name in self._codes]
@@ -139,8 +145,8 @@ class Columns:
             raise ValueError(f"fragment {min(taken, default=ids[0])} has a slot already")
         self.ids += ids
         self._slots |= slots
-        self._session.extend([self.sessions.give(each.session) for each in fragments])
-        self._speaker.extend([self.speakers.give(each.speaker) for each in fragments])
+        self._session.extend(self.sessions.give_all([each.session for each in fragments]))
+        self._speaker.extend(self.speakers.give_all([each.speaker for each in fragments]))
         self._tier.extend([_TIERS.index(each.tier) for each in fragments])
         self._kind.extend([_KINDS.index(each.kind) for each in fragments])
         self._alive.extend([each.forget_time_us is None for each in fragments])
@@ -148,9 +154,10 @@ class Columns:
         self._observe_us.extend([each.observe_time_us for each in fragments])
         self._create_us.extend([each.create_time_us for each in fragments])
         self._expire_us.extend([_expiry_us(each) for each in fragments])
-        self._access_us.extend([max(each.access_time_us, each.create_time_us) for each in fragments])
+        accessed_us = [each.access_time_us for each in fragments]
+        self._access_us.extend(np.maximum(np.array(accessed_us, np.int64), self._create_us.view[first:]))
+        self._metadata += [each.metadata for each in fragments]
         for slot, each in enumerate(fragments, first):
-            self._metadata.append(each.metadata)
             if each.metadata:
                 self._enter(slot, each.metadata)
         return first

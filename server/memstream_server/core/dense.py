@@ -44,10 +44,21 @@ class DenseMatrix:
         self._missing += vector is None
         return len(self) - 1
 
-    def extend(self, vectors: npt.NDArray[np.float32]) -> None:
-        """Add many slots, all with a vector: (count, dimension)."""
+    def reserve(self, more: int) -> None:
+        """Room for so many more, so that it is not grown into, copy by copy."""
+        self._vectors.reserve(more)
+
+    def extend(self, vectors: npt.NDArray[np.float32], present: npt.NDArray[np.bool_] | None = None) -> None:
+        """Add many slots, those `present` (all, if None) with a vector: (count, dimension)."""
+        if present is None:
+            present = np.ones(len(vectors), np.bool_)
+        if len(vectors) < len(present):
+            some, vectors = vectors, np.zeros((len(present), self._dimension), np.float32)
+            if len(some):
+                vectors[present] = some
         self._vectors.extend(vectors)
-        self._present.extend(np.ones(len(vectors), np.bool_))
+        self._present.extend(present)
+        self._missing += int((~present).sum())
 
     def set(self, slot: int, vector: Vector | None) -> None:
         """Fill in, replace or take away a vector. Raises ValueError for another length."""

@@ -95,18 +95,28 @@ class LexicalIndex:
 
         Returns its slot.
         """
-        return self.extend([(hashes, counts, session, characters)])
+        terms, numbers = np.frombuffer(hashes, "<u8"), np.frombuffer(counts, "<u2")
+        return self.extend(terms, numbers, np.array([len(terms)]), [session], [characters])
 
-    def extend(self, rows: Sequence[tuple[Packed, Packed, int, int]]) -> int:
-        """Add many at once, as `append` would one by one. Returns the slot of the first."""
+    def extend(
+        self,
+        hashes: Hashes,
+        counts: npt.NDArray[np.uint16],
+        sizes: npt.NDArray[np.int64],
+        sessions: Sequence[int],
+        characters: Sequence[int],
+        later: bool = False,
+    ) -> int:
+        """Add many at once, as `append` would one by one. Returns the slot of the first.
+
+        `hashes` and `counts` are those of all, one fragment's after another's; each has `sizes` of them. `later`: there
+        are more to come, and `settle` after them.
+        """
         first = len(self)
-        all_counts = np.frombuffer(b"".join(row[1] for row in rows), "<u2")
-        sizes = np.array([len(row[1]) // 2 for row in rows], np.int64)
-        upto, ends = np.append(0, np.cumsum(all_counts, dtype=np.int64)), np.cumsum(sizes)
+        upto, ends = np.append(0, np.cumsum(counts, dtype=np.int64)), np.cumsum(sizes)
         lengths: list[int] = (upto[ends] - upto[ends - sizes]).tolist()
-        self._neighbours.extend([row[2] for row in rows], [may_neighbour(row[3]) for row in rows], lengths)
-        all_hashes = np.frombuffer(b"".join(row[0] for row in rows), "<u8")
-        self._postings.add(all_hashes, np.repeat(np.arange(first, first + len(rows)), sizes), all_counts)
+        self._neighbours.extend(sessions, [may_neighbour(each) for each in characters], lengths)
+        self._postings.add(hashes, np.repeat(np.arange(first, first + len(sizes)), sizes), counts, later)
         return first
 
     def replace(self, slot: int, hashes: Packed, counts: Packed, characters: int) -> None:
@@ -133,6 +143,11 @@ class LexicalIndex:
         self._postings.keep(new_slot)
         self._neighbours = self._neighbours.kept(slots)
         self._dead = int((~self._neighbours.alive).sum())
+
+    def settle(self) -> None:
+        """Do now what the next question would have to wait for."""
+        self._postings.settle()
+        self._neighbours.settle()
 
     def legs(self, terms: Hashes) -> tuple[Leg, Leg]:
         """`bm25` and `bm25_context` from one look at the postings."""

@@ -78,12 +78,12 @@ class Neighbours:
 
     def windows(self) -> npt.NDArray[np.int32]:
         """int32[n, 8]: four before, four after, the columns of SHARES; -1 for nobody. Empty rows for the dead."""
-        self._settle()
+        self.settle()
         return self._windows.view
 
     def window_lengths(self) -> npt.NDArray[np.float64]:
         """Terms in each fragment's window, its own included, each neighbour's times its share, [n]; 0 for the dead."""
-        self._settle()
+        self.settle()
         return self._window_lengths.view
 
     def lonely(self) -> Slots:
@@ -106,13 +106,27 @@ class Neighbours:
         self._long += len(eligible) - sum(eligible)
         if len(sessions) >= _NEW_MIN:
             self._mark_new(sessions)
+            if self._dirty.issuperset(sessions):
+                self._enter(np.asarray(sessions), first)
+                return
         for slot, (session, may, length) in enumerate(zip(sessions, eligible, lengths, strict=True), first):
-            held = self._sessions.get(session)
-            if held is None:
-                held = self._sessions[session] = _Session()
+            held = self._session(session)
             held.slots.append(slot)
             if session not in self._dirty:
                 self._link(held, slot, may, length)
+
+    def _session(self, session: int) -> _Session:
+        held = self._sessions.get(session)
+        if held is None:
+            held = self._sessions[session] = _Session()
+        return held
+
+    def _enter(self, sessions: npt.NDArray[np.int64], first: int) -> None:
+        """Slots from `first` on, one for each of these sessions, which are linked later."""
+        order = np.argsort(sessions, kind="stable")
+        found, starts = np.unique(sessions[order], return_index=True)
+        for session, slots in zip(found.tolist(), np.split(order + first, starts[1:]), strict=True):
+            self._session(session).slots.frombytes(slots.tobytes())
 
     def set_alive(self, slot: int, alive: bool) -> None:
         """Take a fragment out of all windows, or bring it back."""
@@ -149,30 +163,41 @@ class Neighbours:
             held.tail = [(slot, length), *held.tail[: _REACH - 1]]
         held.open.append((slot, 0))
 
-    def _settle(self) -> None:
-        lengths = np.append(self._lengths.view, 0) if self._dirty else self._lengths.view  # NOBODY reads the last, 0
-        for session in self._dirty:
-            self._relink(self._sessions[session], lengths)
-        self._dirty.clear()
+    def settle(self) -> None:
+        """Link what is only marked, for whoever has the time now; reading does it, too."""
+        if self._dirty:
+            self._relink([self._sessions[session] for session in self._dirty])
+            self._dirty.clear()
 
-    def _relink(self, held: _Session, lengths: npt.NDArray[np.int64]) -> None:
-        slots = np.array(held.slots, np.int64)
+    def _relink(self, sessions: Sequence[_Session]) -> None:
+        """All at once, on one line with gaps of nobody before, between and behind them."""
+        slots = np.concatenate([np.frombuffer(held.slots, np.int64) for held in sessions])
+        sizes = [len(held.slots) for held in sessions]
+        gaps = np.repeat(np.arange(len(sessions)) * _REACH, sizes)  # before each slot's session, but for the first
         alive = self._alive.view[slots]
         members = alive & self._eligible.view[slots]
-        line = np.full(members.sum() + 2 * _REACH, NOBODY, np.int64)
-        line[_REACH : len(line) - _REACH] = slots[members]
-        before: Slots = np.cumsum(members) - members  # members strictly before each slot
-        after = before + members + _REACH
+        before: Slots = np.cumsum(members) - members + gaps  # where the line would have it, less the first gap
+        line = np.full(members.sum() + (len(sessions) + 1) * _REACH, NOBODY, np.int64)
+        line[before[members] + _REACH] = slots[members]
         reach = np.arange(_REACH)
-        places = np.concatenate([before[:, None] + reach, after[:, None] + reach], axis=1)
+        places = np.concatenate([before[:, None] + reach, (before + members)[:, None] + _REACH + reach], axis=1)
         found = np.where(alive[:, None], line[places], NOBODY)
+        lengths = np.append(self._lengths.view, 0)  # NOBODY reads the last, 0
         self._windows.view[slots] = found
         self._window_lengths.view[slots] = np.where(alive, lengths[slots] + lengths[found] @ SHARES, 0)
-        last = line[_REACH:-_REACH][: -_REACH - 1 : -1]
-        held.tail = list(zip(last.tolist(), lengths[last].tolist(), strict=True))
-        lacking = np.flatnonzero(alive & (found[:, -1] == NOBODY))
-        linked = (found[lacking, _REACH:] != NOBODY).sum(axis=1)
-        held.open = list(zip(slots[lacking].tolist(), linked.tolist(), strict=True))
+        for held in sessions:
+            self._ends(held)
+
+    def _ends(self, held: _Session) -> None:
+        """What the next one of a session is linked to."""
+        held.tail, held.open = [], []
+        for slot in reversed(held.slots):
+            if len(held.tail) == _REACH:
+                break
+            if self._alive.view[slot]:
+                held.open.append((slot, len(held.tail)))
+                if self._eligible.view[slot]:
+                    held.tail.append((slot, int(self._lengths.view[slot])))
 
     def kept(self, slots: Slots) -> Neighbours:
         """A new one with only these slots, renumbered in that order."""

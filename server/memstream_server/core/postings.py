@@ -40,11 +40,19 @@ class Postings:
         tail = (self._tail_hashes, self._tail_slots, self._tail_counts)
         return sum(each.nbytes for each in base) + sum(each.nbytes for each in tail)
 
-    def add(self, hashes: Hashes, slots: npt.ArrayLike, counts: npt.NDArray[np.uint16]) -> None:
-        """Add parallel arrays of postings; a (term, slot) pair must not be there yet."""
+    def add(self, hashes: Hashes, slots: npt.ArrayLike, counts: npt.NDArray[np.uint16], later: bool = False) -> None:
+        """Add parallel arrays of postings; a (term, slot) pair must not be there yet.
+
+        `later`: there are more to come, and `settle` after them.
+        """
         self._tail_hashes.extend(hashes)
         self._tail_slots.extend(np.broadcast_to(np.asarray(slots, np.int32), len(hashes)))
         self._tail_counts.extend(counts)
+        if not later:
+            self.settle()
+
+    def settle(self) -> None:
+        """Merge the tail if it has outgrown its share."""
         if len(self._tail_slots) > min(max(_TAIL_MIN, len(self._slots) // _TAIL_SHARE), _TAIL_MAX):
             self._merge()
 
@@ -88,18 +96,27 @@ class Postings:
         self._offsets = np.concatenate([[0], np.cumsum(sizes[sizes > 0])]).astype(np.int64)
 
     def _merge(self) -> None:
-        """Insert the sorted tail behind the equal terms of the base: linear in the base, no sort of it."""
-        order = np.argsort(self._tail_hashes.view, kind="stable")
-        hashes = self._tail_hashes.view[order]
+        self._insert(self._tail_hashes.view, self._tail_slots.view, self._tail_counts.view)
+        large = len(self._tail_slots) > 2 * _TAIL_MAX  # a whole memory's, whose room is not needed again
+        for tail in (self._tail_hashes, self._tail_slots, self._tail_counts):
+            tail.clear(release=large)
+
+    def _insert(self, hashes: Hashes, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.uint16]) -> None:
+        """Sort them, and insert them behind the equal terms of the base: linear in the base, no sort of it."""
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        first = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))
+        added, sizes = hashes[first], np.diff(first, append=len(hashes))
+        if not len(self._vocabulary):
+            self._vocabulary, self._offsets = added, np.append(first, len(hashes))
+            self._slots, self._counts = slots[order], counts[order]
+            return
         places = self._offsets[np.searchsorted(self._vocabulary, hashes, side="right")]
-        self._slots = np.insert(self._slots, places, self._tail_slots.view[order])
-        self._counts = np.insert(self._counts, places, self._tail_counts.view[order])
-        added, sizes = np.unique(hashes, return_counts=True)
+        self._slots = np.insert(self._slots, places, slots[order])
+        self._counts = np.insert(self._counts, places, counts[order])
         vocabulary = np.union1d(self._vocabulary, added)
         totals = np.zeros(len(vocabulary), np.int64)
         totals[np.searchsorted(vocabulary, self._vocabulary)] += np.diff(self._offsets)
         totals[np.searchsorted(vocabulary, added)] += sizes
         self._vocabulary = vocabulary
         self._offsets = np.concatenate([[0], np.cumsum(totals)]).astype(np.int64)
-        for tail in (self._tail_hashes, self._tail_slots, self._tail_counts):
-            tail.clear()

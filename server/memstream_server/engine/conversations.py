@@ -70,7 +70,7 @@ class Conversations:
 
     async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
         """How many they were."""
-        return await _answered(self._store.delete_messages(conversation, self._clock.now_us(), answer))
+        return await _answered(self._store.delete_messages(conversation, answer))
 
     async def save_plans(
         self, conversation: ConversationName, plans: Sequence[Plan], answer: AnswerOf[tuple[Plan, ...]] = None
@@ -90,7 +90,7 @@ class Conversations:
 
     async def remove_plans(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
         """How many they were."""
-        return await _answered(self._store.remove_plans(conversation, self._clock.now_us(), answer))
+        return await _answered(self._store.remove_plans(conversation, answer))
 
     async def watch(self, conversation: ConversationName, after: int) -> AsyncGenerator[list[Message], None]:
         """Pages of messages after a number as they come; returns when the conversation is completed."""

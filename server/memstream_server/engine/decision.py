@@ -310,8 +310,7 @@ def _stored(batches: Sequence[Batch]) -> dict[str, int]:
     out: dict[str, int] = {}
     for batch in batches:
         if batch.receipt.producer:
-            last = batch.receipt.first_sequence + len(batch.receipt.hashes) - 1
-            out[batch.receipt.producer] = max(out.get(batch.receipt.producer, 0), last)
+            out[batch.receipt.producer] = max(out.get(batch.receipt.producer, 0), batch.receipt.last_sequence)
     return out
 
 

@@ -293,8 +293,9 @@ class Indexer:
         due = max(0.0, self._settling[0][0] - self._now()) if self._settling else None
         if not self._wake.is_set() and self._reconciled:
             await _wait(self._wake, due)
-        if self._wake.is_set():
-            await _wait(self._full, limits.flush_interval_s)
+        if self._wake.is_set():  # what came while a round was under way has waited since then
+            waited_s = 0.0 if self._since_s is None else self._now() - self._since_s
+            await _wait(self._full, max(0.0, limits.flush_interval_s - waited_s))
 
     async def _drain(self) -> None:
         dependencies = self._dependencies

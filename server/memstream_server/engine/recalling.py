@@ -60,7 +60,7 @@ class _Watch:
 
     def __init__(self, dependencies: Dependencies) -> None:
         self._now = dependencies.clock.monotonic_s
-        self._last = self._now()
+        self._last = self._began = self._now()
         self.steps: dict[str, float] = {}
 
     def step(self, name: str) -> None:
@@ -70,6 +70,10 @@ class _Watch:
 
     def total(self) -> float:
         return sum(self.steps.values())
+
+    def left_s(self, query: Query) -> float | None:
+        """Of the time that whoever asks will wait."""
+        return None if query.time_s is None else max(0.0, query.time_s - (self._now() - self._began))
 
 
 async def recall(actor: Actor, query: Query, dependencies: Dependencies) -> RecallAnswer:
@@ -297,7 +301,7 @@ async def _search_index(
     try:
         # More than a leg's share: some of them may be filtered, forgotten or gone by now.
         ids, _ = await dependencies.index.search(
-            working.record.uid, question.vector, question.per_leg * 4, working.embedding.name
+            working.record.uid, question.vector, question.per_leg * 4, working.embedding.name, watch.left_s(query)
         )
     except IndexUnavailable as error:
         if isinstance(error, IndexLost):

@@ -262,13 +262,12 @@ class Receiving:
 
     def _received(self, state: ProducerState, batch: Batch) -> None:
         receipt = batch.receipt
-        last = receipt.first_sequence + len(receipt.hashes) - 1
         if receipt.rejections and state.session is not None:
             state.session.reject(receipt.rejections)
         self._dependencies.metrics.received(batch.count, len(receipt.rejections), self._age_s(batch) or 0.0)
         self._backlog -= batch.count  # counted again by _enqueue
         self._enqueue(batch)
-        state.advance(received=last)
+        state.advance(received=receipt.last_sequence)
 
     def _enqueue(self, batch: Batch) -> None:
         self._backlog += batch.count
@@ -309,7 +308,7 @@ class Receiving:
             if state.session is not None:
                 numbered = zip(receipt.sequences, receipt.fragments, strict=True)
                 state.session.decided([replace(outcomes[part.position], sequence=number) for number, part in numbered])
-            last = receipt.first_sequence + len(receipt.hashes) - 1
+            last = receipt.last_sequence
             state.advance(received=last, stored=last, revision=self._actor.revision)
             self._let_go(state)
 

@@ -39,8 +39,6 @@ REVIVE_PAUSE_S = 0.2
 REVIVE_PAUSE_MAX_S = 30.0
 CALM_S = 60.0
 """After so long without a failure the pause is the first one again."""
-LARGE_ROWS = 1_000
-"""From here on a memory's working set is made in a thread: some 10 ms, which every stream would have to wait for."""
 
 
 class Registry:
@@ -161,10 +159,10 @@ class Registry:
     async def _read(self, uid: str, embedding: Embedding) -> tuple[Image, WorkingSet]:
         """What the journal has of a memory, and its working set. Raises Conflict, JournalError."""
         vectors_max = self._dependencies.limits.dense_in_memory_max
-        image = await self._dependencies.journal.load(uid, embedding.name, vectors_max)
-        if len(image.rows) < LARGE_ROWS:
-            return image, WorkingSet(image, embedding, vectors_max)
-        return image, await asyncio.to_thread(WorkingSet, image, embedding, vectors_max)  # nobody else has it yet
+        working = WorkingSet(embedding, vectors_max)
+        image = await self._dependencies.journal.load(uid, embedding.name, vectors_max, working)
+        working.woken(image)
+        return image, working
 
     async def move(self, lately: Callable[[str], Sequence[str]]) -> None:
         """Bring every active memory into the space in force, each in its own order; its streams notice nothing.

@@ -158,6 +158,8 @@ class Query:
     min_revision: int = 0
     wait_s: float = 10.0
     """How long to wait for min_revision: the call's deadline, or less."""
+    time_s: float | None = None
+    """How long whoever asks will wait for the answer; None where they did not say."""
     explain: bool = False
     near_misses: int = 0
     reinforce: bool | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 import numpy as np
@@ -20,9 +20,8 @@ from memstream_server.core.values import Fragment, FragmentKind, Held, State, Ti
 from memstream_server.engine.contents import Contents
 from memstream_server.engine.decision import Decision
 from memstream_server.engine.embeddings import Embedding
-from memstream_server.ports.journal import Commit, Image, MemoryRecord, Row, Terms
+from memstream_server.ports.journal import Block, Commit, Image, MemoryRecord, Row
 
-_NO_TERMS = Terms(b"", b"")
 _RECALLED_MAX = 4_096
 """Recalled contents remembered for telling echoes, over all sessions."""
 _DEAD_MIN = 1_024
@@ -30,12 +29,53 @@ _DEAD_MIN = 1_024
 
 
 class WorkingSet:
-    """See the module. `dense` is None for a memory too large to keep vectors in RAM; `fresh` overlays the index."""
+    """See the module. `dense` is None for a memory too large to keep vectors in RAM; `fresh` overlays the index.
 
-    def __init__(self, image: Image, embedding: Embedding, dense_max: int) -> None:
+    Made empty; then the journal adds what the memory holds (as to a Gathering), in a thread, for nobody else has it
+    yet; then it is `woken`.
+    """
+
+    record: MemoryRecord
+    state: State
+
+    def __init__(self, embedding: Embedding, dense_max: int) -> None:
         self.embedding = embedding
         """The space of all its vectors."""
-        self.record: MemoryRecord = image.record
+        self.contents = Contents()
+        self.stale: dict[str, int] = {}
+        """Revisions by id: what was read of that fragment before may hold erased words, and is not to be used."""
+        self._dense_max = dense_max
+        self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
+        self.begin(None)
+
+    # ---- what the journal reads
+    def begin(self, vectors: int | None) -> None:
+        """See Gathering."""
+        self.columns = Columns()
+        self.lexical = LexicalIndex()
+        self.dense: DenseMatrix | None = None
+        if vectors is not None:
+            self.dense = DenseMatrix(self.embedding.model.dimension)
+            self.dense.reserve(vectors)
+        self.fresh: dict[str, Vector] = {}
+        self.insights: set[str] = set()
+        self._unsettled: set[str] = set()
+        """Vectors the index may not have yet, also while all vectors are in RAM."""
+        self._keys: dict[str, str] = {}
+        self._key_of: dict[str, str] = {}
+
+    def add(self, block: Block) -> None:
+        """See Gathering."""
+        self._extend(block, later=True)
+        self._unsettled.update([each.id for each in block.fragments if each.tier is not Tier.LONG_TERM])
+
+    def end(self) -> None:
+        """See Gathering."""
+        self.lexical.settle()
+
+    def woken(self, image: Image) -> None:
+        """The rest of what was read."""
+        self.record = image.record
         self.state = State(
             kind=image.record.kind,
             seed=image.record.seed,
@@ -43,23 +83,6 @@ class WorkingSet:
             short_term=image.short_term,
             reflection_aggregate=image.record.reflection_aggregate,
         )
-        self.columns = Columns()
-        self.lexical = LexicalIndex()
-        dimension = embedding.model.dimension
-        self.dense: DenseMatrix | None = DenseMatrix(dimension) if len(image.rows) <= dense_max else None
-        self.fresh: dict[str, Vector] = {}
-        self.insights: set[str] = set()
-        self.contents = Contents()
-        self._unsettled: set[str] = set()
-        """Vectors the index may not have yet, also while all vectors are in RAM."""
-        self._dense_max = dense_max
-        self._keys: dict[str, str] = {}
-        self._key_of: dict[str, str] = {}
-        self.stale: dict[str, int] = {}
-        """Revisions by id: what was read of that fragment before may hold erased words, and is not to be used."""
-        self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
-        self._extend(image.rows)
-        self._unsettled = {row.fragment.id for row in image.rows if row.fragment.tier is not Tier.LONG_TERM}
 
     def follow(self, earlier: WorkingSet) -> None:
         """Take over what an earlier reading of the same memory knew and the journal does not."""
@@ -147,7 +170,9 @@ class WorkingSet:
         self.record = replace(self.record, reflection_aggregate=self.state.reflection_aggregate)
         new = [row for row in commit.rows if row.fragment.id not in self.columns]
         known = [row for row in commit.rows if row.fragment.id in self.columns]
-        self._extend(new)
+        self._extend(Block.of(new))
+        self._unsettled.update([row.fragment.id for row in new])
+        self._outgrown()
         for row in known:
             self._update(row)
         self.contents.put([row.fragment for row in commit.rows])
@@ -188,38 +213,25 @@ class WorkingSet:
             self.lexical.restore(slot)
         self._enter(fragment)
 
-    def _extend(self, rows: Sequence[Row]) -> None:
+    def _extend(self, block: Block, later: bool = False) -> None:
         """Fragments that are new here. All at once: one by one they cost five times as much."""
-        if not rows:
+        fragments = block.fragments
+        if not fragments:
             return
-        first = self.columns.extend([row.fragment for row in rows])
+        first = self.columns.extend(fragments)
         sessions: list[int] = self.columns.session[first:].tolist()
-        terms = [row.terms or _NO_TERMS for row in rows]
-        self.lexical.extend(
-            [
-                (term.hashes, term.counts, session, len(row.fragment.content))
-                for term, session, row in zip(terms, sessions, rows, strict=True)
-            ]
-        )
-        for slot, row in enumerate(rows, first):
-            self._enter(row.fragment)
-            if row.fragment.forget_time_us is not None:
+        characters = [len(each.content) for each in fragments]
+        self.lexical.extend(block.hashes, block.counts, block.sizes, sessions, characters, later)
+        for slot, each in enumerate(fragments, first):
+            if each.external_id or each.kind is FragmentKind.INSIGHT:
+                self._enter(each)
+            if each.forget_time_us is not None:
                 self.lexical.remove(slot)
-        self._extend_vectors(rows)
-
-    def _extend_vectors(self, rows: Sequence[Row]) -> None:
-        packed = [row.vector for row in rows if row.vector is not None]
-        self._unsettled.update(row.fragment.id for row in rows)
-        if self.dense is None:
-            found = ((row.fragment.id, row.vector) for row in rows if row.vector is not None)
-            self.fresh |= {id_: np.frombuffer(vector, dtype="<f4") for id_, vector in found}
-            return
-        if len(packed) == len(rows):
-            self.dense.extend(np.frombuffer(b"".join(packed), dtype="<f4").reshape(len(rows), -1))
+        if self.dense is not None:
+            self.dense.extend(block.vectors, block.vectored)
         else:
-            for row in rows:
-                self.dense.append(None if row.vector is None else np.frombuffer(row.vector, dtype="<f4"))
-        self._outgrown()
+            which = np.flatnonzero(block.vectored).tolist()
+            self.fresh |= {fragments[at].id: vector.copy() for at, vector in zip(which, block.vectors, strict=True)}
 
     def _vector(self, slot: int, fragment_id: str, packed: bytes | None) -> None:
         vector = None if packed is None else np.frombuffer(packed, dtype="<f4")

@@ -187,7 +187,7 @@ class ConversationStore(Protocol):
         """Completing a completed one changes nothing."""
         ...
 
-    async def delete_messages(self, conversation: ConversationName, now_us: int, answer: AnswerOf[int] = None) -> int:
+    async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
         """How many they were."""
         ...
 
@@ -216,7 +216,7 @@ class ConversationStore(Protocol):
         """The plan as changed."""
         ...
 
-    async def remove_plans(self, conversation: ConversationName, now_us: int, answer: AnswerOf[int] = None) -> int:
+    async def remove_plans(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
         """How many they were."""
         ...
 

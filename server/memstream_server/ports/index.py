@@ -79,9 +79,9 @@ class VectorIndex(Protocol):
         ...
 
     async def search(
-        self, memory: str, vector: Vector, limit: int, model: str = ""
+        self, memory: str, vector: Vector, limit: int, model: str = "", timeout_s: float | None = None
     ) -> tuple[list[str], npt.NDArray[np.float32]]:
-        """Fragment ids of `memory` and their cosines, best first."""
+        """Fragment ids of `memory` and their cosines, best first. With `timeout_s` it is given up after that, too."""
         ...
 
     async def count(self, memory: str, model: str = "") -> int: ...

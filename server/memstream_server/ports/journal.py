@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from memstream_server.core.events import Event
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, Tier
@@ -117,6 +120,10 @@ class Receipt:
     position: int = 0
     """Position of the first fragment (the next one when all were rejected): the batch's place in the order."""
 
+    @property
+    def last_sequence(self) -> int:
+        return self.first_sequence + len(self.hashes) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Producer:
@@ -138,6 +145,9 @@ class Terms:
     counts: bytes
 
 
+_NO_TERMS = Terms(b"", b"")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A fragment with what recall needs beside it."""
@@ -151,6 +161,45 @@ class Row:
     """(space, vector): its vector in another space than fragment.model's."""
     replaces: bool = False
     """It says something else than before: whatever vector it had goes first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Fragments with what recall needs beside them, by column: a memory has too many for several objects each."""
+
+    fragments: Sequence[Fragment]
+    hashes: npt.NDArray[np.uint64]
+    """The terms of all, one fragment's after another's, as in Terms."""
+    counts: npt.NDArray[np.uint16]
+    """Beside `hashes`."""
+    sizes: npt.NDArray[np.int64]
+    """How many terms each fragment has."""
+    vectored: npt.NDArray[np.bool_]
+    """Which fragments have a vector here."""
+    vectors: npt.NDArray[np.float32]
+    """Those of these fragments, (count, dimension)."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Block:
+        """The same by column; missing terms as none."""
+        terms = [row.terms or _NO_TERMS for row in rows]
+        packed = [row.vector for row in rows if row.vector is not None]
+        return cls(
+            fragments=[row.fragment for row in rows],
+            hashes=np.frombuffer(b"".join([each.hashes for each in terms]), "<u8"),
+            counts=np.frombuffer(b"".join([each.counts for each in terms]), "<u2"),
+            sizes=np.array([len(each.counts) // 2 for each in terms], np.int64),
+            vectored=np.array([row.vector is not None for row in rows], np.bool_),
+            vectors=np.frombuffer(b"".join(packed), "<f4").reshape(len(packed), -1 if packed else 0),
+        )
+
+    def rows(self) -> Iterator[Row]:
+        """One by one; no terms as None."""
+        ends, vectors = np.cumsum(self.sizes).tolist(), iter(self.vectors)
+        for fragment, end, size, vectored in zip(self.fragments, ends, self.sizes, self.vectored, strict=True):
+            hashes, counts = self.hashes[end - size : end], self.counts[end - size : end]
+            terms = Terms(hashes.tobytes(), counts.tobytes()) if size else None
+            yield Row(fragment, terms, next(vectors).tobytes() if vectored else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +325,9 @@ class Recorded:
 class Image:
     """All that an active memory needs in RAM, read at one revision.
 
-    `rows` are every fragment in order of position (forgotten ones included) with terms, and vectors of the space
+    `blocks` are every fragment in order of position (forgotten ones included) with terms, and vectors of the space
     asked for: all of them up to `vectors_max`, beyond it only those the index cannot have yet (fragments before
-    long-term, and fragments in the outbox).
+    long-term, and fragments in the outbox). None are here where they were given to a Gathering.
     `sensory` and `short_term` are the held ones in order, with content vectors and enhancements.
     `producers` are those that last, and those of one call of which something is pending.
     `pending` are receipts not yet stored, in order of position; one whose items were all rejected is never pending.
@@ -286,12 +335,36 @@ class Image:
     """
 
     record: MemoryRecord
-    rows: tuple[Row, ...]
+    blocks: tuple[Block, ...]
     sensory: tuple[Held, ...]
     short_term: tuple[Held, ...]
     pending: tuple[Receipt, ...]
     producers: tuple[Producer, ...]
     next_position: int
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What the blocks hold, one by one."""
+        return tuple(row for block in self.blocks for row in block.rows())
+
+
+class Gathering(Protocol):
+    """Takes what a memory holds while it is read, a block at a time and in a thread of the journal's.
+
+    Not all at once: what lives no longer than a block costs neither room nor the garbage collector's time.
+    """
+
+    def begin(self, vectors: int | None) -> None:
+        """Called first, and once more where the reading begins anew: so many vectors come; None if not all of them."""
+        ...
+
+    def add(self, block: Block) -> None:
+        """The next ones in order of position."""
+        ...
+
+    def end(self) -> None:
+        """That was all."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,8 +528,9 @@ class Journal(Protocol):
         """Take ownership: raises and returns the epoch. Raises Conflict when the memory is gone."""
         ...
 
-    async def load(self, uid: str, model: str, vectors_max: int) -> Image:
-        """Read an active memory's image at one revision. Raises Conflict when the memory is gone."""
+    async def load(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
+        """Read an active memory's image at one revision, its blocks `into` that. Raises Conflict when the memory is
+        gone."""
         ...
 
     async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memstream.v1 import stream_service_pb2 as pb
@@ -179,6 +179,7 @@ async def recall_once(
     engine: Engine, namespace: str, memory: str, query: Query, time_remaining_s: float | None
 ) -> RecallAnswer:
     """One query. One that waits for a revision gives up shortly before its deadline, so that the client hears why."""
+    query = replace(query, time_s=time_remaining_s)
     if not query.min_revision or time_remaining_s is None:
         return await engine.recall(namespace, memory, query)
     answering = asyncio.create_task(engine.recall(namespace, memory, query))

@@ -6,14 +6,17 @@ without names: the log is kept for good and a name would cost more than the valu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from operator import attrgetter
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import astuple
 
+from memstream_server.adapters.journal.packed import Packed
 from memstream_server.core.events import Event
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import Enhancement, Fragment, Vector
@@ -54,6 +57,7 @@ _EventRecord = (
 )
 
 _fragment = msgspec.msgpack.Decoder(Fragment)
+_fragments = msgspec.msgpack.Decoder(list[int | Fragment])
 _receipt = msgspec.msgpack.Decoder(Receipt)
 _events: msgspec.msgpack.Decoder[list[msgspec.Struct]] = msgspec.msgpack.Decoder(list[_EventRecord])  # type: ignore[valid-type]  # defined at run time
 _enhancements = msgspec.msgpack.Decoder(tuple[Enhancement, ...])
@@ -92,15 +96,35 @@ def decode_fragment(blob: bytes, access_count: int, access_time_us: int, model: 
     None leaves the model as it was written. A vector that the client gave is of the model it was written with.
     """
     fragment = _unpack(_fragment, blob)
-    if model is not None and fragment.model != model:
+    _bring_up(fragment, access_count, access_time_us, fragment.model if model is None else model)
+    return fragment
+
+
+def decode_fragments(
+    blobs: Packed, access_counts: Iterable[int], access_times_us: Iterable[int], models: Iterable[str]
+) -> list[Fragment]:
+    """The same of many at once, in half the time: a version byte is an integer in msgpack, too."""
+    count = len(blobs.sizes)
+    try:
+        found = _fragments.decode(b"\xdd" + (2 * count).to_bytes(4, "big") + blobs.data)
+    except msgspec.DecodeError:
+        found = []
+    fragments: list[Fragment] = [each for each in found if isinstance(each, Fragment)]
+    if found[::2] != [VERSION] * count:
+        fragments = [_unpack(_fragment, blob) for blob in blobs.values()]  # one of them raises what is wrong
+    for fragment, times, last, model in zip(fragments, access_counts, access_times_us, models, strict=True):
+        if fragment.access_count != times or fragment.access_time_us != last or fragment.model != model:
+            _bring_up(fragment, times, last, model)
+    return fragments
+
+
+def _bring_up(fragment: Fragment, access_count: int, access_time_us: int, model: str) -> None:
+    """Set on a value nobody else holds yet: replace() would cost five times the decoding, for every row touched."""
+    if fragment.model != model:
         object.__setattr__(fragment, "model", model)
         object.__setattr__(fragment, "own_vector", False)
-    # Set on a value nobody else holds yet: replace() would cost five times the decoding, for every row ever touched.
-    if fragment.access_count != access_count:
-        object.__setattr__(fragment, "access_count", access_count)
-    if fragment.access_time_us != access_time_us:
-        object.__setattr__(fragment, "access_time_us", access_time_us)
-    return fragment
+    object.__setattr__(fragment, "access_count", access_count)
+    object.__setattr__(fragment, "access_time_us", access_time_us)
 
 
 def encode_receipt(receipt: Receipt) -> bytes:
@@ -167,6 +191,15 @@ def decode_terms(blob: bytes | None) -> Terms | None:
         return None
     cut = len(blob) * _HASH_BYTES // (_HASH_BYTES + _COUNT_BYTES)
     return Terms(blob[:cut], blob[cut:])
+
+
+def decode_terms_of_all(blobs: Packed) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+    """(hashes, counts, how many each has) of many fragments' terms; NULL is none."""
+    sizes = np.array([size or 0 for size in blobs.sizes], np.int64) // (_HASH_BYTES + _COUNT_BYTES)
+    pairs = np.frombuffer(blobs.data, "<u2")  # a hash is four of them
+    widths = np.stack([sizes * (_HASH_BYTES // _COUNT_BYTES), sizes], axis=1).ravel()
+    counted = np.repeat(np.tile([False, True], len(sizes)), widths)
+    return pairs[~counted].view("<u8"), pairs[counted], sizes
 
 
 def encode_policy(policy: Policy) -> str:

@@ -64,7 +64,7 @@ class SqlConversations:
     async def append(
         self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
     ) -> Message:
-        return await self._commit(lambda c: _append(c, conversation, message, now_us), 3, True, now_us, answer)
+        return await self._commit(lambda c: _append(c, conversation, message, now_us), 3, True, answer)
 
     async def messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         return await self._read(lambda c: _messages(c, conversation, query))
@@ -76,10 +76,10 @@ class SqlConversations:
         return await self._read(lambda c: _status(c, conversation))
 
     async def complete(self, conversation: ConversationName, now_us: int, answer: AnswerOf[None] = None) -> None:
-        await self._commit(lambda c: _complete(c, conversation, now_us), 2, False, now_us, answer)
+        await self._commit(lambda c: _complete(c, conversation, now_us), 2, False, answer)
 
-    async def delete_messages(self, conversation: ConversationName, now_us: int, answer: AnswerOf[int] = None) -> int:
-        return await self._commit(lambda c: _delete(c, messages, conversation), 1_000, False, now_us, answer)
+    async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
+        return await self._commit(lambda c: _delete(c, messages, conversation), 1_000, False, answer)
 
     async def save_plans(
         self,
@@ -89,7 +89,7 @@ class SqlConversations:
         answer: AnswerOf[tuple[Plan, ...]] = None,
     ) -> tuple[Plan, ...]:
         rows = 2 + 2 * len(plans)
-        return await self._commit(lambda c: _save_plans(c, conversation, plans, now_us), rows, True, now_us, answer)
+        return await self._commit(lambda c: _save_plans(c, conversation, plans, now_us), rows, True, answer)
 
     async def plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
         return await self._read(lambda c: _plans(c, conversation, query))
@@ -102,12 +102,10 @@ class SqlConversations:
         now_us: int,
         answer: AnswerOf[Plan] = None,
     ) -> Plan:
-        return await self._commit(
-            lambda c: _change_plan(c, conversation, number, change, now_us), 2, True, now_us, answer
-        )
+        return await self._commit(lambda c: _change_plan(c, conversation, number, change, now_us), 2, True, answer)
 
-    async def remove_plans(self, conversation: ConversationName, now_us: int, answer: AnswerOf[int] = None) -> int:
-        return await self._commit(lambda c: _delete(c, plans, conversation), 1_000, False, now_us, answer)
+    async def remove_plans(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
+        return await self._commit(lambda c: _delete(c, plans, conversation), 1_000, False, answer)
 
     async def names(self, namespace: str, after: str, limit: int) -> list[str]:
         return await self._read(lambda c: scanning.conversation_names(c, namespace, after, limit))
@@ -125,14 +123,12 @@ class SqlConversations:
     async def discard(self, staged: str) -> None:
         await self._write(lambda c: staging.discard(c, staged), 1_000, False)
 
-    async def _commit(
-        self, work: Callable[[Connection], T], rows: int, adds: bool, now_us: int, answer: AnswerOf[T]
-    ) -> T:
+    async def _commit(self, work: Callable[[Connection], T], rows: int, adds: bool, answer: AnswerOf[T]) -> T:
         """What the work does and the answer that says so, in one transaction."""
 
         def both(connection: Connection) -> T:
             done = work(connection)
-            writes.put_answer(connection, None if answer is None else answer(done), now_us)
+            writes.put_answer(connection, None if answer is None else answer(done))
             return done
 
         return await self._write(both, rows, adds)

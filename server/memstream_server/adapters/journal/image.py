@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.reads import FRAGMENT, memory_of, pages, record
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch_columns
+from memstream_server.adapters.journal.packed import Packed
+from memstream_server.adapters.journal.reads import FRAGMENT, column_pages, memory_of, pages, record
 from memstream_server.adapters.journal.schema import (
     anchors,
     fragments,
@@ -20,10 +25,11 @@ from memstream_server.adapters.journal.schema import (
 from memstream_server.adapters.journal.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
 from memstream_server.ports.journal import (
+    Block,
+    Gathering,
     Image,
     Producer,
     Receipt,
-    Row,
 )
 
 _number: BindParameter[int] = bindparam("number")
@@ -76,14 +82,40 @@ _PENDING_PAGE = (
 _PRODUCERS = select(producers).where(producers.c.memory == _number).order_by(producers.c.name)
 
 
-def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Image:
+class _Kept:
+    """Where nobody else gathers."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+
+    def begin(self, vectors: int | None) -> None: ...
+
+    def add(self, block: Block) -> None:
+        self.blocks.append(block)
+
+    def end(self) -> None: ...
+
+
+def load(connection: Connection, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
     memory = memory_of(connection, uid)
-    rows = _rows(connection, uid, memory.number, model, vectors_max)
-    held = _held(connection, memory.number, model, rows)
+    low, high = span(memory.number)
+    vectored = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
+    all_vectors = vectored <= vectors_max
+    kept = _Kept()
+    gathering = kept if into is None else into
+    gathering.begin(vectored if all_vectors else None)
+    before_long_term: list[Fragment] = []
+    for block in _blocks(connection, uid, memory.number, model, all_vectors):
+        gathering.add(block)
+        before_long_term += [
+            each for each in block.fragments if each.tier is not Tier.LONG_TERM and each.forget_time_us is None
+        ]
+    gathering.end()
+    held = _held(connection, memory.number, model, before_long_term)
     pending = tuple(_pending(connection, memory.number))
     return Image(
         record=record(memory),
-        rows=rows,
+        blocks=tuple(kept.blocks),
         sensory=tuple([item for item in held if item.fragment.tier is Tier.SENSORY]),
         short_term=tuple([item for item in held if item.fragment.tier is Tier.SHORT_TERM]),
         pending=pending,
@@ -92,39 +124,46 @@ def load(connection: Connection, uid: str, model: str, vectors_max: int) -> Imag
     )
 
 
-def _rows(connection: Connection, uid: str, number: int, model: str, vectors_max: int) -> tuple[Row, ...]:
-    found, having = _vectors(connection, uid, number, model, vectors_max)
-    decode, terms = codec.decode_fragment, codec.decode_terms
-    rows = pages(connection, _PAGE, *span(number))
-    return tuple(
-        [
-            Row(decode(blob, count, at, model if row in having else ""), terms(packed), found.get(row))
-            for row, blob, count, at, packed in rows
-        ]
-    )
+def _blocks(connection: Connection, uid: str, number: int, model: str, all_vectors: bool) -> Iterator[Block]:
+    """A page each, fragments and vectors of the same keys."""
+    for keys, blobs, counts, times, packed in column_pages(connection, _PAGE, *span(number)):
+        found, vectors, having = _vectors(connection, uid, (keys[0], keys[-1]), model, all_vectors)
+        models = [model if has else "" for has in _among(keys, having)]
+        fragments = codec.decode_fragments(blobs, counts, times, models)
+        if found != keys:  # of a fragment that is gone none is wanted
+            vectors = vectors[_among(found, keys)]
+        yield Block(fragments, *codec.decode_terms_of_all(packed), np.array(_among(keys, found)), vectors)
+
+
+def _among(keys: list[int], others: list[int]) -> list[bool]:
+    """Which keys are among the others; mostly all are, being the same."""
+    return [True] * len(keys) if keys == others else np.isin(keys, others).tolist()
 
 
 def _vectors(
-    connection: Connection, uid: str, number: int, model: str, vectors_max: int
-) -> tuple[dict[int, bytes], Container[int]]:
-    """(vectors by key, keys that have one); of more than `vectors_max` only vectors that the index cannot have yet."""
-    low, high = span(number)
-    count = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
-    if count <= vectors_max:
-        found = dict(pages(connection, _VECTOR_PAGE, low, high, model=model)) if count else {}
-        return found, found
-    having = {row[0] for row in pages(connection, _VECTORED_PAGE, low, high, model=model)}
-    return dict(pages(connection, _FRESH_PAGE, low, high, model=model, uid=uid)), having
+    connection: Connection, uid: str, keys: tuple[int, int], model: str, all_vectors: bool
+) -> tuple[list[int], npt.NDArray[np.float32], list[int]]:
+    """(keys of the vectors read, these vectors, keys that have one); not `all_vectors`: only those that the index
+    cannot have yet."""
+    values: dict[str, Any] = {"low": keys[0], "high": keys[1], "limit": PAGE_ROWS, "model": model}
+    if all_vectors:
+        found, packed = fetch_columns(connection, _VECTOR_PAGE, values)
+        return found, _matrix(packed), found
+    (having,) = fetch_columns(connection, _VECTORED_PAGE, values)
+    found, packed = fetch_columns(connection, _FRESH_PAGE, {**values, "uid": uid})
+    return found, _matrix(packed), having
 
 
-def _held(connection: Connection, number: int, model: str, rows: Sequence[Row]) -> list[Held]:
+def _matrix(packed: Packed) -> npt.NDArray[np.float32]:
+    """A vector a row."""
+    rows = len(packed.sizes)
+    return np.frombuffer(packed.data, "<f4").reshape(rows, -1 if rows else 0)
+
+
+def _held(connection: Connection, number: int, model: str, fragments: Sequence[Fragment]) -> list[Held]:
     found = connection.execute(_ANCHORS, {"number": number, "model": model})
     sides = {name: (vector, packed) for name, vector, packed in found}
-    return [
-        _hold(row.fragment, *sides.get(row.fragment.id, (None, None)))
-        for row in rows
-        if row.fragment.tier is not Tier.LONG_TERM and row.fragment.forget_time_us is None
-    ]
+    return [_hold(fragment, *sides.get(fragment.id, (None, None))) for fragment in fragments]
 
 
 def _hold(fragment: Fragment, vector: bytes | None, packed: bytes | None) -> Held:

@@ -112,7 +112,7 @@ def _check_pending(
             report.found("pending", f"{where} is of {producer}, which is no producer here", name)
             continue
         received, stored = known[producer]
-        last = first + len(receipt.hashes) - 1
+        last = receipt.last_sequence
         if last > received or last <= stored:
             text = f"{where} has {first} to {last} of {producer}, which has {received} received and {stored} stored"
             report.found("pending", text, name)

@@ -82,7 +82,7 @@ def _create(connection: Connection, operation: Operation, answer: Answer | None)
             "process": operation.process,
         },
     )
-    writes.put_answer(connection, answer, operation.create_time_us)
+    writes.put_answer(connection, answer)
 
 
 def _progress(operation: Operation) -> dict[str, Any]:

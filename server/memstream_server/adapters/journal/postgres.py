@@ -14,14 +14,15 @@ import os
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, LargeBinary, Select, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from memstream_server.adapters.journal import migrate
+from memstream_server.adapters.journal.packed import Column, packed
 from memstream_server.ports.journal import (
     AlreadyExists,
     Conflict,
@@ -245,6 +246,16 @@ def fetch(
 ) -> list[list[Any]]:
     """All rows of `statement`, in its order. psycopg reads them in C, without giving the interpreter lock away."""
     return [list(row) for row in connection.execute(statement, parameters)]
+
+
+def columns(connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]) -> list[Column]:
+    """The same by column, of integers and blobs."""
+    found = connection.execute(statement, parameters).all()
+    apart: list[Sequence[Any]] = list(zip(*found, strict=True)) if found else [()] * len(statement.selected_columns)
+    return [
+        packed(values) if isinstance(column.type, LargeBinary) else list(values)
+        for column, values in zip(statement.selected_columns, apart, strict=True)
+    ]
 
 
 # ---- connections

@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, BindParameter, Connection, Select, bindparam,
 from sqlalchemy import Row as SqlRow
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch, fetch_columns
 from memstream_server.adapters.journal.schema import (
     events,
     fragments,
@@ -288,6 +288,20 @@ def pages(
             return
         low = rows[-1][0] + 1
         limit = None if limit is None else limit - page
+
+
+def column_pages(
+    connection: Connection, statement: Select[*tuple[Any, ...]], low: int, high: int, **values: Any
+) -> Iterator[list[Any]]:
+    """The same by column, all rows, of integers and blobs."""
+    while True:
+        columns = fetch_columns(connection, statement, {"low": low, "high": high, "limit": PAGE_ROWS, **values})
+        keys = columns[0]
+        if keys:
+            yield columns
+        if len(keys) < PAGE_ROWS:
+            return
+        low = keys[-1] + 1
 
 
 def received_hashes(

@@ -17,7 +17,7 @@ from memstream_server.adapters.journal.database import Database, snapshot
 from memstream_server.adapters.journal.operations import SqlOperations
 from memstream_server.adapters.journal.postgres import PostgresDatabase
 from memstream_server.adapters.journal.processes import SqlProcesses
-from memstream_server.adapters.journal.writer import Writer
+from memstream_server.adapters.journal.writer import Joint, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal import (
@@ -26,6 +26,7 @@ from memstream_server.ports.journal import (
     Commit,
     Counts,
     FragmentQuery,
+    Gathering,
     Image,
     Indexable,
     IndexEntry,
@@ -155,10 +156,10 @@ class SqlJournal:
     async def create_memory(
         self, record: MemoryRecord, events: tuple[Event, ...], answer: Answer | None = None, namespace_max: int = 0
     ) -> None:
-        await self._write(writes.create_memory, 2, True, record, events, answer, self._clock_us(), namespace_max)
+        await self._write(writes.create_memory, 2, True, record, events, answer, namespace_max)
 
     async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:
-        await self._write(writes.delete_memory, 3, False, uid, answer, epoch, self._clock_us())
+        await self._write(writes.delete_memory, 3, False, uid, answer, epoch)
         await self.purge()
 
     async def purge(self) -> None:
@@ -181,8 +182,8 @@ class SqlJournal:
     async def own(self, uid: str) -> MemoryRecord:
         return await self._write(_own, 1, False, uid)
 
-    async def load(self, uid: str, model: str, vectors_max: int) -> Image:
-        return await self._read(image.load, uid, model, vectors_max)
+    async def load(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
+        return await self._read(image.load, uid, model, vectors_max, into)
 
     async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
         return await self._read(scanning.memory, uid, all_vectors, visit)
@@ -201,7 +202,8 @@ class SqlJournal:
 
     async def receive(self, receipt: Receipt) -> None:
         # A batch is one row, but its bytes count: about as many as a tenth of its fragments' own rows.
-        await self._write(writes.receive, 3 + len(receipt.fragments) // 10, True, receipt)
+        rows = 3 + len(receipt.fragments) // 10
+        await self._writer.submit(Joint(writes.receive, receipt, receipt.memory), rows, True)
 
     async def received_hashes(
         self, uid: str, producer: str, first: int, last: int
@@ -211,7 +213,7 @@ class SqlJournal:
     async def commit(self, commit: Commit) -> None:
         rows = 2 + 2 * len(commit.rows) + len(commit.anchors) + len(commit.index) + len(commit.removed)
         adds = bool(commit.rows or commit.anchors or commit.jobs)
-        await self._write(transition.commit, rows, adds, commit, self._clock_us())
+        await self._writer.submit(Joint(transition.commit, commit, commit.memory), rows, adds)
 
     async def touch(self, uid: str, accesses: Sequence[Access], epoch: int | None = None) -> None:
         await self._write(transition.touch, len(accesses), True, uid, accesses, epoch)

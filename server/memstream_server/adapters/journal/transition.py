@@ -11,7 +11,6 @@ from sqlalchemy import (
     Connection,
     Delete,
     bindparam,
-    case,
     delete,
     exists,
     func,
@@ -22,7 +21,6 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal import bulk, codec
-from memstream_server.adapters.journal.prepared import run
 from memstream_server.adapters.journal.schema import (
     anchors,
     fragments,
@@ -35,7 +33,7 @@ from memstream_server.adapters.journal.schema import (
     requests,
     vectors,
 )
-from memstream_server.adapters.journal.writes import A_PRODUCER, check_room, find, log, owned, put_answer
+from memstream_server.adapters.journal.writes import check_room, find, log, owned, put_answer
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal import (
     Access,
@@ -72,30 +70,40 @@ _ANCHORS = bulk.insertion(
 )
 _OUTBOX = bulk.insertion(outbox)
 _JOBS = bulk.insertion(jobs)
-_TOUCH = bulk.Bulk(
-    "WITH touched (memory, id, added, at) AS (VALUES ",
-    4,
-    ") UPDATE fragments SET access_count = access_count + added,"
-    " access_time_us = CASE WHEN access_time_us < at THEN at ELSE access_time_us END"
-    " FROM touched WHERE fragments.id = touched.id AND fragments.memory = touched.memory",
+_TOUCH = bulk.update_from(
+    "fragments",
+    ("memory", "id", "added", "at"),
+    "access_count = access_count + given.added,"
+    " access_time_us = CASE WHEN access_time_us < given.at THEN given.at ELSE access_time_us END",
+    "fragments.id = given.id AND fragments.memory = given.memory",
+)
+_ADVANCE = bulk.update_from(
+    "memories",
+    ("uid", "epoch", "revision", "after", "aggregate"),
+    "revision = memories.revision + 1, "
+    "next_position = CASE WHEN memories.next_position < given.after THEN given.after ELSE memories.next_position END, "
+    # A column of nothing but NULL is text to PostgreSQL.
+    "reflection_aggregate = coalesce(CAST(given.aggregate AS double precision), memories.reflection_aggregate)",
+    "memories.uid = given.uid AND memories.epoch = given.epoch AND memories.revision = given.revision",
+    " RETURNING memories.uid, memories.number",
+)
+_STORED = bulk.update_from(
+    "producers",
+    ("memory", "name", "stored"),
+    "stored = CASE WHEN producers.stored < given.stored THEN given.stored ELSE producers.stored END",
+    "producers.memory = given.memory AND producers.name = given.name",
 )
 
 _number: BindParameter[int] = bindparam("m")
 _ids: BindParameter[Any] = bindparam("ids", expanding=True)
-_ADVANCE = (
+_DESCRIBE = (
     update(memories)
-    .where(memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"), memories.c.revision == bindparam("r"))
+    .where(memories.c.number == _number)
     .values(
-        revision=memories.c.revision + 1,
-        next_position=case(
-            (memories.c.next_position < bindparam("next"), bindparam("next")), else_=memories.c.next_position
-        ),
-        reflection_aggregate=func.coalesce(bindparam("aggregate"), memories.c.reflection_aggregate),
         policy=func.coalesce(bindparam("new_policy"), memories.c.policy),
         labels=func.coalesce(bindparam("new_labels"), memories.c.labels),
-        update_time_us=func.coalesce(bindparam("updated"), memories.c.update_time_us),
+        update_time_us=bindparam("updated"),
     )
-    .returning(memories.c.number)
 )
 _RENAME = update(memories).where(memories.c.number == _number).values(namespace=bindparam("ns"), name=bindparam("n"))
 _REFILL = (
@@ -120,12 +128,6 @@ _EMPTY = insert(outbox).from_select(
     .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.model != ""),
 )
 _CLEAR_UPSERTS = delete(outbox).where(outbox.c.deleted.is_(False))
-_STORED = (
-    update(producers)
-    .where(A_PRODUCER)
-    .values(stored=case((producers.c.stored < bindparam("s"), bindparam("s")), else_=producers.c.stored))
-)
-
 _AN_ID = re.compile(rb"(?=([0-9A-HJKMNP-TV-Z]{26}))")
 """Looked for at every byte, since what comes before an id may look like a part of it."""
 _NAMESPACE = select(memories.c.namespace).where(memories.c.number == _number)
@@ -165,22 +167,26 @@ def _delete(
             connection.execute(statement, values)
 
 
-def commit(connection: Connection, commit: Commit, now_us: int) -> None:
-    """Advance the memory first: a stale owner is refused before anything was written."""
-    number = _advance(connection, commit)
-    _delete(connection, _REMOVE, commit.removed, number)
-    _put_rows(connection, number, commit.rows)
-    bulk.execute(connection, _RELEASE, [(number, id_) for id_ in commit.released])
-    _put_anchors(connection, number, commit.anchors)
-    bulk.execute(connection, _CONSUME, [(key(number, position),) for position in commit.stored_positions])
-    for name, stored in commit.producers:
-        run(connection, _STORED, {"m": number, "producer": name, "s": stored})
-    _put_index(connection, commit.index)
-    _delete(connection, (_FINISH,), commit.finish_jobs, number)
-    _put_jobs(connection, number, commit.jobs)
-    _forget_traces(connection, number, commit.erased)
-    put_answer(connection, commit.answer, now_us)
-    log(connection, number, commit.revision + 1, commit.time_us, commit.events)
+def commit(connection: Connection, given: Sequence[Commit]) -> None:
+    """Of different memories. Advances them first: a stale owner is refused before anything was written."""
+    numbers = _advance(connection, given)
+    commits = [(numbers[one.memory], one) for one in given]
+    for number, one in commits:
+        _delete(connection, _REMOVE, one.removed, number)
+    _put_rows(connection, [(number, row) for number, one in commits for row in one.rows])
+    bulk.execute(connection, _RELEASE, [(number, id_) for number, one in commits for id_ in one.released])
+    _put_anchors(connection, [(number, anchor) for number, one in commits for anchor in one.anchors])
+    consumed = [(key(number, position),) for number, one in commits for position in one.stored_positions]
+    bulk.execute(connection, _CONSUME, consumed)
+    bulk.execute(connection, _STORED, [(number, *stored) for number, one in commits for stored in one.producers])
+    _put_index(connection, [entry for one in given for entry in one.index])
+    _put_jobs(connection, [(number, job) for number, one in commits for job in one.jobs])
+    for number, one in commits:
+        _describe(connection, number, one)
+        _delete(connection, (_FINISH,), one.finish_jobs, number)
+        _forget_traces(connection, number, one.erased)
+        put_answer(connection, one.answer)
+    log(connection, [(number, one.revision + 1, one.time_us, one.events) for number, one in commits])
 
 
 def _forget_traces(connection: Connection, number: int, erased: Sequence[str]) -> None:
@@ -196,40 +202,46 @@ def _forget_traces(connection: Connection, number: int, erased: Sequence[str]) -
     connection.execute(_COMPACT_ALL, {"m": number})
 
 
-def _advance(connection: Connection, commit: Commit) -> int:
-    """Compare and set; the memory's number."""
-    described = commit.policy is not None or commit.labels is not None
-    values = {
-        "u": commit.memory,
-        "e": commit.epoch,
-        "r": commit.revision,
-        "next": 1 + max((row.fragment.position for row in commit.rows), default=-1),
-        "aggregate": commit.reflection_aggregate,
-        "new_policy": None if commit.policy is None else codec.encode_policy(commit.policy),
-        "new_labels": None if commit.labels is None else codec.encode_labels(commit.labels),
-        "updated": commit.time_us if described else None,
-    }
-    number: int | None = run(connection, _ADVANCE, values).scalar_one_or_none()
-    if number is None:
-        raise Conflict(f"memory {commit.memory} is not at epoch {commit.epoch}, revision {commit.revision}")
+def _advance(connection: Connection, given: Sequence[Commit]) -> dict[str, int]:
+    """Compare and set; the memories' numbers by uid."""
+    rows = [
+        (
+            *(one.memory, one.epoch, one.revision),
+            *(1 + max((row.fragment.position for row in one.rows), default=-1), one.reflection_aggregate),
+        )
+        for one in given
+    ]
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.returned(connection, _ADVANCE, rows)}
+    for one in given:
+        if one.memory not in numbers:
+            raise Conflict(f"memory {one.memory} is not at epoch {one.epoch}, revision {one.revision}")
+    return numbers
+
+
+def _describe(connection: Connection, number: int, commit: Commit) -> None:
+    """What the memory is called and what its rules are, where that changes."""
+    if commit.policy is not None or commit.labels is not None:
+        values = {
+            "m": number,
+            "new_policy": None if commit.policy is None else codec.encode_policy(commit.policy),
+            "new_labels": None if commit.labels is None else codec.encode_labels(commit.labels),
+            "updated": commit.time_us,
+        }
+        connection.execute(_DESCRIBE, values)
     if commit.name is not None:
         check_room(connection, commit.name[0], commit.namespace_max)
         connection.execute(_RENAME, {"m": number, "ns": commit.name[0], "n": commit.name[1]})
-    return number
 
 
-def _put_rows(connection: Connection, number: int, rows: Sequence[Row]) -> None:
-    bulk.execute(connection, _FRAGMENTS, [_fragment_row(number, row) for row in rows])
+def _put_rows(connection: Connection, given: Sequence[tuple[int, Row]]) -> None:
+    bulk.execute(connection, _FRAGMENTS, [_fragment_row(number, row) for number, row in given])
+    keyed = [(key(number, row.fragment.position), row) for number, row in given]
     # A fragment that says it has no vector has none: what an older content had must not be found again.
-    stale = [
-        key(number, row.fragment.position)
-        for row in rows
-        if row.replaces or (row.vector is None and not row.fragment.model)
-    ]
+    stale = [at for at, row in keyed if row.replaces or (row.vector is None and not row.fragment.model)]
     _delete(connection, (_UNVECTOR,), stale)
-    given = [(key(number, row.fragment.position), row.fragment.model, row.vector) for row in rows if row.vector]
-    beside = [(key(number, row.fragment.position), *row.beside) for row in rows if row.beside is not None]
-    bulk.execute(connection, _VECTORS, given + beside)
+    own = [(at, row.fragment.model, row.vector) for at, row in keyed if row.vector]
+    beside = [(at, *row.beside) for at, row in keyed if row.beside is not None]
+    bulk.execute(connection, _VECTORS, own + beside)
 
 
 def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
@@ -258,13 +270,13 @@ def _due(fragment: Fragment) -> int | None:
     return None if fragment.pinned or fragment.forget_time_us is not None else fragment.expire_time_us
 
 
-def _put_anchors(connection: Connection, number: int, held: Sequence[Anchor]) -> None:
+def _put_anchors(connection: Connection, given: Sequence[tuple[int, Anchor]]) -> None:
     rows = [
         (
             *(number, anchor.id, anchor.vector, codec.encode_enhancements(anchor.enhancements), anchor.model),
             *(anchor.beside or (None, None)),
         )
-        for anchor in held
+        for number, anchor in given
     ]
     bulk.execute(connection, _ANCHORS, rows)
 
@@ -273,8 +285,8 @@ def _put_index(connection: Connection, entries: Sequence[IndexEntry]) -> None:
     bulk.execute(connection, _OUTBOX, [(entry.memory, entry.fragment, entry.delete) for entry in entries])
 
 
-def _put_jobs(connection: Connection, number: int, work: Sequence[Job]) -> None:
-    rows = [(job.id, number, job.type, job.payload, job.create_time_us, job.attempts) for job in work]
+def _put_jobs(connection: Connection, given: Sequence[tuple[int, Job]]) -> None:
+    rows = [(job.id, number, job.type, job.payload, job.create_time_us, job.attempts) for number, job in given]
     bulk.execute(connection, _JOBS, rows)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -24,6 +25,18 @@ GROUP_ROWS = 2_000
 
 T = TypeVar("T")
 Work = Callable[[Connection], Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint(Generic[T]):
+    """Work that one call does for several writes, where they are of different memories."""
+
+    work: Callable[[Connection, Sequence[T]], None]
+    item: T
+    memory: str
+
+    def __call__(self, connection: Connection) -> None:
+        self.work(connection, [self.item])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,13 +182,14 @@ class Writer:
         """All of them without savepoints, which are a sixth of a small write's statements. Nothing is done, and the
         list empty, when one of them fails: it is found, and told why, by doing them again."""
         try:
-            return [_Outcome(write, write.work(connection)) for write in group]
+            values = _done(connection, [write.work for write in group])
         except Exception as error:
             if isinstance(error, DBAPIError) and not self._database.refused(error):
                 raise
             connection.rollback()
             connection.begin()
             return []
+        return [_Outcome(write, value) for write, value in zip(group, values, strict=True)]
 
     def _attempt(self, connection: Connection, write: _Write) -> _Outcome:
         """In a savepoint: refusals and mistakes undo this write alone. A broken transaction is raised."""
@@ -224,6 +238,34 @@ class Writer:
         if connection is not None:
             connection.invalidate()
             connection.close()
+
+
+def _done(connection: Connection, works: Sequence[Work]) -> list[Any]:
+    """What each returned. Joint work is done in rounds, in which every memory has at most one; all else by itself,
+    after what came before it."""
+    values: list[Any] = []
+    rounds: list[dict[Callable[..., None], list[Any]]] = []
+    taken: Counter[str] = Counter()
+
+    def finish() -> None:
+        for one_round in rounds:
+            for work, items in one_round.items():
+                work(connection, items)
+        rounds.clear()
+        taken.clear()
+
+    for work in works:
+        if isinstance(work, Joint):
+            if taken[work.memory] == len(rounds):
+                rounds.append({})
+            rounds[taken[work.memory]].setdefault(work.work, []).append(work.item)
+            taken[work.memory] += 1
+            values.append(None)
+        else:
+            finish()
+            values.append(work(connection))
+    finish()
+    return values
 
 
 def _chained(error: JournalError, cause: BaseException) -> JournalError:

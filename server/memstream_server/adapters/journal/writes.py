@@ -13,7 +13,6 @@ from sqlalchemy import (
     BindParameter,
     Connection,
     bindparam,
-    case,
     delete,
     func,
     insert,
@@ -82,15 +81,12 @@ _HELD = select(func.count()).select_from(memories).where(memories.c.namespace ==
 _OWN = update(memories).where(memories.c.uid == bindparam("u")).values(epoch=memories.c.epoch + 1)
 _NUMBERS = select(memories.c.number).order_by(memories.c.number)
 _RENAME = update(memories).where(memories.c.number == _number).values(uid=bindparam("u"))
-_RESERVE = (
-    update(memories)
-    .where(memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"))
-    .values(
-        next_position=case(
-            (memories.c.next_position < bindparam("next"), bindparam("next")), else_=memories.c.next_position
-        )
-    )
-    .returning(memories.c.number)
+_RESERVE = bulk.update_from(
+    "memories",
+    ("uid", "epoch", "after"),
+    "next_position = CASE WHEN memories.next_position < given.after THEN given.after ELSE memories.next_position END",
+    "memories.uid = given.uid AND memories.epoch = given.epoch",
+    " RETURNING memories.uid, memories.number",
 )
 _DELETE_MEMORY = delete(memories).where(memories.c.number == _number)
 _CUTS_AND_DELETIONS = tuple(
@@ -135,17 +131,15 @@ _OLD_CALLS = (
 )
 _FORGET_RECEIPTS = delete(receipts).where(receipts.c.memory == _number, receipts.c.producer == bindparam("producer"))
 _FORGET_PRODUCER = delete(producers).where(A_PRODUCER)
-_RECEIVED = (
-    update(producers)
-    .where(A_PRODUCER, producers.c.epoch == bindparam("e"), producers.c.received == bindparam("first") - 1)
-    .values(
-        received=bindparam("last"),
-        # A batch with nothing to store is stored as soon as all before it is.
-        stored=case(
-            (bindparam("nothing") & (producers.c.stored == producers.c.received), bindparam("last")),
-            else_=producers.c.stored,
-        ),
-    )
+_RECEIVED = bulk.update_from(
+    "producers",
+    ("memory", "name", "epoch", "first", "last", "is_empty"),
+    # A batch with nothing to store is stored as soon as all before it is.
+    "received = given.last, stored = CASE WHEN given.is_empty AND producers.stored = producers.received "
+    "THEN given.last ELSE producers.stored END",
+    "producers.memory = given.memory AND producers.name = given.name AND producers.epoch = given.epoch "
+    "AND producers.received = given.first - 1",
+    " RETURNING producers.memory",
 )
 _OBSERVATIONS = bulk.insertion(observations)
 _RECEIPTS = bulk.insertion(receipts)
@@ -200,7 +194,6 @@ def create_memory(
     record: MemoryRecord,
     happened: tuple[Event, ...],
     answer: Answer | None,
-    now_us: int,
     namespace_max: int = 0,
 ) -> None:
     if connection.execute(_EXISTS, {"ns": record.namespace, "n": record.name}).first() is not None:
@@ -224,8 +217,8 @@ def create_memory(
             "policy": codec.encode_policy(record.policy),
         },
     ).scalar_one()
-    log(connection, number, 1, record.create_time_us, happened)
-    put_answer(connection, answer, now_us)
+    log(connection, [(number, 1, record.create_time_us, happened)])
+    put_answer(connection, answer)
 
 
 def check_room(connection: Connection, namespace: str, namespace_max: int) -> None:
@@ -238,12 +231,12 @@ def check_room(connection: Connection, namespace: str, namespace_max: int) -> No
         raise NamespaceFull(namespace, namespace_max)
 
 
-def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch: int | None, now_us: int) -> None:
+def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch: int | None) -> None:
     """From here on the memory is gone; its rows go by `purge`."""
     number = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
     connection.execute(_DELETE_MEMORY, {"m": number})
     connection.execute(insert(deletions), {"number": number, "uid": uid})
-    put_answer(connection, answer, now_us)
+    put_answer(connection, answer)
 
 
 def purge(connection: Connection) -> bool:
@@ -313,32 +306,38 @@ def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
     return max(stored, received if first_pending is None else first_pending - 1)
 
 
-def receive(connection: Connection, receipt: Receipt) -> None:
-    _check_texts(receipt.fragments)
-    number = _reserve(connection, receipt)
-    if receipt.producer:
-        _advance_producer(connection, number, receipt)
-    if not receipt.fragments:
-        return  # all were rejected: nothing to store, so nothing pending
-    row = (
-        key(number, receipt.position),
-        number,
-        receipt.producer,
-        receipt.first_sequence,
-        len(receipt.fragments),
-        codec.encode_receipt(receipt),
-    )
-    bulk.execute(connection, _OBSERVATIONS, [row])
+def receive(connection: Connection, given: Sequence[Receipt]) -> None:
+    """Of different memories."""
+    for receipt in given:
+        _check_texts(receipt.fragments)
+    numbers = _reserve(connection, given)
+    _advance_producers(connection, [(numbers[receipt.memory], receipt) for receipt in given if receipt.producer])
+    pending = [
+        (
+            key(numbers[receipt.memory], receipt.position),
+            numbers[receipt.memory],
+            receipt.producer,
+            receipt.first_sequence,
+            len(receipt.fragments),
+            codec.encode_receipt(receipt),
+        )
+        for receipt in given
+        if receipt.fragments  # else all were rejected: nothing to store, so nothing pending
+    ]
+    bulk.execute(connection, _OBSERVATIONS, pending)
 
 
-def _reserve(connection: Connection, receipt: Receipt) -> int:
-    """No position is given twice; the memory's number."""
-    after = 1 + max([receipt.position, *(fragment.position for fragment in receipt.fragments)])
-    values = {"u": receipt.memory, "e": receipt.epoch, "next": after}
-    number: int | None = run(connection, _RESERVE, values).scalar_one_or_none()
-    if number is None:
-        raise _not_owned(receipt.memory, receipt.epoch)
-    return number
+def _reserve(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]:
+    """No position is given twice; the memories' numbers by uid."""
+    rows = [
+        (receipt.memory, receipt.epoch, 1 + max([receipt.position, *(one.position for one in receipt.fragments)]))
+        for receipt in given
+    ]
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.returned(connection, _RESERVE, rows)}
+    for receipt in given:
+        if receipt.memory not in numbers:
+            raise _not_owned(receipt.memory, receipt.epoch)
+    return numbers
 
 
 def _check_texts(received: Sequence[Fragment]) -> None:
@@ -348,37 +347,39 @@ def _check_texts(received: Sequence[Fragment]) -> None:
             raise JournalError("a session, speaker or external id holds NUL, which PostgreSQL cannot")
 
 
-def _advance_producer(connection: Connection, number: int, receipt: Receipt) -> None:
-    last = receipt.first_sequence + len(receipt.hashes) - 1
-    moved = {
-        "m": number,
-        "producer": receipt.producer,
-        "e": receipt.producer_epoch,
-        "first": receipt.first_sequence,
-        "last": last,
-        "nothing": not receipt.fragments,
-    }
-    if run(connection, _RECEIVED, moved).rowcount != 1:
-        raise Conflict(
-            f"producer {receipt.producer} is not at epoch {receipt.producer_epoch}, expecting {receipt.first_sequence}"
+def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receipt]]) -> None:
+    moved = [
+        (
+            *(number, receipt.producer, receipt.producer_epoch),
+            *(receipt.first_sequence, receipt.last_sequence, not receipt.fragments),
         )
-    row = (
-        number,
-        receipt.producer,
-        last,
-        receipt.first_sequence,
-        codec.encode_hashes(receipt.hashes),
-        codec.encode_rejections(receipt.rejections),
-    )
-    bulk.execute(connection, _RECEIPTS, [row])
-    if last // COMPACT_EVERY > (receipt.first_sequence - 1) // COMPACT_EVERY:
-        run(connection, _COMPACT, {"m": number, "producer": receipt.producer, "before": last - SEQUENCES_KEPT})
+        for number, receipt in given
+    ]
+    if len(bulk.returned(connection, _RECEIVED, moved)) != len(moved):
+        expected = ", ".join(
+            f"{receipt.producer} is not at epoch {receipt.producer_epoch}, expecting {receipt.first_sequence}"
+            for _, receipt in given
+        )
+        raise Conflict(f"producer {expected}")
+    hashes = [
+        (
+            *(number, receipt.producer, receipt.last_sequence, receipt.first_sequence),
+            *(codec.encode_hashes(receipt.hashes), codec.encode_rejections(receipt.rejections)),
+        )
+        for number, receipt in given
+    ]
+    bulk.execute(connection, _RECEIPTS, hashes)
+    for number, receipt in given:
+        last = receipt.last_sequence
+        if last // COMPACT_EVERY > (receipt.first_sequence - 1) // COMPACT_EVERY:
+            run(connection, _COMPACT, {"m": number, "producer": receipt.producer, "before": last - SEQUENCES_KEPT})
 
 
-def put_answer(connection: Connection, answer: Answer | None, now_us: int) -> None:
+def put_answer(connection: Connection, answer: Answer | None) -> None:
+    """In place of those that are too old by its time."""
     if answer is None:
         return
-    connection.execute(_FORGET_ANSWERS, {"before": now_us - ANSWER_KEPT_US})
+    connection.execute(_FORGET_ANSWERS, {"before": answer.time_us - ANSWER_KEPT_US})
     if connection.execute(_ANSWERED, {"r": answer.request}).first() is not None:
         raise Conflict("this request was answered meanwhile: serve that answer")
     row = {
@@ -390,8 +391,10 @@ def put_answer(connection: Connection, answer: Answer | None, now_us: int) -> No
     connection.execute(insert(requests), row)
 
 
-def log(connection: Connection, number: int, revision: int, time_us: int, happened: tuple[Event, ...]) -> None:
-    bulk.execute(connection, _EVENTS, [(key(number, revision), time_us, codec.encode_events(happened))])
+def log(connection: Connection, happened: Sequence[tuple[int, int, int, tuple[Event, ...]]]) -> None:
+    """Of memories' numbers the revisions, when they came (µs) and what happened in them."""
+    rows = [(key(number, revision), time_us, codec.encode_events(each)) for number, revision, time_us, each in happened]
+    bulk.execute(connection, _EVENTS, rows)
 
 
 def prune_events(connection: Connection, uid: str, before_us: int, limit: int) -> int:

@@ -181,7 +181,9 @@ class MilvusCollection:
         with unavailable("flush"):
             self._client.flush(self._name, timeout=self._timeouts.flush_s)
 
-    def search(self, memory: str, vector: Vector, limit: int) -> tuple[list[str], npt.NDArray[np.float32]]:
+    def search(
+        self, memory: str, vector: Vector, limit: int, timeout_s: float
+    ) -> tuple[list[str], npt.NDArray[np.float32]]:
         """Fragment ids and cosines, best first."""
         limit = min(limit, LIMIT_MAX)
         parameters = {} if self.lite else {"ef": max(EF_MIN, limit)}
@@ -193,7 +195,8 @@ class MilvusCollection:
             "search_params": {"metric_type": METRIC, "params": parameters},
         }
         with unavailable("search"):
-            answers = self._loaded(self._client.search, **arguments, **self._scope(memory, self._consistency))
+            scope = self._scope(memory, self._consistency) | {"timeout": timeout_s}
+            answers = self._loaded(self._client.search, **arguments, **scope)
         if not answers or not answers[0]:
             return [], np.empty(0, np.float32)
         # Not by the key's name in each hit: Milvus 2.3 does not send it.

@@ -222,13 +222,13 @@ class MilvusIndex:
         self._unflushed = None
 
     async def search(
-        self, memory: str, vector: Vector, limit: int, model: str = ""
+        self, memory: str, vector: Vector, limit: int, model: str = "", timeout_s: float | None = None
     ) -> tuple[list[str], npt.NDArray[np.float32]]:
         """See the port. At most 16,384 are returned."""
         if limit <= 0:
             return [], np.empty(0, np.float32)
-        timeout_s = self._timeouts.search_s
-        return await self._read(lambda collection: collection.search(memory, vector, limit), timeout_s, model)
+        most_s = self._timeouts.search_s if timeout_s is None else min(timeout_s, self._timeouts.search_s)
+        return await self._read(lambda collection: collection.search(memory, vector, limit, most_s), most_s, model)
 
     async def count(self, memory: str, model: str = "") -> int:
         return await self._read(lambda collection: collection.count(memory), self._timeouts.search_s, model)

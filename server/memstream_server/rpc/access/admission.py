@@ -1,8 +1,8 @@
 """How much one caller may have under way, and how much it may send a second.
 
 Counted for each principal, so that one cannot take what the limits of the server leave for all. Streams and calls
-beyond their number are refused, with RetryInfo. Of what is sent, a principal may be a second ahead: then the messages
-of its streams are read later, which holds the sender back by flow control, and its calls are refused.
+beyond their number are refused, with RetryInfo. Of what is sent, a principal may be a second ahead: then messages of
+its streams that are more of it are read later, which holds the sender back by flow control, and such calls are refused.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from google.protobuf.message import Message
 
 from memstream_server.engine.errors import QuotaExceeded
 
@@ -50,15 +52,16 @@ class Admission:
         self,
         streams_max: int = 0,
         calls_max: int = 0,
+        requests_per_s: float = 0,
         observations_per_s: float = 0,
         bytes_per_s: float = 0,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = {"streams": streams_max, "calls": calls_max}
         self._under_way: Counter[tuple[str, str]] = Counter()
-        self._observations = Rate("caller_observations_per_s", observations_per_s, now_s)
-        self._bytes = Rate("caller_bytes_per_s", bytes_per_s, now_s)
-        self._measures = bool(observations_per_s or bytes_per_s)
+        per_s = {"requests": requests_per_s, "observations": observations_per_s, "bytes": bytes_per_s}
+        rates = [Rate(f"caller_{what}_per_s", limit, now_s) for what, limit in per_s.items()]
+        self._rates = rates if any(per_s.values()) else []
 
     @contextmanager
     def admitted(self, principal: str, what: str) -> Iterator[None]:
@@ -78,27 +81,32 @@ class Admission:
             if not self._under_way[key]:
                 del self._under_way[key]
 
-    def wait_s(self, principal: str) -> float:
-        """Seconds until the principal has paid for what it has sent."""
-        return max(self._observations.wait_s(principal), self._bytes.wait_s(principal))
+    def sent(self, principal: str, message: Message, *, first: bool = False) -> float:
+        """Count a message of a stream, `first` of it; the seconds until what it counts in is paid for."""
+        costs = self._costs(message, first)
+        for rate, amount in costs:
+            rate.charge(principal, amount)
+        return max((rate.wait_s(principal) for rate, _ in costs), default=0.0)
 
-    def sent(self, principal: str, message: object) -> None:
-        """Count a request message: its observations, and its bytes."""
-        if self._measures:
-            batch = getattr(message, "batch", message)
-            self._observations.charge(principal, len(getattr(batch, "observations", ())))
-            self._bytes.charge(principal, message.ByteSize())  # type: ignore[attr-defined]  # a protobuf message
+    def call(self, principal: str, message: Message) -> None:
+        """Count the one request of a call, or refuse it. Raises QuotaExceeded."""
+        for rate, _ in self._costs(message, True):
+            owed_s = rate.wait_s(principal)
+            if owed_s:
+                raise QuotaExceeded(
+                    "you send more requests, observations or bytes a second than you are allowed to: "
+                    f"try again in {owed_s:.1f} s, or use the streams, which wait",
+                    retry_after_s=owed_s,
+                    quota=rate.quota,
+                    limit=f"{rate.per_s:g}",
+                )
+        self.sent(principal, message, first=True)
 
-    def call(self, principal: str, message: object) -> None:
-        """Count the request of a call, or refuse it. Raises QuotaExceeded."""
-        owed_s = self.wait_s(principal)
-        if owed_s:
-            slower = self._observations if self._observations.wait_s(principal) == owed_s else self._bytes
-            raise QuotaExceeded(
-                "you send more observations or bytes a second than you are allowed to: "
-                f"try again in {owed_s:.1f} s, or use the Observe stream, which waits",
-                retry_after_s=owed_s,
-                quota=slower.quota,
-                limit=f"{slower.per_s:g}",
-            )
-        self.sent(principal, message)
+    def _costs(self, message: Message, first: bool) -> list[tuple[Rate, float]]:
+        """What it counts in: its bytes, its observations, and itself where it asks for something anew."""
+        if not self._rates:
+            return []
+        batch = getattr(message, "batch", message)
+        asks = first or ("query" in message.DESCRIPTOR.fields_by_name and message.HasField("query"))
+        amounts = (asks, len(getattr(batch, "observations", ())), message.ByteSize())
+        return [(rate, amount) for rate, amount in zip(self._rates, amounts, strict=True) if rate.per_s and amount]

@@ -99,8 +99,6 @@ class Visit:
 
         async def answer(request: Any, context: _Context) -> Any:
             admitted = await self._enter(request, context)
-            if admitted is request:
-                self._gate.admission.call(self._caller.principal, request)
             with self._gate.admission.admitted(self._caller.principal, "calls"):
                 return await behaviour(admitted, context)
 
@@ -129,6 +127,7 @@ class Visit:
         if hasattr(request, "__anext__") or hasattr(request, "__aiter__"):
             return _Admitted(self, request, context)
         await self.authorise(request)
+        self._gate.admission.call(self._caller.principal, request)
         return request
 
     async def _identify(self, context: _Context) -> None:
@@ -160,11 +159,9 @@ class Visit:
         if self._first is not None:
             await self.authorise(self._first)
 
-    async def paid(self, message: Any) -> None:
-        """Counts a message of a stream, and waits until all that the caller has sent up to it is paid for."""
-        admission, principal = self._gate.admission, self._caller.principal
-        admission.sent(principal, message)
-        owed_s = admission.wait_s(principal)
+    async def paid(self, message: Any, *, first: bool) -> None:
+        """Counts a message of a stream, and waits until what the caller has sent of its kind is paid for."""
+        owed_s = self._gate.admission.sent(self._caller.principal, message, first=first)
         if owed_s:
             await asyncio.sleep(owed_s)
 
@@ -213,9 +210,10 @@ class _Admitted:
         if not self._begun:
             await self._visit.authorise(request)
             self._begun = True
+            await self._visit.paid(request, first=True)
             return request
         await self._visit.still(self._context)
-        await self._visit.paid(request)
+        await self._visit.paid(request, first=False)
         if "open" in request.DESCRIPTOR.fields_by_name and request.HasField("open"):
             raise ProtocolViolation("a stream is opened once, for one memory")
         return request

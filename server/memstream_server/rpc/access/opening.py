@@ -61,6 +61,7 @@ def open_access(settings: Settings) -> Access:
     admission = Admission(
         settings.caller_streams_max,
         settings.caller_calls_max,
+        settings.caller_requests_per_s,
         settings.caller_observations_per_s,
         settings.caller_bytes_per_s,
     )
