@@ -105,7 +105,7 @@ async def decide_observations(
     by_key = dict(keyed)
     state = working.state
     for start in range(0, len(gathered), TURN):
-        async with dependencies.turns:
+        async with dependencies.turns.of(working.record.namespace):
             for part in gathered[start : start + TURN]:
                 step = _decide_one(working, state, part, policy, dependencies, by_key, parts)
                 steps.append(step)

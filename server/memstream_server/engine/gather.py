@@ -133,7 +133,7 @@ class Gatherer:
         found = list(zip(flagged, importances, vectors, beside, strict=True))
         out: list[Gathered] = []
         for start in range(0, len(found), TURN):
-            async with self._turns:
+            async with self._turns.of(record.namespace):
                 out.extend(self._one(*each, policy.language) for each in found[start : start + TURN])
         return [replace(part, unrated=True) if place in unrated else part for place, part in enumerate(out)]
 
