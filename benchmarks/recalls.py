@@ -104,10 +104,13 @@ class Recalling:
             stream = self._streams[place] = await self._stack.enter_async_context(memory.recall())
         return await stream.query(text)
 
-    async def ask(self, questions: Sequence[tuple[int, str]]) -> tuple[list[float], dict[str, float]]:
+    async def ask(
+        self, questions: Sequence[tuple[int, str]], pause_s: float = 0.0
+    ) -> tuple[list[float], dict[str, float]]:
         """Seconds of each question, one at a time, and the server's own mean milliseconds of each step.
 
-        Ends after ASKED_MAX_S: where the machine is too small for a load, each question waits behind a backlog.
+        With a pause after each, which does not count. Ends after ASKED_MAX_S: where the machine is too small for a
+        load, each question waits behind a backlog.
         """
         for place in {place for place, _ in questions} - self._streams.keys():
             await self.answer(place, questions[0][1])
@@ -122,16 +125,20 @@ class Recalling:
             seconds.append(time.perf_counter() - began)
             for step, spent in answer.timings.items():
                 steps[step] += spent * 1e3
+            if pause_s:
+                await asyncio.sleep(pause_s)
         return seconds, {step: spent / len(seconds) for step, spent in steps.items()}
 
     async def settle(self) -> None:
         """Wait until the server has nothing left to do but for what it is asked."""
         await settle(self._client.memory(f"{self._prefix}-0"))
 
-    async def measure(self, report: Report, row: str, questions: Sequence[tuple[int, str]]) -> dict[str, float]:
+    async def measure(
+        self, report: Report, row: str, questions: Sequence[tuple[int, str]], pause_s: float = 0.0
+    ) -> dict[str, float]:
         """A row of these questions, with all CPU that was used meanwhile; the steps."""
         own, before = own_cpu_s(), self._server.cpu()
-        seconds, steps = await self.ask(questions)
+        seconds, steps = await self.ask(questions, pause_s)
         enter(report, row, seconds, own_cpu_s() - own, self._server.cpu().since(before).both)
         return steps
 
