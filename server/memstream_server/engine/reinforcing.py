@@ -141,7 +141,9 @@ class Reinforcement:
         record, dependencies = actor.working.record, self._dependencies
         by_content = compares_content(record.kind, record.policy)
         stored = [one.id for one in fragments if one.own_vector or not by_content]
-        packed = await dependencies.journal.vectors(record.uid, space.name, stored) if stored else {}
+        read = actor.working.vectors(stored)
+        unread = [id_ for id_ in stored if id_ not in read]
+        packed = await dependencies.journal.vectors(record.uid, space.name, unread) if unread else {}
         embedded = [one for one in fragments if by_content and not one.own_vector]
         missing = [one for one in embedded if (one.id, one.version, space.name) not in self._content]
         if missing:
@@ -149,7 +151,8 @@ class Reinforcement:
             for fragment, row in zip(missing, rows, strict=True):
                 self._content[fragment.id, fragment.version, space.name] = row
         made = {one.id: self._content[one.id, one.version, space.name] for one in embedded}
-        found = [made[one.id] if one.id in made else unpacked(packed.get(one.id)) for one in fragments]
+        known = read | {id_: vector for id_, raw in packed.items() if (vector := unpacked(raw)) is not None} | made
+        found = [known.get(one.id) for one in fragments]
         while len(self._content) > CONTENT_VECTORS_MAX:
             self._content.popitem(last=False)
         return found

@@ -140,6 +140,14 @@ class WorkingSet:
         while self._recalled and (len(self._recalled) > _RECALLED_MAX or _told(self._recalled) < oldest_us):
             self._recalled.popitem(last=False)
 
+    def vectors(self, ids: Iterable[str]) -> dict[str, Vector]:
+        """Those of these fragments' vectors that are in RAM."""
+        if self.dense is None:
+            return {id_: self.fresh[id_] for id_ in ids if id_ in self.fresh}
+        slots = {id_: slot for id_ in ids if (slot := self.columns.slot(id_)) is not None}
+        found = {id_: self.dense.vector(slot) for id_, slot in slots.items()}
+        return {id_: vector for id_, vector in found.items() if vector is not None}
+
     def echo_of(self, fragment: Fragment) -> str:
         """Id of the fragment with these words that this session recalled within the policy's window; empty for none."""
         window_s = self.record.policy.short_term.echo_window_s
