@@ -315,7 +315,7 @@ class Engine:
         """Holds what is in RAM to its bounds."""
         while True:
             await asyncio.sleep(BOUND_INTERVAL_S)
-            self._registry.shrink()
+            await self._registry.shrink()
 
     def _ask_index(self, session: ObserveSession) -> None:
         """After a memory was read again nobody knows what of it is indexed until the outbox is next looked at."""

@@ -37,6 +37,8 @@ log = structlog.get_logger(__name__)
 REVIVE_PAUSE_S = 0.2
 """Before a memory whose actor failed is activated again: observations may wait in it. Doubles while it fails anew."""
 REVIVE_PAUSE_MAX_S = 30.0
+MEASURED_AT_ONCE = 32
+"""Working sets looked at in one turn of the event loop: about a millisecond."""
 CALM_S = 60.0
 """After so long without a failure the pause is the first one again."""
 
@@ -47,6 +49,8 @@ class Registry:
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
         self._actors: OrderedDict[str, Actor] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        """Bytes of each actor's working set when it was measured last."""
         self._uids: dict[tuple[str, str], str] = {}
         self._activating: dict[str, asyncio.Task[Actor]] = {}
         self.ownership = Ownership(dependencies, self._disowned)
@@ -152,6 +156,7 @@ class Registry:
             raise MemoryNotFound("the memory was deleted")
         actor = Actor(image, working, dependencies)
         self._actors[uid] = actor
+        self._sizes[uid] = working.size_bytes
         self._uids[image.record.namespace, image.record.name] = uid
         self._shrink(keep=uid)
         return actor
@@ -275,21 +280,27 @@ class Registry:
             task.cancel()
         await asyncio.gather(*(actor.stop() for actor in self.actors()))
         self._actors.clear()
+        self._sizes.clear()
 
-    def shrink(self) -> None:
-        """Memories grow while they are active: hold the bounds again. The one used last stays."""
+    async def shrink(self) -> None:
+        """Memories grow while they are active: measure them, and hold the bounds again. The one used last stays."""
+        for number, actor in enumerate(self.actors(), 1):
+            if self._actors.get(actor.uid) is actor:
+                self._sizes[actor.uid] = actor.working.size_bytes
+            if number % MEASURED_AT_ONCE == 0:
+                await asyncio.sleep(0)
         if self._actors:
             self._shrink(keep=next(reversed(self._actors)))
 
     def _shrink(self, keep: str) -> None:
         """Evict idle actors, least recently used first, until the bounds hold (or all that is left is in use)."""
         limits = self._dependencies.limits
-        total = sum(actor.working.size_bytes for actor in self._actors.values())
+        total = sum(self._sizes.values())
         for actor in list(self._actors.values()):
             if len(self._actors) <= limits.active_memories_max and total <= limits.active_bytes_max:
                 break
             if actor.uid != keep and self._evictable(actor):
-                total -= actor.working.size_bytes
+                total -= self._sizes[actor.uid]
                 self._evict(actor)
 
     def _settle(self) -> None:
@@ -313,6 +324,7 @@ class Registry:
 
     def _forget(self, actor: Actor) -> None:
         del self._actors[actor.uid]
+        del self._sizes[actor.uid]
         self._unname(actor.working.record)
 
     def _unname(self, record: MemoryRecord) -> None:
