@@ -39,6 +39,7 @@ LIMITS: dict[str, str | float] = {
     "caller_requests_per_s": 40,
     "caller_observations_per_s": 100,
     "caller_bytes_per_s": 100_000,
+    "batch_max": 16,
 }
 TENANTS = ("flood", "quiet")
 PREFIX = {tenant: f"{tenant}/agent" for tenant in TENANTS}

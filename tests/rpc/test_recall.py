@@ -268,6 +268,6 @@ async def test_a_revision_that_is_not_reached_says_where_the_memory_is(told: Wir
     request = pb.RecallOnceRequest(
         namespace="ns", memory="m", query=pb.RecallQuery(text="fact", min_revision=1_000_000)
     )
-    error = await refused(told.streams.RecallOnce(request, timeout=1))
+    error = await refused(told.streams.RecallOnce(request, timeout=3))
     assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "REVISION_NOT_REACHED")
     assert 0 < int(error.metadata["revision"]) < 1_000_000
