@@ -36,7 +36,7 @@ class Bulk:
 
 
 def update_from(table: str, given: Sequence[str], assignments: str, where: str, tail: str = "") -> Bulk:
-    """Update a row of `table` for every row of values, whose columns are `given`.names."""
+    """Update a row of `table` for every row of values; these are `given.NAME` in the SQL, by the names in `given`."""
     head = f"WITH given ({', '.join(given)}) AS (VALUES "
     return Bulk(head, len(given), f") UPDATE {table} SET {assignments} FROM given WHERE {where}{tail}")
 

@@ -90,7 +90,8 @@ class Admission:
 
     def call(self, principal: str, message: Message) -> None:
         """Count the one request of a call, or refuse it. Raises QuotaExceeded."""
-        for rate, _ in self._costs(message, True):
+        costs = self._costs(message, True)
+        for rate, _ in costs:
             owed_s = rate.wait_s(principal)
             if owed_s:
                 raise QuotaExceeded(
@@ -100,7 +101,8 @@ class Admission:
                     quota=rate.quota,
                     limit=f"{rate.per_s:g}",
                 )
-        self.sent(principal, message, first=True)
+        for rate, amount in costs:
+            rate.charge(principal, amount)
 
     def _costs(self, message: Message, first: bool) -> list[tuple[Rate, float]]:
         """What it counts in: its bytes, its observations, and itself where it asks for something anew."""
