@@ -72,6 +72,10 @@ class CollectionMissing(IndexUnavailable):
     """The collection is not there: somebody dropped it, or the server lost it."""
 
 
+class TooLate(IndexUnavailable):
+    """The call's own timeout was over before Milvus answered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """Seconds until a call is given up."""
@@ -313,7 +317,7 @@ def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 @contextmanager
 def unavailable(doing: str) -> Iterator[None]:
-    """Turn what pymilvus and gRPC raise into IndexUnavailable, or CollectionMissing."""
+    """Turn what pymilvus and gRPC raise into IndexUnavailable, CollectionMissing or TooLate."""
     from pymilvus import MilvusException
 
     try:
@@ -321,5 +325,8 @@ def unavailable(doing: str) -> Iterator[None]:
     except MilvusException as error:
         kind = CollectionMissing if error.code == COLLECTION_NOT_FOUND else IndexUnavailable
         raise kind(f"Milvus {doing}: {error.message} (code {error.code})") from error
-    except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+    except grpc.RpcError as error:
+        late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        raise (TooLate if late else IndexUnavailable)(f"Milvus {doing}: {error}") from error
+    except grpc.FutureTimeoutError as error:
         raise IndexUnavailable(f"Milvus {doing}: {error}") from error

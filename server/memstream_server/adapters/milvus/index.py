@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.adapters.milvus.collection import CollectionMissing, MilvusCollection, Timeouts
+from memstream_server.adapters.milvus.collection import CollectionMissing, MilvusCollection, Timeouts, TooLate
 from memstream_server.adapters.milvus.lite import LiteProcess, remove_files
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.core.values import Vector
@@ -247,7 +247,7 @@ class MilvusIndex:
             # The call's own timeout begins when a thread takes it: this one counts the wait for a thread too.
             async with asyncio.timeout(timeout_s):
                 return await call
-        except TimeoutError:
+        except (TimeoutError, TooLate):  # whichever of the two is noticed first
             raise IndexUnavailable(f"Milvus gave no answer within {timeout_s:g} s") from None
         except CollectionMissing as error:
             raise await self._make_anew(session, collection) from error
