@@ -38,7 +38,7 @@ def timestamp(field: str, value: datetime) -> Timestamp:
 
 def moment(value: Timestamp) -> datetime:
     """An aware datetime in UTC, to the microsecond."""
-    return _EPOCH + timedelta(seconds=value.seconds, microseconds=value.nanos // 1_000)
+    return _EPOCH + timedelta(0, value.seconds, value.nanos // 1_000)
 
 
 def optional_moment(wire: Timestamp, given: bool) -> datetime | None:

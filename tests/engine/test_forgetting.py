@@ -83,6 +83,7 @@ async def test_what_faded_is_forgotten_and_what_is_recalled_is_kept(engine: Engi
     assert await why(engine) == {weak: Reason.RETENTION}
     clock.offset_us += 60 * SECOND_US
     assert (await engine.recall(*NAME, Query(text="heron", limit=1))).recollections
+    await engine.settled()
     await engine._reinforcement._write_accesses()  # what the background does every few seconds
     clock.offset_us += 60 * SECOND_US
     await engine.maintain()

@@ -20,15 +20,15 @@ class Growing(Generic[Scalar]):
     def __init__(self, dtype: type[Scalar], columns: int = 0) -> None:
         self._shape = (columns,) if columns else ()
         self._data: npt.NDArray[Scalar] = np.empty((_FIRST_CAPACITY, *self._shape), dtype)
-        self._count = 0
+        self._grown(0)
+
+    def _grown(self, count: int) -> None:
+        self._count = count
+        self.view = self._data[:count]
+        """The values so far, without a copy; may be written to. Kept, for it is read far more often than it grows."""
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def view(self) -> npt.NDArray[Scalar]:
-        """The values so far, without a copy; may be written to."""
-        return self._data[: self._count]
 
     @property
     def nbytes(self) -> int:
@@ -39,25 +39,25 @@ class Growing(Generic[Scalar]):
         """Add one value (a row, if 2-D)."""
         self.reserve(1)
         self._data[self._count] = value
-        self._count += 1
+        self._grown(self._count + 1)
 
     def extend(self, values: npt.ArrayLike) -> None:
         """Add many values (rows, if 2-D)."""
         added = np.asarray(values, self._data.dtype)
         self.reserve(len(added))
         self._data[self._count : self._count + len(added)] = added
-        self._count += len(added)
+        self._grown(self._count + len(added))
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
         """Only the values at `slots`, in that order; spare room is given back."""
-        self._data = self._data[: self._count][slots]
-        self._count = len(slots)
+        self._data = self.view[slots]
+        self._grown(len(slots))
 
     def clear(self, release: bool = False) -> None:
         """No values; the room stays, if it is not to be released."""
-        self._count = 0
         if release:
             self._data = np.empty((_FIRST_CAPACITY, *self._shape), self._data.dtype)
+        self._grown(0)
 
     def reserve(self, more: int) -> None:
         """Room for so many more."""
@@ -65,5 +65,6 @@ class Growing(Generic[Scalar]):
         if needed <= len(self._data):
             return
         grown = np.empty((max(needed, len(self._data) * 3 // 2, _FIRST_CAPACITY), *self._shape), self._data.dtype)
-        grown[: self._count] = self._data[: self._count]
+        grown[: self._count] = self.view
         self._data = grown
+        self._grown(self._count)

@@ -45,6 +45,14 @@ class Codes:
         return [self._codes[name] for name in names if name in self._codes]
 
 
+def _one_of(codes: npt.NDArray[np.int8], wanted: Sequence[int]) -> Mask:
+    """Which codes are wanted. Of a handful this is a tenth of numpy.isin's time."""
+    found = np.zeros(len(codes), np.bool_)
+    for code in wanted:
+        found |= codes == code
+    return found
+
+
 def _tag(key: str, value: MetadataValue) -> tuple[str, bool, MetadataValue]:
     # True == 1 in Python, yet {"paid": true} is not {"paid": 1}.
     return key, isinstance(value, bool), value
@@ -205,11 +213,11 @@ class Columns:
 
     def tier_is(self, tiers: Sequence[Tier]) -> Mask:
         """Slots in one of the tiers."""
-        return np.isin(self._tier.view, [_TIERS.index(tier) for tier in tiers])
+        return _one_of(self._tier.view, [_TIERS.index(tier) for tier in tiers])
 
     def kind_is(self, kinds: Sequence[FragmentKind]) -> Mask:
         """Slots of one of the kinds."""
-        return np.isin(self._kind.view, [_KINDS.index(kind) for kind in kinds])
+        return _one_of(self._kind.view, [_KINDS.index(kind) for kind in kinds])
 
     def unexpired(self, now_us: int) -> Mask:
         """Slots whose expiry is still to come."""

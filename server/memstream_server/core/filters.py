@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from memstream_server.core.columns import Columns, Mask
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
@@ -32,15 +31,6 @@ class Filter:
     """Ids that are not to be found."""
 
 
-def _within(values: npt.NDArray[np.int64], low: int | None, until: int | None) -> Mask:
-    mask = np.ones(len(values), np.bool_)
-    if low is not None:
-        mask &= values >= low
-    if until is not None:
-        mask &= values < until
-    return mask
-
-
 def visible(columns: Columns, now_us: int) -> Mask:
     """Slots a recall at `now_us` may find at all: live, neither forgotten nor expired. bool[n]."""
     return columns.alive & columns.unexpired(now_us)
@@ -61,11 +51,18 @@ def mask(columns: Columns, chosen: Filter, now_us: int) -> Mask:
         passed &= columns.importance >= chosen.importance_min
     if chosen.importance_max is not None:
         passed &= columns.importance <= chosen.importance_max
-    passed &= _within(columns.observe_us, chosen.observe_from_us, chosen.observe_until_us)
-    passed &= _within(columns.create_us, chosen.create_from_us, chosen.create_until_us)
+    if chosen.observe_from_us is not None:
+        passed &= columns.observe_us >= chosen.observe_from_us
+    if chosen.observe_until_us is not None:
+        passed &= columns.observe_us < chosen.observe_until_us
+    if chosen.create_from_us is not None:
+        passed &= columns.create_us >= chosen.create_from_us
+    if chosen.create_until_us is not None:
+        passed &= columns.create_us < chosen.create_until_us
     for key, values in chosen.metadata:
         passed &= columns.holding(key, values)
-    passed[columns.slots(chosen.excluded)] = False
+    if chosen.excluded:
+        passed[columns.slots(chosen.excluded)] = False
     return passed
 
 

@@ -76,6 +76,8 @@ class LexicalIndex:
         self._postings = Postings()
         self._neighbours = Neighbours()
         self._dead = 0
+        self._norms: list[Floats] = []
+        """Of both legs, until the next change."""
 
     def __len__(self) -> int:
         return len(self._neighbours.alive)
@@ -88,7 +90,7 @@ class LexicalIndex:
     @property
     def bytes(self) -> int:
         """Memory held, about, for the bound on active memories."""
-        return self._postings.nbytes + self._neighbours.nbytes
+        return self._postings.nbytes + self._neighbours.nbytes + sum(each.nbytes for each in self._norms)
 
     def append(self, hashes: Packed, counts: Packed, session: int, characters: int) -> int:
         """Add a fragment: packed terms (u64 hashes distinct, u16 counts), session code, length of its content.
@@ -117,6 +119,7 @@ class LexicalIndex:
         lengths: list[int] = (upto[ends] - upto[ends - sizes]).tolist()
         self._neighbours.extend(sessions, [may_neighbour(each) for each in characters], lengths)
         self._postings.add(hashes, np.repeat(np.arange(first, first + len(sizes)), sizes), counts, later)
+        self._norms.clear()
         return first
 
     def replace(self, slot: int, hashes: Packed, counts: Packed, characters: int) -> None:
@@ -125,16 +128,19 @@ class LexicalIndex:
         self._postings.remove(slot)
         self._postings.add(terms, slot, numbers)
         self._neighbours.replace(slot, may_neighbour(characters), int(numbers.sum()))
+        self._norms.clear()
 
     def remove(self, slot: int) -> None:
         """The fragment no longer counts, nor stands beside others. Repeats change nothing."""
         self._dead += bool(self._neighbours.alive[slot])
         self._neighbours.set_alive(slot, False)
+        self._norms.clear()
 
     def restore(self, slot: int) -> None:
         """Undo `remove`."""
         self._dead -= not self._neighbours.alive[slot]
         self._neighbours.set_alive(slot, True)
+        self._norms.clear()
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
         """Only these slots (ascending) stay, renumbered 0, 1, 2 ..., to give back the room of the others."""
@@ -143,6 +149,7 @@ class LexicalIndex:
         self._postings.keep(new_slot)
         self._neighbours = self._neighbours.kept(slots)
         self._dead = int((~self._neighbours.alive).sum())
+        self._norms.clear()
 
     def settle(self) -> None:
         """Do now what the next question would have to wait for."""
@@ -170,18 +177,27 @@ class LexicalIndex:
         return which, slots, counts.astype(np.float32)
 
     def _alone(self, found: _Found, terms: int) -> Leg:
-        lengths = self._neighbours.lengths
-        total = (lengths[self._neighbours.alive] if self._dead else lengths).sum()
-        norms = self._norms(lengths, float(total), FRAGMENT_K1, FRAGMENT_B)
-        return self._leg([self._weigh(found, terms, norms)], FRAGMENT_K1)
+        return self._leg([self._weigh(found, terms, self._both_norms()[0])], FRAGMENT_K1)
 
     def _around(self, found: _Found, terms: int) -> Leg:
-        lengths = self._neighbours.window_lengths()
-        norms = self._norms(lengths, float(lengths.sum()), CONTEXT_K1, CONTEXT_B)
-        return self._leg(self._weigh_windows(found, terms, norms), CONTEXT_K1)
+        return self._leg(self._weigh_windows(found, terms, self._both_norms()[1]), CONTEXT_K1)
+
+    def _both_norms(self) -> list[Floats]:
+        """What BM25 adds to each slot's tf below the line, in the fragment's leg and in the context's."""
+        if not self._norms:
+            lengths, windows = self._neighbours.lengths, self._neighbours.window_lengths()
+            total = (lengths[self._neighbours.alive] if self._dead else lengths).sum()
+            self._norms = [
+                self._normed(lengths, float(total), FRAGMENT_K1, FRAGMENT_B),
+                self._normed(windows, float(windows.sum()), CONTEXT_K1, CONTEXT_B),
+            ]
+        return self._norms
 
     def _weigh_windows(self, found: _Found, terms: int, norms: Floats) -> Iterator[_Weighed]:
         """Of some terms at a time: those that many hold are gathered by all windows, the others scattered into them."""
+        if len(self) < _GATHER_MIN and terms * len(self) <= _CELLS_MAX:
+            yield self._gather(found, terms, norms)
+            return
         often = np.bincount(found[0], minlength=terms) * _GATHER_SHARE + _GATHER_MIN > len(self)
         numbers, step = np.arange(terms), max(1, _CELLS_MAX // max(1, len(self)))
         for start in range(0, terms, step):
@@ -190,8 +206,8 @@ class LexicalIndex:
                 if chosen.any():
                     yield weigh(*_only(found, chosen), norms)
 
-    def _norms(self, lengths: npt.NDArray[np.number], total: float, k1: float, b: float) -> Floats:
-        """What BM25 adds to each slot's tf below the line; `total` is the sum of `lengths` over the live."""
+    def _normed(self, lengths: npt.NDArray[np.number], total: float, k1: float, b: float) -> Floats:
+        """`total` is the sum of `lengths` over the live."""
         mean = total / self.live if total else 1.0
         return (k1 * (1 - b) + (k1 * b / mean) * lengths).astype(np.float32)
 

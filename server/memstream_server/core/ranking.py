@@ -157,7 +157,7 @@ class _Assessed:
     values: npt.NDArray[np.float64]
     """(parts, fragments)"""
     weights: npt.NDArray[np.float64]
-    """(parts, fragments)"""
+    """(parts, fragments); (parts, 1) where all have the same."""
     scores: npt.NDArray[np.float64]
     """To order by; exact to the last bits only in `scored`."""
     relevance: npt.NDArray[np.float64]
@@ -169,7 +169,9 @@ class _Assessed:
     def scored(self, places: Slots, ids: Sequence[str]) -> list[Scored]:
         """The fragments at these places, in that order."""
         slots, relevance, cosines = (each[places].tolist() for each in (self.slots, self.relevance, self.cosines))
-        values, weights = (each[:, places].T.tolist() for each in (self.values, self.weights))
+        values = self.values[:, places].T.tolist()
+        shared = self.weights.shape[1] == 1
+        weights = self.weights.T.tolist() * len(slots) if shared else self.weights[:, places].T.tolist()
         return [
             Scored(
                 slot,
@@ -193,7 +195,10 @@ def recency(columns: Columns, slots: Slots, now_us: int, decay_per_hour: float) 
 
 def best(values: Floats, allowed: Mask, count: int) -> Slots:
     """Slots of the `count` largest allowed values, NaN never among them; of equal ones the newest."""
-    slots = np.flatnonzero(allowed & ~np.isnan(values))
+    return _best(values, np.flatnonzero(allowed & ~np.isnan(values)), count)
+
+
+def _best(values: Floats, slots: Slots, count: int) -> Slots:
     if len(slots) <= count:
         return slots
     chosen = values[slots]
@@ -211,7 +216,7 @@ def candidates(lexical: Floats, context: Floats, dense: Slots, allowed: Mask, pe
     chosen[dense] = True
     chosen &= allowed
     for leg in (lexical, context):
-        chosen[best(leg, allowed & (leg > 0), per_leg)] = True
+        chosen[_best(leg, np.flatnonzero(allowed & (leg > 0)), per_leg)] = True
     return np.flatnonzero(chosen)
 
 
@@ -240,7 +245,7 @@ def rank(
 
 def _assess(columns: Columns, signals: Signals, question: Question, w: Weights) -> _Assessed:
     slots, unknown = signals.slots, np.isnan(signals.cosines)
-    values, weights = np.empty((2, len(PARTS), len(slots)))
+    values = np.empty((len(PARTS), len(slots)))
     fresh, closeness, words, around, theirs, important = values
     fresh[:] = recency(columns, slots, question.now_us, w.decay_per_hour)
     closeness[:] = (signals.cosines - w.cosine_low) / max(w.cosine_high - w.cosine_low, 1e-6)
@@ -249,13 +254,12 @@ def _assess(columns: Columns, signals: Signals, question: Question, w: Weights) 
     speaker = named_speaker(question.text, columns.speakers.names)
     theirs[:] = 0.0 if speaker is None else columns.speaker[slots] == speaker
     important[:] = columns.importance[slots]
-    shares = np.array([w.dense, w.lexical, w.context, w.speaker_bonus])
-    weights[:] = np.array([w.alpha, *(w.beta * shares), w.gamma])[:, None]
-    legs = np.broadcast_to(shares[:, None], (len(shares), len(slots)))
+    legs = np.array([[w.dense], [w.lexical], [w.context], [w.speaker_bonus]])
     if unknown.any():
         closeness[unknown] = 0.0
         legs = np.where(unknown, _without_dense(w)[:, None], legs)
-        weights[1:5] = w.beta * legs
+    weights = np.empty((len(PARTS), legs.shape[1]))
+    weights[0], weights[1:5], weights[5] = w.alpha, w.beta * legs, w.gamma
     return _Assessed(
         slots, signals.cosines, values, weights, (values * weights).sum(axis=0), (values[1:5] * legs).sum(axis=0)
     )

@@ -44,20 +44,41 @@ class Reinforcement:
         """By memory and the epoch at which this process has it."""
         self._offers: asyncio.Queue[tuple[Actor, tuple[Fragment, ...]]] = asyncio.Queue(OFFERS_MAX)
         self._content: OrderedDict[tuple[str, int, str], Vector] = OrderedDict()
+        self._told: asyncio.Queue[tuple[Actor, Query, RecallAnswer]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._offer_loop()), asyncio.create_task(self._access_loop())]
+        loops = (self._told_loop(), self._offer_loop(), self._access_loop())
+        self._tasks = [asyncio.create_task(each) for each in loops]
 
     async def stop(self) -> None:
         """Drop waiting offers, write the accesses counted."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        while not self._told.empty():
+            self._recalled(*self._told.get_nowait())
         await self._write_accesses()
 
     def recalled(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
-        """Told once an answer is complete."""
+        """Told once an answer is complete. What follows from it is done once it is on its way to whoever asked.
+
+        That is the turn of the event loop after the next: before anything that whoever asked can do with the answer.
+        """
+        self._told.put_nowait((actor, query, answer))
+
+    async def _told_loop(self) -> None:
+        while True:
+            told = await self._told.get()
+            await asyncio.sleep(0)  # in this turn the answer is sent
+            try:
+                self._recalled(*told)
+            except Exception:  # one answer that breaks must not end all reinforcement
+                log.exception("reinforcement_broke")
+            finally:
+                self._told.task_done()
+
+    def _recalled(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
         fragments = tuple(found.fragment for found in answer.recollections)
         now_us = self._dependencies.clock.now_us()
         working = actor.working
@@ -101,6 +122,7 @@ class Reinforcement:
 
     async def settled(self) -> None:
         """Waits until every offer made so far has been decided."""
+        await self._told.join()
         await self._offers.join()
 
     async def _offer(self, actor: Actor, fragments: tuple[Fragment, ...]) -> None:

@@ -40,6 +40,8 @@ _BATCH = 64
 """Texts hashed between two turns of the event loop."""
 _AT_ONCE = 8
 """So few are hashed without waiting for anybody: a query's, a lone observation's."""
+_FEW_WORDS = 32
+"""Up to so many words of one text are joined one by one, beyond it all at once."""
 _STOP = -1
 _VERBATIM = "\0"
 """Before a word that is taken as it is, stop list and stemmer aside; no word starts with it."""
@@ -125,17 +127,30 @@ class HashingEmbedder:
             self._lexicon = _Lexicon()
         known = self._lexicon
         per_text = [self._words(text) for text in texts]
+        if len(texts) == 1 and len(per_text[0]) <= _FEW_WORDS:
+            return _unit(self._few(per_text[0])[None])
         found = np.fromiter(chain.from_iterable(per_text), np.int64)
         rows = np.repeat(np.arange(len(texts)), [len(each) for each in per_text])
         first, sizes = known.starts.view[found], known.starts.view[found + 1] - known.starts.view[found]
         within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         features = np.repeat(first, sizes) + within
         places = known.places.view[features] + np.repeat(rows * DIMENSION, sizes)
-        pair_places, pair_weights = _pairs(known.hashes.view[found], rows)
-        places = np.concatenate([places, pair_places])
-        weights = np.concatenate([known.weights.view[features], pair_weights])
+        same = rows[:-1] == rows[1:]
+        pair_places, pair_weights = _pairs(known.hashes.view[found])
+        places = np.concatenate([places, (pair_places + rows[:-1] * DIMENSION)[same]])
+        weights = np.concatenate([known.weights.view[features], pair_weights[same]])
         sums = np.bincount(places, weights, len(texts) * DIMENSION).astype(np.float64, copy=False)
         return _unit(sums.reshape(len(texts), DIMENSION))
+
+    def _few(self, found: list[int]) -> npt.NDArray[np.float64]:
+        """The sums of one text of a few words, a question's: the same numbers in the same order, in half the calls."""
+        known = self._lexicon
+        at = np.array(found, np.int64)
+        spans = list(map(slice, known.starts.view[at].tolist(), known.starts.view[at + 1].tolist()))
+        pair_places, pair_weights = _pairs(known.hashes.view[at])
+        places = np.concatenate([*map(known.places.view.__getitem__, spans), pair_places])
+        weights = np.concatenate([*map(known.weights.view.__getitem__, spans), pair_weights])
+        return np.bincount(places, weights, DIMENSION).astype(np.float64, copy=False)
 
     def _words(self, text: str) -> list[int]:
         """Stop words count only where there is nothing else, and bare signs only where there are no words."""
@@ -147,20 +162,18 @@ class HashingEmbedder:
         return [number(_VERBATIM + word) for word in found or text[:INPUT_CHARACTERS_MAX].split()]
 
 
-def _pairs(hashes: npt.NDArray[np.uint64], rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Features of adjacent stems of the same text, order counting: the two hashes mixed as in splitmix64."""
+def _pairs(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Features of adjacent stems, order counting: the two hashes mixed as in splitmix64."""
     mixed = hashes[:-1] * np.uint64(0x9E3779B97F4A7C15) + hashes[1:]
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(31)
-    same = rows[:-1] == rows[1:]
-    places = (mixed % np.uint64(DIMENSION)).astype(np.int64) + rows[:-1] * DIMENSION
     signs = np.where(mixed >> np.uint64(63), _PAIR_WEIGHT, -_PAIR_WEIGHT).astype(np.float32)
-    return places[same], signs[same]
+    return (mixed % np.uint64(DIMENSION)).astype(np.int64), signs
 
 
 def _unit(sums: npt.NDArray[np.float64]) -> Floats:
     """Rows of unit length; one without direction gets that of all ones, which Milvus accepts and nothing is near."""
-    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+    lengths = np.sqrt(np.add.reduce(sums * sums, axis=1, keepdims=True))
     empty = lengths[:, 0] < 1e-9
     sums[empty], lengths[empty] = 1.0, DIMENSION**0.5
     unit: Floats = (sums / lengths).astype(np.float32)

@@ -37,8 +37,6 @@ def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.
         speaker=fragment.speaker,
         session=fragment.session,
         importance=fragment.importance,
-        observe_time=scalars.timestamp(fragment.observe_time_us),
-        create_time=scalars.timestamp(fragment.create_time_us),
         access_count=fragment.access_count,
         enhancement_count=fragment.enhancement_count,
         duplicate_count=fragment.duplicate_count,
@@ -53,12 +51,14 @@ def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.
         message.content = fragment.content
     else:
         message.structured.CopyFrom(fragment_pb2.StructuredObservation(**asdict(fragment.structured)))
+    scalars.write_time(message.observe_time, fragment.observe_time_us)
+    scalars.write_time(message.create_time, fragment.create_time_us)
     if fragment.access_time_us:
-        message.access_time.CopyFrom(scalars.timestamp(fragment.access_time_us))
+        scalars.write_time(message.access_time, fragment.access_time_us)
     if fragment.expire_time_us is not None:
-        message.expire_time.CopyFrom(scalars.timestamp(fragment.expire_time_us))
+        scalars.write_time(message.expire_time, fragment.expire_time_us)
     if fragment.forget_time_us is not None:
-        message.forget_time.CopyFrom(scalars.timestamp(fragment.forget_time_us))
+        scalars.write_time(message.forget_time, fragment.forget_time_us)
     if fragment.metadata:
         scalars.write_metadata(message.metadata, fragment.metadata)
     return message

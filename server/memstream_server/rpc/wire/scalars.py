@@ -72,8 +72,15 @@ def time_us(found: Violations, field: str, value: Timestamp) -> int:
 
 def timestamp(value_us: int) -> Timestamp:
     """A time of the wire."""
-    seconds, micros = divmod(value_us, 1_000_000)
-    return Timestamp(seconds=seconds, nanos=micros * 1_000)
+    message = Timestamp()
+    write_time(message, value_us)
+    return message
+
+
+def write_time(message: Timestamp, value_us: int) -> None:
+    """The same into a field, which takes half the time of a message of its own that is copied there."""
+    message.seconds, micros = divmod(value_us, 1_000_000)
+    message.nanos = micros * 1_000
 
 
 def duration_us(found: Violations, field: str, value: Duration) -> int:
