@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,9 @@ from memstream_server.core.events import EventType
 from memstream_server.core.policy import ShortTermPolicy, SimilarityRule
 from memstream_server.core.transition import Draft
 from memstream_server.core.values import Enhancement, Fragment, Held, Vector
+
+_ROUNDING = 1e-3
+"""More than two sums of the same float32 products in different orders can differ by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,26 @@ def enhance(
     """Let `other` strengthen every short-term fragment it hits. Without a vector it hits none."""
     if vector is None:
         return
-    for place, anchor in enumerate(draft.short_term):
+    places: Iterable[int] = range(len(draft.short_term))
+    if policy.similarity_rule is SimilarityRule.COSINE:
+        wanted = similarity_min if policy.similarity_min is None else policy.similarity_min
+        places = _perhaps_near(draft.short_term, vector, wanted)
+    for place in places:
+        anchor = draft.short_term[place]
         found = hit(anchor, other, vector, policy, similarity_min, draft.seed)
         if found is not None:
             draft.record(EventType.ENHANCED, anchor.fragment.id, other=other.id, cosine=found.cosine, draw=found.draw)
             draft.short_term[place] = strengthened(draft, anchor, (*anchor.enhancements, other))
+
+
+def _perhaps_near(held: Sequence[Held], vector: Vector, similarity_min: float) -> list[int]:
+    """Places of those that may be as near as that: a few, found by one product, of which `hit` asks exactly."""
+    vectors = [(place, each.vector) for place, each in enumerate(held) if each.vector is not None]
+    if not vectors:
+        return []
+    matrix = np.concatenate([each for _, each in vectors]).reshape(len(vectors), -1)
+    near = np.flatnonzero(matrix @ vector >= similarity_min - _ROUNDING)
+    return [vectors[at][0] for at in near.tolist()]
 
 
 def take_back(draft: Draft, gone: Iterable[str]) -> None:

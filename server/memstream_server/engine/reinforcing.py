@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-CONTENT_VECTORS_MAX = 2_048
-"""Content vectors of recalled fragments kept, so that a model is rarely asked twice for the same text."""
+CONTENT_VECTORS_BYTES_MAX = 32 << 20
+"""Content vectors of recalled fragments kept, of all memories, so that a model is rarely asked twice for one text."""
 OFFERS_MAX = 64
 """Offers waiting at once; past it the oldest waiting are let go, so that reading never becomes a backlog."""
 
@@ -175,7 +175,7 @@ class Reinforcement:
         made = {one.id: self._content[one.id, one.version, space.name] for one in embedded}
         known = read | {id_: vector for id_, raw in packed.items() if (vector := unpacked(raw)) is not None} | made
         found = [known.get(one.id) for one in fragments]
-        while len(self._content) > CONTENT_VECTORS_MAX:
+        while len(self._content) * space.model.dimension * 4 > CONTENT_VECTORS_BYTES_MAX:
             self._content.popitem(last=False)
         return found
 
