@@ -34,7 +34,11 @@ from memstream_server.engine.transfer.transfers import TransferSettings
 from memstream_server.engine.turns import Turns
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.index import VectorIndex
-from memstream_server.ports.journal import Commit, Conflict, Journal, JournalError, Recorded, Space
+from memstream_server.ports.journal.errors import Conflict, JournalError
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import Recorded
+from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.writing import Commit
 from memstream_server.ports.models import (
     Embedder,
     EmbeddingModel,

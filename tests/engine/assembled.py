@@ -19,7 +19,8 @@ from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.observability import Metrics
-from memstream_server.ports.journal import Image, MemoryRecord, Recorded
+from memstream_server.ports.journal.reading import Image
+from memstream_server.ports.journal.records import MemoryRecord, Recorded
 from memstream_server.settings import Settings
 from tests.support import journals
 from tests.support.faulty_journal import FaultyJournal

@@ -25,7 +25,7 @@ from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, Refusal
 from memstream_server.ports.index import IndexLost, IndexUnavailable
-from memstream_server.ports.journal import OutcomeUnknown
+from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.models import ModelError, ModelRefused, ModelUnavailable
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check_index, gone, hasty, passing
 from tests.engine.memory import observation

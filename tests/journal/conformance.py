@@ -17,31 +17,22 @@ from memstream_server.adapters.journal import writes
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import DBGPT, DEFAULT, with_value
 from memstream_server.core.values import Enhancement, Fragment, FragmentKind, MemoryKind, Structured, Tier
-from memstream_server.ports.journal import (
-    Access,
-    AlreadyExists,
-    Anchor,
+from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.reading import FragmentQuery, Image
+from memstream_server.ports.journal.records import (
     Answer,
-    Block,
-    Commit,
-    Conflict,
     Counts,
-    FragmentQuery,
-    Image,
     Indexable,
     IndexEntry,
     Job,
-    Journal,
     MemoryRecord,
-    NamespaceFull,
     Producer,
-    Receipt,
     Recorded,
-    Rejection,
-    Row,
-    Space,
-    Terms,
 )
+from memstream_server.ports.journal.rows import Anchor, Block, Row, Terms
+from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.writing import Access, Commit, Receipt, Rejection
 
 Opener = Callable[[], Awaitable[Journal]]
 MODEL = "hashing-4"

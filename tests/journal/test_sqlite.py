@@ -13,7 +13,8 @@ from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, Text, crea
 from memstream_server.adapters.journal import open_journal
 from memstream_server.adapters.journal.bulk import fetch
 from memstream_server.core.values import Fragment
-from memstream_server.ports.journal import Journal, Row
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.rows import Row
 from tests.journal.conformance import JournalConformance, Now, Opener, fragment, record, transition
 
 

@@ -25,7 +25,8 @@ from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, LeaseLost, OwnedElsewhere
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Query
 from memstream_server.observability import Metrics
-from memstream_server.ports.journal import Access, Conflict, OutcomeUnknown, Unreadable
+from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, Unreadable
+from memstream_server.ports.journal.writing import Access
 from memstream_server.ports.processes import Owner
 from memstream_server.settings import Settings
 from tests.journal.conformance import MODEL, Now, receipt, record, transition

@@ -20,17 +20,17 @@ from sqlalchemy.exc import DBAPIError
 from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.adapters.journal import postgres as adapter
 from memstream_server.adapters.journal.schema import metadata
-from memstream_server.ports.journal import (
+from memstream_server.ports.journal.errors import (
     Conflict,
-    FragmentQuery,
-    Journal,
     JournalError,
     NamespaceFull,
     OutcomeUnknown,
-    Space,
     StorageFull,
     Unreadable,
 )
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.spaces import Space
 from tests.journal.conformance import (
     MODEL,
     JournalConformance,

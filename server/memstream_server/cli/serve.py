@@ -121,7 +121,7 @@ def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
     from memstream_server.engine.errors import EngineError
     from memstream_server.observability import configure_logging
     from memstream_server.ports.index import IndexUnavailable
-    from memstream_server.ports.journal import JournalError
+    from memstream_server.ports.journal.errors import JournalError
     from memstream_server.ports.models import ModelError
 
     configure_logging(settings.log_level, settings.log_format)

@@ -13,7 +13,7 @@ from memstream_server.adapters.journal.conversation_tables import conversations,
 from memstream_server.adapters.journal.looking import Looked
 from memstream_server.adapters.journal.reads import pages
 from memstream_server.adapters.journal.schema import position, span
-from memstream_server.ports.journal import JournalError
+from memstream_server.ports.journal.errors import JournalError
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verifying import Report

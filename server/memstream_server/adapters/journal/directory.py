@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from memstream_server.adapters.journal import migrate, sqlite, transition, wal, writes
 from memstream_server.adapters.journal.reads import meta_value
 from memstream_server.engine.clock import Clock, Ids
-from memstream_server.ports.journal import AlreadyExists, JournalError, Unreadable
+from memstream_server.ports.journal.errors import AlreadyExists, JournalError, Unreadable
 
 FORMAT = 1
 """Version of the directory's layout; the tables have their own (migrate.py)."""

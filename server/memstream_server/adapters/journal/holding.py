@@ -15,7 +15,8 @@ from memstream_server.adapters.journal.schema import anchors, events, fragments,
 from memstream_server.core.events import Event
 from memstream_server.core.fold import GONE, Place, differences, fold, fold_known, place_of
 from memstream_server.core.values import Enhancement, Fragment, Tier
-from memstream_server.ports.journal import JournalError, Space
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.spaces import Space
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verifying import Report

@@ -24,13 +24,10 @@ from memstream_server.adapters.journal.schema import (
 )
 from memstream_server.adapters.journal.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
-from memstream_server.ports.journal import (
-    Block,
-    Gathering,
-    Image,
-    Producer,
-    Receipt,
-)
+from memstream_server.ports.journal.reading import Gathering, Image
+from memstream_server.ports.journal.records import Producer
+from memstream_server.ports.journal.rows import Block
+from memstream_server.ports.journal.writing import Receipt
 
 _number: BindParameter[int] = bindparam("number")
 _low: BindParameter[int] = bindparam("low")

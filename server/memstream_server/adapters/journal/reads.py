@@ -28,20 +28,11 @@ from memstream_server.adapters.journal.schema import (
 from memstream_server.adapters.journal.transition import IDS_MAX
 from memstream_server.adapters.journal.writes import ANSWER_KEPT_US, SPACES
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind, Tier
-from memstream_server.ports.journal import (
-    Answer,
-    Conflict,
-    Counts,
-    FragmentQuery,
-    Indexable,
-    IndexEntry,
-    Job,
-    MemoryRecord,
-    Recorded,
-    Rejection,
-    Space,
-    Spaces,
-)
+from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.records import Answer, Counts, Indexable, IndexEntry, Job, MemoryRecord, Recorded
+from memstream_server.ports.journal.spaces import Space, Spaces
+from memstream_server.ports.journal.writing import Rejection
 
 EVENTS_BYTES_MAX = 256 << 10
 """Of the event log read at once: what a watcher holds. A transition larger than that comes alone."""

@@ -14,7 +14,8 @@ from memstream_server.adapters.journal.reads import FRAGMENT, VECTORED, fragment
 from memstream_server.adapters.journal.schema import anchors, fragments, memories, observations, position, span, vectors
 from memstream_server.core.values import Fragment
 from memstream_server.ports.conversations import ConversationName, ConversationScan, Message, NotThere, Plan, Status
-from memstream_server.ports.journal import Anchor, MemoryScan
+from memstream_server.ports.journal.reading import MemoryScan
+from memstream_server.ports.journal.rows import Anchor
 
 T = TypeVar("T")
 PAGE_ROWS = 500

@@ -20,28 +20,20 @@ from memstream_server.adapters.journal.processes import SqlProcesses
 from memstream_server.adapters.journal.writer import Joint, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
-from memstream_server.ports.journal import (
-    Access,
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.reading import FragmentQuery, Gathering, Image, MemoryScan
+from memstream_server.ports.journal.records import (
     Answer,
-    Commit,
     Counts,
-    FragmentQuery,
-    Gathering,
-    Image,
     Indexable,
     IndexEntry,
     Job,
-    JournalError,
-    Made,
     MemoryRecord,
-    MemoryScan,
     Producer,
-    Receipt,
     Recorded,
-    Rejection,
-    Space,
-    Spaces,
 )
+from memstream_server.ports.journal.spaces import Made, Space, Spaces
+from memstream_server.ports.journal.writing import Access, Commit, Receipt, Rejection
 
 RESERVE_BYTES = 64 << 20
 """Free space below which writes that add data are refused (beside what a checkpoint may need)."""
@@ -52,7 +44,7 @@ T = TypeVar("T")
 
 
 class SqlJournal:
-    """`ports.journal.Journal` in a database of its own. Made by `open_journal`."""
+    """`ports.journal.port.Journal` in a database of its own. Made by `open_journal`."""
 
     def __init__(self, database: Database, clock_us: Callable[[], int], readers: int) -> None:
         self._database, self._clock_us = database, clock_us

@@ -35,15 +35,10 @@ from memstream_server.adapters.journal.schema import (
 )
 from memstream_server.adapters.journal.writes import check_room, find, log, owned, put_answer
 from memstream_server.core.values import Fragment, Tier
-from memstream_server.ports.journal import (
-    Access,
-    Anchor,
-    Commit,
-    Conflict,
-    IndexEntry,
-    Job,
-    Row,
-)
+from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.records import IndexEntry, Job
+from memstream_server.ports.journal.rows import Anchor, Row
+from memstream_server.ports.journal.writing import Access, Commit
 
 IDS_MAX = 500
 """Ids in one IN list."""
