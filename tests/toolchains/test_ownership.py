@@ -14,10 +14,12 @@ import numpy.typing as npt
 import psycopg
 import pytest
 
-from memstream_server import app
 from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.adapters.journal.postgres import LEADING, lock_of
 from memstream_server.adapters.journal.processes import SqlProcesses
+from memstream_server.app.dependencies import dependencies
+from memstream_server.app.models import Models
+from memstream_server.app.opening import space_of
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.clock import Clock
@@ -322,9 +324,9 @@ async def engine_on(
     journal = await open_journal(
         Path("/nonexistent"), url=url, shared=True, lease_s=LEASE_S, clock_us=hands.clock.now_us
     )
-    models = app.Models(embedder)
-    space, embedding = await app._space(journal, embedder, chosen)
-    parts = app._dependencies(chosen, journal, index, models, embedding, Metrics(), hands.clock)
+    models = Models(embedder)
+    space, embedding = await space_of(journal, embedder, chosen)
+    parts = dependencies(chosen, journal, index, models, embedding, Metrics(), hands.clock)
     engine = Engine(parts, space)
     await engine.start()
     try:
