@@ -19,7 +19,7 @@ from memstream_server.adapters.journal import SqlJournal, migrate, open_journal,
 from memstream_server.adapters.journal.schema import metadata
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, StorageFull, Unreadable
 from memstream_server.ports.journal.records import IndexEntry
-from tests.journal.conformance import MODEL, Now, fragment, record, row, transition
+from tests.journal.samples import MODEL, Now, fragment, record, row, transition
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from memstream_server.adapters.journal import open_journal
 from memstream_server.ports.journal.port import Journal
-from tests.journal.conformance import MODEL, Now, fragment, receipt, record, row, transition
+from tests.journal.samples import MODEL, Now, fragment, receipt, record, row, transition
 
 BATCH = 5
 

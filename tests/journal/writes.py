@@ -11,7 +11,7 @@ from memstream_server.ports.journal.records import Answer, IndexEntry, Job
 from memstream_server.ports.journal.rows import Anchor
 from memstream_server.ports.journal.writing import Access, Commit
 from memstream_server.ports.operations import Operation
-from tests.journal.conformance import MODEL, fragment, receipt, record, row, transition
+from tests.journal.samples import MODEL, fragment, receipt, record, row, transition
 
 
 def everything() -> Commit:

@@ -31,7 +31,7 @@ from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, Unre
 from memstream_server.ports.journal.writing import Access
 from memstream_server.ports.processes import Owner
 from memstream_server.settings import Settings
-from tests.journal.conformance import MODEL, Now, receipt, record, transition
+from tests.journal.samples import MODEL, Now, receipt, record, transition
 from tests.support.memory_index import MemoryIndex
 from tests.support.scripted_models import ScriptedEmbedder
 from tests.support.waiting import until

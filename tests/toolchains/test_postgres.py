@@ -31,17 +31,8 @@ from memstream_server.ports.journal.errors import (
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.spaces import Space
-from tests.journal.conformance import (
-    MODEL,
-    JournalConformance,
-    Now,
-    Opener,
-    fragment,
-    receipt,
-    record,
-    row,
-    transition,
-)
+from tests.journal.conformance.suite import JournalConformance
+from tests.journal.samples import MODEL, Now, Opener, fragment, receipt, record, row, transition
 from tests.journal.writer_process import acknowledged_until_killed, check_kept
 from tests.journal.writes import WRITES, seen
 from tests.toolchains.postgres import Cluster
@@ -68,7 +59,7 @@ def opener(url: str, now: Now) -> Opener:
 
 
 class TestPostgres(JournalConformance):
-    """See conformance.py."""
+    """See conformance/suite.py."""
 
 
 async def opened(url: str) -> SqlJournal:
