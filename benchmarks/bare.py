@@ -21,7 +21,7 @@ from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import MODEL
 from memstream_server.ports.index import Point
-from memstream_server.ports.journal import Space
+from memstream_server.ports.journal.spaces import Space
 
 Floats = npt.NDArray[np.float32]
 PARTITIONS = 64

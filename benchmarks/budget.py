@@ -37,7 +37,10 @@ STEPS = (
     ("journal: bind and insert rows", ("journal/bulk.py", "journal/prepared.py")),
     ("journal: encode rows", ("journal/codec.py",)),
     ("journal: transactions, fsync", ("journal/writer.py", "journal/writes.py", "journal/transition.py")),
-    ("journal: read rows", ("journal/reads.py", "journal/store.py", "journal/image.py")),
+    (
+        "journal: read rows",
+        ("journal/reads.py", "journal/selecting.py", "journal/outbox.py", "journal/store.py", "journal/image.py"),
+    ),
     ("embed (hashing)", ("models/hashing.py",)),
     ("tokenise, stem", ("models/analyzer.py", "models/words.py")),
     ("write-behind to Milvus", ("engine/indexing.py", "milvus/", "pymilvus/")),

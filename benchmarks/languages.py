@@ -35,7 +35,7 @@ from memstream_server.core.policy import AUTO_LANGUAGE
 from memstream_server.core.ranking import Question, Weights, rank
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment
-from memstream_server.ports.journal import Terms
+from memstream_server.ports.journal.rows import Terms
 
 REPOSITORY = "https://github.com/google-deepmind/xquad"
 COMMIT = "7d30520c717524000f0d9d2f9c10a069acd9d285"

@@ -93,16 +93,16 @@ def main() -> None:
     file = Path(sys.argv.pop(1))
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # as `serve` does, before numpy comes
         os.environ.setdefault(variable, "1")
-    from memstream_server import app
+    from memstream_server.app import process
     from memstream_server.cli import main as run
 
-    serve: Any = app.serve
+    serve: Any = process.serve
 
     async def probed(*given: Any, **named: Any) -> None:
         Probe(file).start()
         await serve(*given, **named)
 
-    app.serve = probed
+    process.serve = probed
     run()
 
 

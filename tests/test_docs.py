@@ -34,7 +34,8 @@ RUNNABLE = [
 
 SERVER = ROOT / "server/memstream_server"
 FOLDERS = [
-    *(SERVER / folder for folder in ("core", "ports", "engine", "rpc", "adapters", "diagnosis")),
+    *(SERVER / folder for folder in ("core", "ports", "engine", "rpc", "adapters", "diagnosis", "app")),
+    SERVER / "ports/journal",
     SERVER / "engine/transfer",
     SERVER / "rpc/access",
     *(SERVER / "adapters" / folder for folder in ("journal", "milvus", "models")),

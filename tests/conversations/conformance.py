@@ -26,7 +26,9 @@ from memstream_server.ports.conversations import (
     PlanState,
     Status,
 )
-from memstream_server.ports.journal import Answer, Conflict, Journal
+from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import Answer
 
 
 class Store(Journal, Protocol):

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server import app
+from memstream_server.app.dependencies import dependencies
+from memstream_server.app.models import Models
+from memstream_server.app.opening import space_of
 from memstream_server.core.events import Event
 from memstream_server.core.fold import fold_all, place_of
 from memstream_server.core.values import State
@@ -19,7 +21,8 @@ from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.observability import Metrics
-from memstream_server.ports.journal import Image, MemoryRecord, Recorded
+from memstream_server.ports.journal.reading import Image
+from memstream_server.ports.journal.records import MemoryRecord, Recorded
 from memstream_server.settings import Settings
 from tests.support import journals
 from tests.support.faulty_journal import FaultyJournal
@@ -57,7 +60,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 async def assembled(
     data_dir: Path,
     *,
-    models: app.Models | None = None,
+    models: Models | None = None,
     index: MemoryIndex | None = None,
     clock: Clock | None = None,
     **settings: object,
@@ -66,11 +69,11 @@ async def assembled(
     values = {"index_flush_interval_s": 0.05, "access_flush_interval_s": 0.05} | settings
     chosen = Settings(data_dir=data_dir, **values)  # type: ignore[arg-type]  # pydantic checks
     now = clock or Clock()
-    used, vectors = models or app.Models(ScriptedEmbedder()), index or MemoryIndex()
+    used, vectors = models or Models(ScriptedEmbedder()), index or MemoryIndex()
     stored = await journals.opened(data_dir, now.now_us)
     journal = FaultyJournal(stored)
-    space, embedding = await app._space(stored, used.embedder, chosen)
-    parts = app._dependencies(chosen, stored, vectors, used, embedding, Metrics(), now)
+    space, embedding = await space_of(stored, used.embedder, chosen)
+    parts = dependencies(chosen, stored, vectors, used, embedding, Metrics(), now)
     parts.journal = journal
     engine = Engine(parts, space)
     await engine.start()

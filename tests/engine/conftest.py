@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server import app
+from memstream_server.app.dependencies import dependencies
+from memstream_server.app.models import Models, models_of
+from memstream_server.app.opening import open_index, space_of
 from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.observability import Metrics
@@ -20,16 +22,17 @@ OpenEngine = Callable[..., AbstractAsyncContextManager[Engine]]
 
 @asynccontextmanager
 async def open_engine(
-    data_dir: Path, *, models: app.Models | None = None, clock: Clock | None = None, **settings: object
+    data_dir: Path, *, models: Models | None = None, clock: Clock | None = None, **settings: object
 ) -> AsyncIterator[Engine]:
     """An engine on `data_dir`, composed as the server composes it."""
     chosen = Settings(data_dir=data_dir, index_flush_interval_s=0.2, **settings)  # type: ignore[arg-type]  # pydantic checks
     now = clock or Clock()
     journal = await journals.opened(data_dir, now.now_us)
-    used = models or app._models(chosen)
-    space, embedding = await app._space(journal, used.embedder, chosen)
-    index = await app._index(chosen)
-    engine = Engine(app._dependencies(chosen, journal, index, used, embedding, Metrics(), now), space)
+    metrics = Metrics()
+    used = models or models_of(chosen, metrics)
+    space, embedding = await space_of(journal, used.embedder, chosen)
+    index = await open_index(chosen)
+    engine = Engine(dependencies(chosen, journal, index, used, embedding, metrics, now), space)
     await engine.start()
     try:
         yield engine

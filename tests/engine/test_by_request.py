@@ -17,7 +17,7 @@ from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, Changed, NewMemory, Once, Put, Query, fragment_etag
-from memstream_server.ports.journal import Answer
+from memstream_server.ports.journal.records import Answer
 from tests.engine.conftest import OpenEngine
 from tests.engine.memory import observation
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server import app
+from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind
@@ -47,7 +47,7 @@ async def test_whatever_fails_on_the_way_it_is_done_in_the_end(
     monkeypatch.setattr(operations, "RETRY_S", 0.01)
     index = MemoryIndex()
     index.keeps_deleted = True
-    models = app.Models(ScriptedEmbedder(), insights=ScriptedInsights())
+    models = Models(ScriptedEmbedder(), insights=ScriptedInsights())
     async with assembled(tmp_path, models=models, index=index) as parts:
         await create(parts.engine, RIPE)
         await observe(parts.engine, TEA, f"{TEA} today")
@@ -76,7 +76,7 @@ class Slow(ScriptedInsights):
 
 async def test_an_insight_in_flight_is_not_kept_when_its_source_was_erased(tmp_path: Path) -> None:
     slow = Slow()
-    async with assembled(tmp_path, models=app.Models(ScriptedEmbedder(), insights=slow)) as parts:
+    async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=slow)) as parts:
         await create(parts.engine, RIPE)
         await observe(parts.engine, TEA, f"{TEA} today")
         await slow.asked.wait()

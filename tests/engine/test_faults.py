@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from memstream_server import app
+from memstream_server.app.models import Models
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
@@ -25,7 +25,7 @@ from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, Refusal
 from memstream_server.ports.index import IndexLost, IndexUnavailable
-from memstream_server.ports.journal import OutcomeUnknown
+from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.models import ModelError, ModelRefused, ModelUnavailable
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check_index, gone, hasty, passing
 from tests.engine.memory import observation
@@ -242,7 +242,7 @@ async def test_no_failing_call_of_the_embedder_loses_anything(
     embedder = FailingEmbedder()
     embedder.error = error
     policy = with_value(with_value(profile, "short_term.capacity", 3), "short_term.overflow", "promote")
-    async with assembled(tmp_path, models=app.Models(embedder)) as parts:
+    async with assembled(tmp_path, models=Models(embedder)) as parts:
         number = 0
         while number == 0 or embedder.left <= 0:
             number += 1
@@ -291,7 +291,7 @@ async def kept(engine: Engine, name: str) -> list[tuple[str, str, float]]:
 
 async def test_no_failing_call_of_an_llm_loses_or_doubles_anything(tmp_path: Path) -> None:
     scorer, insights = NthScorer({"it rained on Monday": 0.9}), NthInsights()
-    models = app.Models(ScriptedEmbedder(), scorer, insights)
+    models = Models(ScriptedEmbedder(), scorer, insights)
     policy = with_value(SMALL, "short_term.enhance_threshold", 1)
     async with assembled(tmp_path, models=models) as parts:
         await talk(parts.engine, "whole", policy)

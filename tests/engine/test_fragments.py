@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from memstream_server import app
+from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DEFAULT, Policy, with_value
@@ -147,7 +147,7 @@ async def test_more_jobs_than_are_taken_at_once_are_all_done(tmp_path: Path, mon
     monkeypatch.setattr(jobs, "PAGE", 2)
     insights = ScriptedInsights()
     insights.fail(times=12)  # so that all of them wait together
-    async with assembled(tmp_path, models=app.Models(ScriptedEmbedder(), insights=insights)) as parts:
+    async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=insights)) as parts:
         await create(parts.engine, with_value(DEFAULT, "short_term.enhance_threshold", 1))
         for subject in ("otters", "herons", "badgers", "foxes", "weasels"):
             await observe(parts.engine, f"{subject} were seen by the river", f"{subject} were seen by the river today")
@@ -163,7 +163,7 @@ async def test_more_jobs_than_are_taken_at_once_are_all_done(tmp_path: Path, mon
 async def test_jobs_of_a_deleted_memory_go_with_it(tmp_path: Path) -> None:
     insights = ScriptedInsights()
     insights.fail(times=1_000_000)
-    async with assembled(tmp_path, models=app.Models(ScriptedEmbedder(), insights=insights)) as parts:
+    async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=insights)) as parts:
         await create(parts.engine, with_value(DEFAULT, "short_term.enhance_threshold", 1))
         await observe(parts.engine, TEA, f"{TEA} today")
         assert [job.type for job in await parts.engine._journal.jobs(10)] == ["insight"]
@@ -176,7 +176,7 @@ async def test_jobs_of_a_deleted_memory_go_with_it(tmp_path: Path) -> None:
 
 async def test_a_policy_that_makes_fragments_ripe_asks_for_their_insights(tmp_path: Path) -> None:
     scripted = ScriptedInsights(["Bob is a tea drinker"])
-    async with assembled(tmp_path, models=app.Models(ScriptedEmbedder(), insights=scripted)) as parts:
+    async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=scripted)) as parts:
         await create(parts.engine)
         await observe(parts.engine, TEA, f"{TEA} today")
         record = await parts.engine.memories.get(NAMESPACE, "joy")
@@ -225,7 +225,7 @@ class GatedEmbedder(ScriptedEmbedder):
 async def test_a_vector_that_comes_late_does_not_undo_a_change(tmp_path: Path) -> None:
     embedder = GatedEmbedder()
     embedder.fail()
-    async with assembled(tmp_path, models=app.Models(embedder)) as parts:
+    async with assembled(tmp_path, models=Models(embedder)) as parts:
         uid = await create(parts.engine, kind=MemoryKind.LONG_TERM)
         (id_,) = await observe(parts.engine, "the otter eats fish")
 

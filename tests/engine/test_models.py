@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from memstream_server import app
+from memstream_server.app.models import Models
 from memstream_server.core.events import Event, EventType, ModelUse, Purpose
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
@@ -41,7 +41,7 @@ async def insights(engine: Engine) -> list[Fragment]:
 
 async def test_the_scorer_gives_importance_where_the_client_gave_none(tmp_path: Path) -> None:
     scorer = ScriptedScorer({TEA: 0.9})
-    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), scorer, scorer_name="scripted")) as engine:
+    async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer, scorer_name="scripted")) as engine:
         await memory(engine)
         given = observation("The client knows", importance=0.2)
         await engine.observe_batch("test", "joy", "", 1, [observation(TEA), given], AckLevel.STORED)
@@ -57,7 +57,7 @@ async def events(engine: Engine) -> list[Event]:
 async def test_a_scorer_that_is_down_leaves_the_default_and_rates_when_it_is_back(tmp_path: Path) -> None:
     scorer = ScriptedScorer({TEA: 0.9})
     scorer.fail()
-    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), scorer)) as engine:
+    async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer)) as engine:
         await memory(engine)
         await observe(engine, TEA)
 
@@ -72,7 +72,7 @@ async def test_a_scorer_that_is_down_leaves_the_default_and_rates_when_it_is_bac
 
 async def test_what_is_rated_late_leaves_refused_texts_and_changed_importances_alone(tmp_path: Path) -> None:
     scorer = ScriptedScorer({TEA: 0.9}, default=0.7)
-    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), scorer)) as engine:
+    async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer)) as engine:
         await memory(engine)
         scorer.fail(ModelUnavailable("down"), times=2)  # for the observations, and for the job's first attempt
         scorer.fail(ModelRefused("not this one", [1]))
@@ -94,7 +94,7 @@ async def test_what_is_rated_late_leaves_refused_texts_and_changed_importances_a
 
 async def test_what_an_llm_took_is_an_event_of_the_memory(tmp_path: Path) -> None:
     scripted = ScriptedInsights(["Bob is a tea drinker"])
-    models = app.Models(ScriptedEmbedder(), ScriptedScorer(), insights=scripted)
+    models = Models(ScriptedEmbedder(), ScriptedScorer(), insights=scripted)
     async with open_engine(tmp_path, models=models) as engine:
         await memory(engine)
         texts = [TEA, *(f"{TEA} {ending}" for ending in ("today", "tomorrow", "always"))]
@@ -110,7 +110,7 @@ async def test_what_an_llm_took_is_an_event_of_the_memory(tmp_path: Path) -> Non
 async def test_dbgpt_waits_for_a_scorer_that_is_down(tmp_path: Path) -> None:
     scorer = ScriptedScorer({TEA: 0.9})
     scorer.fail()
-    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), scorer)) as engine:
+    async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer)) as engine:
         await memory(engine, policy=DBGPT)
         await observe(engine, TEA)
         assert [one.importance for one in await fragments(engine)] == [0.9]
@@ -119,7 +119,7 @@ async def test_dbgpt_waits_for_a_scorer_that_is_down(tmp_path: Path) -> None:
 
 async def test_enhancement_that_promotes_brings_an_insight_with_its_sources(tmp_path: Path) -> None:
     scripted = ScriptedInsights(["Bob is a tea drinker"])
-    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), insights=scripted)) as engine:
+    async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), insights=scripted)) as engine:
         await memory(engine)
         await observe(engine, TEA, *(f"{TEA} {ending}" for ending in ("today", "tomorrow", "always")))
         (insight,) = await until(lambda: insights(engine))
@@ -136,7 +136,7 @@ async def test_enhancement_that_promotes_brings_an_insight_with_its_sources(tmp_
 async def test_reflection_cites_its_evidence_and_starts_the_aggregate_anew(tmp_path: Path) -> None:
     scripted = ScriptedInsights(questions=["What does Bob like?"], reflections=[("Bob likes hot drinks", (0, 1))])
     policy = with_value(DEFAULT, "reflection.threshold", 1.5)
-    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), insights=scripted)) as engine:
+    async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), insights=scripted)) as engine:
         await memory(engine, MemoryKind.LONG_TERM, policy)
         await observe(engine, "Bob likes tea", "Bob likes coffee", "It rained on Monday")
         (insight,) = await until(lambda: insights(engine))
@@ -148,7 +148,7 @@ async def test_reflection_cites_its_evidence_and_starts_the_aggregate_anew(tmp_p
 async def test_an_insight_is_asked_for_again_after_an_outage_and_kept_once(tmp_path: Path) -> None:
     scripted = ScriptedInsights(["Bob is a tea drinker"])
     scripted.fail()
-    async with open_engine(tmp_path, models=app.Models(ScriptedEmbedder(), insights=scripted)) as engine:
+    async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), insights=scripted)) as engine:
         await memory(engine)
         await observe(engine, TEA, *(f"{TEA} {ending}" for ending in ("today", "tomorrow", "always")))
         await until(lambda: insights(engine))
@@ -158,7 +158,7 @@ async def test_an_insight_is_asked_for_again_after_an_outage_and_kept_once(tmp_p
 
 async def test_without_a_vector_the_words_still_answer_and_the_vector_comes_later(tmp_path: Path) -> None:
     embedder = ScriptedEmbedder()
-    async with open_engine(tmp_path, models=app.Models(embedder)) as engine:
+    async with open_engine(tmp_path, models=Models(embedder)) as engine:
         await memory(engine)
         embedder.fail(times=2)
         await observe(engine, TEA)
@@ -177,7 +177,7 @@ async def test_without_a_vector_the_words_still_answer_and_the_vector_comes_late
 
 async def test_a_text_the_model_refuses_is_stored_without_a_vector_and_wedges_nothing(tmp_path: Path) -> None:
     embedder = ScriptedEmbedder()
-    async with open_engine(tmp_path, models=app.Models(embedder)) as engine:
+    async with open_engine(tmp_path, models=Models(embedder)) as engine:
         await memory(engine)
         embedder.fail(ModelRefused("not this", (0, 2)))
         both = [observation("what the model refuses"), observation(TEA)]

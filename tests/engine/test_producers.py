@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server import app
+from memstream_server.app.models import Models
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine import producers
@@ -239,7 +239,7 @@ async def test_unnumbered_batches_keep_their_order_and_no_producer(parts: Assemb
 async def test_the_backlog_is_bounded_and_given_back(tmp_path: Path) -> None:
     embedder = ScriptedEmbedder()
     policy = with_value(with_value(DEFAULT, "wait_for_models", True), "backlog_max", 4)
-    async with assembled(tmp_path, models=app.Models(embedder)) as parts:
+    async with assembled(tmp_path, models=Models(embedder)) as parts:
         await create(parts.engine, policy)
         session = await opened(parts.engine)
         embedder.fail(times=1_000_000)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memstream_server import app
+from memstream_server.app.models import Models
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
@@ -135,7 +135,7 @@ async def test_data_of_another_model_is_refused_and_the_way_out_named(tmp_path: 
         await create(parts.engine, "joy")
         await observe(parts.engine, "joy", "the otter eats fish")
     with pytest.raises(ModelMismatch, match="memstream reindex"):
-        async with assembled(tmp_path, models=app.Models(OtherModel())):
+        async with assembled(tmp_path, models=Models(OtherModel())):
             pass
 
 
@@ -225,7 +225,7 @@ async def test_who_waits_for_a_revision_is_told_to_try_again_when_the_memory_is_
 @journals.only_sqlite("taking a memory is a write of the journal that can be made to fail")
 async def test_what_was_received_is_stored_after_failures_though_nobody_asks(tmp_path: Path) -> None:
     embedder = ScriptedEmbedder()
-    async with assembled(tmp_path, models=app.Models(embedder)) as parts:
+    async with assembled(tmp_path, models=Models(embedder)) as parts:
         await create(parts.engine, "joy", with_value(SMALL, "wait_for_models", True))
         uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
         embedder.fail(times=1_000_000)
@@ -255,7 +255,7 @@ async def failed(parts: Assembled) -> bool:
 async def test_an_engine_that_stops_while_a_model_is_waited_for_keeps_what_it_received(tmp_path: Path) -> None:
     embedder = ScriptedEmbedder()
     embedder.fail(times=1_000_000)
-    async with assembled(tmp_path, models=app.Models(embedder)) as parts:
+    async with assembled(tmp_path, models=Models(embedder)) as parts:
         await create(parts.engine, "joy", with_value(SMALL, "wait_for_models", True))
         await observe(parts.engine, "joy", "the otter eats fish", "badgers dig", level=AckLevel.RECEIVED)
     async with assembled(tmp_path) as parts:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server import app
+from memstream_server.app.models import Models
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, RecallPolicy
 from memstream_server.core.ranking import Stage
 from memstream_server.core.values import MemoryKind
@@ -25,7 +25,7 @@ TEXTS = ("Tea in the morning", "Tea, tea and more tea", "Rain on the roof", "Cof
 
 
 def opened(path: Path, reranker: ScriptedReranker, **settings: object) -> AbstractAsyncContextManager[Engine]:
-    return open_engine(path, models=app.Models(ScriptedEmbedder(), reranker=reranker), **settings)
+    return open_engine(path, models=Models(ScriptedEmbedder(), reranker=reranker), **settings)
 
 
 async def ask(
@@ -78,7 +78,7 @@ async def test_without_its_answer_the_order_is_that_of_the_legs_and_the_answer_s
     tmp_path: Path, late: bool, why: str
 ) -> None:
     reranker = ScriptedReranker({"Rain": 1.0})
-    async with open_engine(tmp_path / "none", models=app.Models(ScriptedEmbedder())) as engine:
+    async with open_engine(tmp_path / "none", models=Models(ScriptedEmbedder())) as engine:
         plain = await ask(engine, limit=3)
     async with opened(tmp_path / "failing", reranker, reranker_timeout_s=0.05) as engine:
         reranker.late = late

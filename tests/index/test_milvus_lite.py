@@ -70,7 +70,7 @@ async def test_a_closed_index_says_so(tmp_path: Path) -> None:
 async def test_two_spaces_are_two_collections(tmp_path: Path) -> None:
     """Opening another space closes the first; both are there when they are opened again."""
     from memstream_server.ports.index import Point
-    from memstream_server.ports.journal import Space
+    from memstream_server.ports.journal.spaces import Space
 
     other = Space("test model/v1", 8, 4)
     index = await open_lite(tmp_path)

@@ -17,8 +17,9 @@ from sqlalchemy import Connection
 
 from memstream_server.adapters.journal import SqlJournal, migrate, open_journal, restore, sqlite
 from memstream_server.adapters.journal.schema import metadata
-from memstream_server.ports.journal import AlreadyExists, IndexEntry, JournalError, StorageFull, Unreadable
-from tests.journal.conformance import MODEL, Now, fragment, record, row, transition
+from memstream_server.ports.journal.errors import AlreadyExists, JournalError, StorageFull, Unreadable
+from memstream_server.ports.journal.records import IndexEntry
+from tests.journal.samples import MODEL, Now, fragment, record, row, transition
 
 
 @pytest.fixture

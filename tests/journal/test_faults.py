@@ -14,14 +14,10 @@ from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
 
 from memstream_server.adapters.journal import SqlJournal, open_journal, sqlite
-from memstream_server.ports.journal import (
-    Conflict,
-    FragmentQuery,
-    OutcomeUnknown,
-    Space,
-    StorageFull,
-)
-from tests.journal.conformance import MODEL, Now, fragment, receipt, record, row, transition
+from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, StorageFull
+from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.spaces import Space
+from tests.journal.samples import MODEL, Now, fragment, receipt, record, row, transition
 from tests.journal.writer_process import acknowledged_until_killed, check_kept
 from tests.journal.writes import WRITES, seen
 

@@ -13,8 +13,10 @@ from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, Text, crea
 from memstream_server.adapters.journal import open_journal
 from memstream_server.adapters.journal.bulk import fetch
 from memstream_server.core.values import Fragment
-from memstream_server.ports.journal import Journal, Row
-from tests.journal.conformance import JournalConformance, Now, Opener, fragment, record, transition
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.rows import Row
+from tests.journal.conformance.suite import JournalConformance
+from tests.journal.samples import Now, Opener, fragment, record, transition
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def opener(tmp_path: Path, now: Now) -> Opener:
 
 
 class TestSqlite(JournalConformance):
-    """See conformance.py."""
+    """See conformance/suite.py."""
 
 
 def files(data_dir: Path) -> bytes:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from memstream_server.adapters.journal import postgres
 from memstream_server.cli.group import root
-from memstream_server.ports.journal import Unreadable
+from memstream_server.ports.journal.errors import Unreadable
 from memstream_server.settings import Settings, SettingsError, load
 
 SECRET = "postgresql://joy:s3cret@db.example/memstream"

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from memstream_server.adapters.journal import open_journal
-from memstream_server.ports.journal import Journal
-from tests.journal.conformance import MODEL, Now, fragment, receipt, record, row, transition
+from memstream_server.ports.journal.port import Journal
+from tests.journal.samples import MODEL, Now, fragment, receipt, record, row, transition
 
 BATCH = 5
 

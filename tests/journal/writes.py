@@ -7,9 +7,11 @@ from typing import Any
 
 from memstream_server.adapters.journal import SqlJournal
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery, Plan, PlanQuery
-from memstream_server.ports.journal import Access, Anchor, Answer, Commit, IndexEntry, Job
+from memstream_server.ports.journal.records import Answer, IndexEntry, Job
+from memstream_server.ports.journal.rows import Anchor
+from memstream_server.ports.journal.writing import Access, Commit
 from memstream_server.ports.operations import Operation
-from tests.journal.conformance import MODEL, fragment, receipt, record, row, transition
+from tests.journal.samples import MODEL, fragment, receipt, record, row, transition
 
 
 def everything() -> Commit:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memstream_server.adapters.models.analyzer import NO_TERMS, SnowballAnalyzer, term_hash
 from memstream_server.adapters.models.words import WORD_CHARACTERS_MAX, languages, words
-from memstream_server.ports.journal import Terms
+from memstream_server.ports.journal.rows import Terms
 
 ANALYZER = SnowballAnalyzer()
 

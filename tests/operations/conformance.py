@@ -12,7 +12,9 @@ from typing import Protocol
 
 import pytest
 
-from memstream_server.ports.journal import Answer, Conflict, Journal
+from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.operations import Failure, Operation, Operations, OperationState
 
 

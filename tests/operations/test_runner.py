@@ -15,7 +15,7 @@ from memstream_server.engine.clock import Clock, Ids
 from memstream_server.engine.errors import AlreadyAnswered, MemoryNotFound, ModelDown, OperationNotFound
 from memstream_server.engine.operations import OperationRunner, Progress, Work
 from memstream_server.engine.ownership import LeaseTimes, Ownership
-from memstream_server.ports.journal import Answer
+from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc.errors import failure_of
 from tests.support import journals

@@ -16,7 +16,7 @@ from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import Policy, leaves, with_value
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.errors import EngineError, FieldViolation, QuotaExceeded
-from memstream_server.ports.journal import Rejection
+from memstream_server.ports.journal.writing import Rejection
 from memstream_server.rpc.errors import (
     CODES,
     RETRY_S,

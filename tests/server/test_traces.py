@@ -136,11 +136,13 @@ def test_without_the_setting_nothing_of_it_is_needed() -> None:
     """The extra is not installed everywhere."""
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
-        "import memstream, memstream_server.app, memstream_server.rpc.server\n"
+        "import memstream, memstream_server.app.process, memstream_server.rpc.server\n"
+        "from memstream_server.app.errors import StartError\n"
+        "from memstream_server.app.opening import open_tracing\n"
         "from memstream_server.settings import load\n"
-        "try: memstream_server.app._tracing(load(flags={'otlp_endpoint': 'http://127.0.0.1:4317'}))\n"
-        "except memstream_server.app.StartError as error: print(error)\n"
-        "print(memstream_server.app._tracing(load()))"
+        "try: open_tracing(load(flags={'otlp_endpoint': 'http://127.0.0.1:4317'}))\n"
+        "except StartError as error: print(error)\n"
+        "print(open_tracing(load()))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

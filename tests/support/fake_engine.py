@@ -45,7 +45,8 @@ from memstream_server.engine.requests import (
     fragment_etag,
     memory_etag,
 )
-from memstream_server.ports.journal import Answer, Counts, MemoryRecord, Rejection
+from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
+from memstream_server.ports.journal.writing import Rejection
 from memstream_server.ports.models import EmbeddingModel
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import Any
 
-from memstream_server.ports.journal import Conflict, JournalError, OutcomeUnknown, StorageFull
+from memstream_server.ports.journal.errors import Conflict, JournalError, OutcomeUnknown, StorageFull
 
 WRITES = frozenset(
     {

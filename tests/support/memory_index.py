@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexUnavailable, Point
-from memstream_server.ports.journal import Space
+from memstream_server.ports.journal.spaces import Space
 
 _Rows = dict[tuple[str, str], Vector]
 """By (memory, fragment)."""

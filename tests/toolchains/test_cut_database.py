@@ -10,8 +10,8 @@ import pytest
 
 import memstream
 from memstream_server.adapters.journal import open_journal
-from memstream_server.ports.journal import OutcomeUnknown
-from tests.journal.conformance import Now, record, transition
+from memstream_server.ports.journal.errors import OutcomeUnknown
+from tests.journal.samples import Now, record, transition
 from tests.server.conftest import QUICK, check_log, started
 from tests.server.listing import contents, observed_once
 from tests.server.producing import PATIENT, Producer, words

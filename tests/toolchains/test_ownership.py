@@ -14,10 +14,12 @@ import numpy.typing as npt
 import psycopg
 import pytest
 
-from memstream_server import app
 from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.adapters.journal.postgres import LEADING, lock_of
 from memstream_server.adapters.journal.processes import SqlProcesses
+from memstream_server.app.dependencies import dependencies
+from memstream_server.app.models import Models
+from memstream_server.app.opening import space_of
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.clock import Clock
@@ -25,10 +27,11 @@ from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, LeaseLost, OwnedElsewhere
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Query
 from memstream_server.observability import Metrics
-from memstream_server.ports.journal import Access, Conflict, OutcomeUnknown, Unreadable
+from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, Unreadable
+from memstream_server.ports.journal.writing import Access
 from memstream_server.ports.processes import Owner
 from memstream_server.settings import Settings
-from tests.journal.conformance import MODEL, Now, receipt, record, transition
+from tests.journal.samples import MODEL, Now, receipt, record, transition
 from tests.support.memory_index import MemoryIndex
 from tests.support.scripted_models import ScriptedEmbedder
 from tests.support.waiting import until
@@ -321,9 +324,9 @@ async def engine_on(
     journal = await open_journal(
         Path("/nonexistent"), url=url, shared=True, lease_s=LEASE_S, clock_us=hands.clock.now_us
     )
-    models = app.Models(embedder)
-    space, embedding = await app._space(journal, embedder, chosen)
-    parts = app._dependencies(chosen, journal, index, models, embedding, Metrics(), hands.clock)
+    models = Models(embedder)
+    space, embedding = await space_of(journal, embedder, chosen)
+    parts = dependencies(chosen, journal, index, models, embedding, Metrics(), hands.clock)
     engine = Engine(parts, space)
     await engine.start()
     try:

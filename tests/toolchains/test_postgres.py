@@ -20,28 +20,19 @@ from sqlalchemy.exc import DBAPIError
 from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.adapters.journal import postgres as adapter
 from memstream_server.adapters.journal.schema import metadata
-from memstream_server.ports.journal import (
+from memstream_server.ports.journal.errors import (
     Conflict,
-    FragmentQuery,
-    Journal,
     JournalError,
     NamespaceFull,
     OutcomeUnknown,
-    Space,
     StorageFull,
     Unreadable,
 )
-from tests.journal.conformance import (
-    MODEL,
-    JournalConformance,
-    Now,
-    Opener,
-    fragment,
-    receipt,
-    record,
-    row,
-    transition,
-)
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.spaces import Space
+from tests.journal.conformance.suite import JournalConformance
+from tests.journal.samples import MODEL, Now, Opener, fragment, receipt, record, row, transition
 from tests.journal.writer_process import acknowledged_until_killed, check_kept
 from tests.journal.writes import WRITES, seen
 from tests.toolchains.postgres import Cluster
@@ -68,7 +59,7 @@ def opener(url: str, now: Now) -> Opener:
 
 
 class TestPostgres(JournalConformance):
-    """See conformance.py."""
+    """See conformance/suite.py."""
 
 
 async def opened(url: str) -> SqlJournal:

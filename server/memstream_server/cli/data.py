@@ -74,7 +74,7 @@ def backup_command(file: Path, data_dir: Path, as_json: bool) -> None:
       memstream backup --data ./data backups/monday.memstream
     """
     from memstream_server.adapters.journal import directory
-    from memstream_server.ports.journal import AlreadyExists, JournalError
+    from memstream_server.ports.journal.errors import AlreadyExists, JournalError
 
     if not directory.journal_path(data_dir).is_file():
         raise Missing(f"there is no journal in {data_dir}: name the server's data directory with --data")
@@ -108,7 +108,7 @@ def restore_command(file: Path, data_dir: Path, force: bool, as_json: bool) -> N
       memstream restore monday.memstream --data ./data
     """
     from memstream_server.adapters.journal import directory
-    from memstream_server.ports.journal import AlreadyExists, JournalError
+    from memstream_server.ports.journal.errors import AlreadyExists, JournalError
 
     if not file.is_file():
         raise Missing(f"there is no backup {file}")

@@ -117,11 +117,12 @@ def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
         os.environ.setdefault(variable, "1")
     import structlog
 
-    from memstream_server.app import StartError, serve
+    from memstream_server.app.errors import StartError
+    from memstream_server.app.process import serve
     from memstream_server.engine.errors import EngineError
     from memstream_server.observability import configure_logging
     from memstream_server.ports.index import IndexUnavailable
-    from memstream_server.ports.journal import JournalError
+    from memstream_server.ports.journal.errors import JournalError
     from memstream_server.ports.models import ModelError
 
     configure_logging(settings.log_level, settings.log_format)

@@ -36,7 +36,7 @@ def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None
       memstream verify monday.memstream --json
     """
     from memstream_server.adapters.journal.verifying import verify
-    from memstream_server.ports.journal import JournalError
+    from memstream_server.ports.journal.errors import JournalError
 
     where = str(file or ("the database" if settings.journal_url.get_secret_value() else settings.data_dir))
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memstream_server.adapters.journal import directory, sqlite, wal
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
-from memstream_server.ports.journal import Unreadable
+from memstream_server.ports.journal.errors import Unreadable
 
 RESTORE = "restore a backup: memstream restore FILE --data {} --force"
 

@@ -12,7 +12,8 @@ from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.diagnosis.index import index_findings
 from memstream_server.diagnosis.journal import content_findings, space_of, sqlite_findings
 from memstream_server.diagnosis.outside import endpoint_findings, model_findings, packages, reranker_findings
-from memstream_server.ports.journal import Space, Unreadable
+from memstream_server.ports.journal.errors import Unreadable
+from memstream_server.ports.journal.spaces import Space
 from memstream_server.settings import Settings
 
 _OUT_OF_SIGHT = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from memstream_server.adapters.milvus.child import SOCKET_PATTERN, flaw
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.diagnosis.findings import Finding, fine, note
-from memstream_server.ports.journal import Space
+from memstream_server.ports.journal.spaces import Space
 
 _REBUILT = "nothing to do: the next start fills it again from the journal, and recall answers meanwhile"
 

@@ -16,7 +16,8 @@ from memstream_server.adapters.journal.looking import Looked
 from memstream_server.adapters.journal.schema import jobs, memories, observations, outbox
 from memstream_server.diagnosis.directory import RESTORE
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
-from memstream_server.ports.journal import JournalError, Space
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.spaces import Space
 
 _SAID_MAX = 100
 """Defects SQLite is asked to name, and operations named."""

@@ -11,7 +11,7 @@ from importlib import metadata
 from urllib.parse import urlsplit
 
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
-from memstream_server.ports.journal import Space
+from memstream_server.ports.journal.spaces import Space
 from memstream_server.settings import EmbeddingKind, Settings
 
 _PACKAGES = ("memstream", "grpcio", "protobuf", "sqlalchemy", "pymilvus", "milvus-lite", "numpy", "openai", "psycopg")

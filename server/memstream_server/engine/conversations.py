@@ -24,7 +24,9 @@ from memstream_server.ports.conversations import (
     PlanQuery,
     Status,
 )
-from memstream_server.ports.journal import Answer, Journal, JournalError, StorageFull
+from memstream_server.ports.journal.errors import JournalError, StorageFull
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import Answer
 
 T = TypeVar("T")
 PAGE = 256

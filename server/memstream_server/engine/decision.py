@@ -17,7 +17,9 @@ from memstream_server.core.transition import Transition, anchors_changed, join_a
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 from memstream_server.engine.gather import Embedded, Gathered
 from memstream_server.engine.requests import Outcome
-from memstream_server.ports.journal import Anchor, Answer, Commit, IndexEntry, Job, MemoryRecord, Row
+from memstream_server.ports.journal.records import Answer, IndexEntry, Job, MemoryRecord
+from memstream_server.ports.journal.rows import Anchor, Row
+from memstream_server.ports.journal.writing import Commit
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:

@@ -17,7 +17,9 @@ from memstream_server.engine.reranking import Reranking
 from memstream_server.engine.settings import Limits
 from memstream_server.engine.turns import Turns
 from memstream_server.ports.index import VectorIndex
-from memstream_server.ports.journal import Commit, Journal, MemoryRecord, Recorded
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import MemoryRecord, Recorded
+from memstream_server.ports.journal.writing import Commit
 from memstream_server.ports.models import Analyzer, EmbeddingModel, Insights
 from memstream_server.ports.operations import Failure, Operations
 from memstream_server.ports.processes import Processes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memstream_server.ports.journal import Space
+from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.models import Embedder, EmbeddingModel
 
 

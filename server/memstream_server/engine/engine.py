@@ -34,7 +34,10 @@ from memstream_server.engine.reinforcing import Reinforcement
 from memstream_server.engine.requests import AckLevel, NewObservation, Progress, Query, RecallAnswer, Refusal
 from memstream_server.engine.transfer.transfers import Transfers
 from memstream_server.engine.watching import Watchers
-from memstream_server.ports.journal import Answer, Commit, JournalError, Recorded, Space
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.records import Answer, Recorded
+from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.writing import Commit
 from memstream_server.ports.models import EmbeddingModel, Spent
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from memstream_server.engine.errors import MemoryNotFound
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.lifecycle import matching, some, stored_vectors
 from memstream_server.engine.operations import AnswerOf, OperationRunner, Progress
-from memstream_server.ports.journal import FragmentQuery
+from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from memstream_server.ports.journal import AlreadyExists, Conflict, JournalError, NamespaceFull, StorageFull
+from memstream_server.ports.journal.errors import AlreadyExists, Conflict, JournalError, NamespaceFull, StorageFull
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from memstream_server.engine.producers import ProducerState
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
     from memstream_server.engine.registry import Registry
-    from memstream_server.ports.journal import Journal
+    from memstream_server.ports.journal.port import Journal
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,9 @@ from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.decision import Decision
 from memstream_server.engine.errors import EngineError
 from memstream_server.engine.lifecycle import some
-from memstream_server.ports.journal import FragmentQuery, JournalError, MemoryRecord
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.records import MemoryRecord
 
 if TYPE_CHECKING:
     from memstream_server.core.transition import Transition

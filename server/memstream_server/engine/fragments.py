@@ -12,7 +12,8 @@ from memstream_server.engine import lifecycle, putting
 from memstream_server.engine.errors import FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, NewObservation, Once, Put
-from memstream_server.ports.journal import FragmentQuery, MemoryRecord
+from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.records import MemoryRecord
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor

@@ -16,7 +16,8 @@ from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.embeddings import Embedding, Embeddings
 from memstream_server.engine.settings import Limits
 from memstream_server.engine.turns import Turns
-from memstream_server.ports.journal import MemoryRecord, Terms
+from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.rows import Terms
 from memstream_server.ports.models import Account, Analyzer, Embedder, ModelRefused, ModelUnavailable, Scorer
 
 log = structlog.get_logger(__name__)

@@ -20,7 +20,9 @@ import structlog
 from memstream_server.engine.following import Following, indexed
 from memstream_server.engine.reconciling import reconcile
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
-from memstream_server.ports.journal import Indexable, IndexEntry, JournalError, Space
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.records import Indexable, IndexEntry
+from memstream_server.ports.journal.spaces import Space
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies

@@ -12,7 +12,9 @@ from memstream_server.core.values import Fragment, Tier, Vector
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.origin import Origin, here, nowhere
 from memstream_server.engine.requests import NewObservation, Refusal
-from memstream_server.ports.journal import Journal, MemoryRecord, Receipt, Rejection
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.writing import Receipt, Rejection
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:

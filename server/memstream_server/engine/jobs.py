@@ -26,7 +26,9 @@ from memstream_server.engine.lifecycle import some
 from memstream_server.engine.recalling import recall
 from memstream_server.engine.reinforcing import unpacked
 from memstream_server.engine.requests import Query
-from memstream_server.ports.journal import FragmentQuery, Job, JournalError
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.records import Job
 from memstream_server.ports.models import Account, Insights, ModelError, ModelRefused
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, Fragme
 from memstream_server.engine.gather import Gathered, compares_content
 from memstream_server.engine.reinforcing import unpacked
 from memstream_server.engine.requests import Changed, Once, fragment_etag
-from memstream_server.ports.journal import FragmentQuery
+from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.engine.decision import Decision
 from memstream_server.engine.errors import EtagMismatch, JournalUnavailable, MemoryExists, written
 from memstream_server.engine.requests import AnswerOf, MemoryChange, NewMemory, Statistics, memory_etag
-from memstream_server.ports.journal import AlreadyExists, Answer, MemoryRecord
+from memstream_server.ports.journal.errors import AlreadyExists
+from memstream_server.ports.journal.records import Answer, MemoryRecord
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor

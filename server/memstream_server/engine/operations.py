@@ -32,7 +32,8 @@ from memstream_server.engine.errors import (
     ShuttingDown,
     StorageIsFull,
 )
-from memstream_server.ports.journal import Answer, Conflict, JournalError, StorageFull
+from memstream_server.ports.journal.errors import Conflict, JournalError, StorageFull
+from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.operations import Failure, Operation, Operations, OperationState
 
 if TYPE_CHECKING:

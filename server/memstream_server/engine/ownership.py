@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memstream_server.engine.errors import JournalUnavailable, LeaseLost, OwnedElsewhere
-from memstream_server.ports.journal import JournalError
+from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.processes import Owner
 
 if TYPE_CHECKING:

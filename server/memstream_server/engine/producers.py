@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memstream_server.engine.errors import EngineError, SequenceConflict, SequenceGap
 from memstream_server.engine.requests import AckLevel, Opened, Outcome, Progress
-from memstream_server.ports.journal import Rejection
+from memstream_server.ports.journal.writing import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,9 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.intake import Batch, batch_of, verify_repeats
 from memstream_server.engine.producers import ObserveSession, ProducerState
 from memstream_server.engine.requests import NewObservation, Opened, Outcome, Refusal
-from memstream_server.ports.journal import Conflict, Image, JournalError, OutcomeUnknown, Receipt, StorageFull
+from memstream_server.ports.journal.errors import Conflict, JournalError, OutcomeUnknown, StorageFull
+from memstream_server.ports.journal.reading import Image
+from memstream_server.ports.journal.writing import Receipt
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memstream_server.ports.journal import IndexEntry
+from memstream_server.ports.journal.records import IndexEntry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -26,7 +26,9 @@ from memstream_server.engine.embeddings import Embedding
 from memstream_server.engine.errors import EngineError, MemoryNotFound, ModelDown, ModelMismatch, OwnedElsewhere
 from memstream_server.engine.gather import Embedded, compares_content
 from memstream_server.engine.operations import OperationCancelled, Progress
-from memstream_server.ports.journal import Job, JournalError, Made, MemoryRecord, Space, Spaces
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.records import Job, MemoryRecord
+from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from memstream_server.ports.models import ModelUnavailable
 from memstream_server.ports.operations import Operation
 

@@ -13,7 +13,7 @@ from memstream_server.core.values import MemoryKind
 from memstream_server.engine.decision import Decision, account_of
 from memstream_server.engine.errors import CapabilityMissing, KindMismatch, ModelDown
 from memstream_server.engine.operations import AnswerOf, OperationRunner, Progress
-from memstream_server.ports.journal import Answer
+from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 from memstream_server.ports.operations import Operation
 

@@ -26,7 +26,9 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.ownership import Ownership
 from memstream_server.engine.working_set import WorkingSet
-from memstream_server.ports.journal import Conflict, Image, JournalError, MemoryRecord
+from memstream_server.ports.journal.errors import Conflict, JournalError
+from memstream_server.ports.journal.reading import Image
+from memstream_server.ports.journal.records import MemoryRecord
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies

@@ -19,7 +19,8 @@ from memstream_server.engine.decision import Decision, effective_policy, jobs_of
 from memstream_server.engine.errors import EngineError
 from memstream_server.engine.gather import compares_content
 from memstream_server.engine.requests import Query, RecallAnswer
-from memstream_server.ports.journal import Access, JournalError
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.writing import Access
 from memstream_server.ports.models import ModelError
 
 if TYPE_CHECKING:

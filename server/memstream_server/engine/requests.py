@@ -12,7 +12,8 @@ from memstream_server.core.filters import Filter
 from memstream_server.core.policy import Policy
 from memstream_server.core.ranking import NearMiss, Scored
 from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, Tier, Vector
-from memstream_server.ports.journal import Answer, Counts, MemoryRecord, Rejection
+from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
+from memstream_server.ports.journal.writing import Rejection
 
 T = TypeVar("T")
 

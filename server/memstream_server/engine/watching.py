@@ -12,7 +12,8 @@ from memstream_server.core.events import Event
 from memstream_server.engine.errors import CursorCompacted, CursorVoid, MemoryNotFound
 
 if TYPE_CHECKING:
-    from memstream_server.ports.journal import Journal, MemoryRecord
+    from memstream_server.ports.journal.port import Journal
+    from memstream_server.ports.journal.records import MemoryRecord
 
 PAGE = 256
 """Transitions read at once, at the most: the journal gives fewer that are large. All that is held of a slow watcher."""

@@ -20,7 +20,10 @@ from memstream_server.core.values import Fragment, FragmentKind, Held, State, Ti
 from memstream_server.engine.contents import Contents
 from memstream_server.engine.decision import Decision
 from memstream_server.engine.embeddings import Embedding
-from memstream_server.ports.journal import Block, Commit, Image, MemoryRecord, Row
+from memstream_server.ports.journal.reading import Image
+from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.rows import Block, Row
+from memstream_server.ports.journal.writing import Commit
 
 _RECALLED_MAX = 4_096
 """Recalled contents remembered for telling echoes, over all sessions."""

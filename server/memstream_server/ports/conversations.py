@@ -1,9 +1,9 @@
 """Conversations: the messages and plans beside the memories, what DB-GPT keeps in its GptsMemory.
 
 Contract
-- Writes return only after they are durable, and leave nothing behind when they raise, as those of ports/journal.py,
-  whose errors they raise: StorageFull, OutcomeUnknown, and Conflict when the request_id of `answer` was answered
-  meanwhile (serve that answer).
+- Writes return only after they are durable, and leave nothing behind when they raise, as those of the journal
+  (ports/journal/port.py), whose errors they raise: StorageFull, OutcomeUnknown, and Conflict when the request_id of
+  `answer` was answered meanwhile (serve that answer).
 - `append`, `complete` and `save_plans` make the conversation they name; everything else raises NotThere for one
   that nobody has made. Deleting messages or plans leaves the conversation, and its numbers are not given again.
 - A message's number is one more than the conversation's last. Appending to a completed conversation opens it again.
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias, TypeVar
 
-from memstream_server.ports.journal import Answer, JournalError
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.records import Answer
 
 T = TypeVar("T")
 AnswerOf: TypeAlias = Callable[[T], Answer] | None

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.values import Vector
-from memstream_server.ports.journal import Space
+from memstream_server.ports.journal.spaces import Space
 
 
 class IndexUnavailable(Exception):

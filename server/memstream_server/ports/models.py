@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.ports.journal import Terms
+from memstream_server.ports.journal.rows import Terms
 
 
 class ModelError(Exception):

@@ -1,8 +1,9 @@
 """Operations: long work that outlives the process that does it. One row each.
 
 Contract
-- Writes return only after they are durable, and leave nothing behind when they raise, as those of ports/journal.py,
-  whose errors they raise; `create` raises Conflict when the request_id of `answer` was answered meanwhile.
+- Writes return only after they are durable, and leave nothing behind when they raise, as those of the journal
+  (ports/journal/port.py), whose errors they raise; `create` raises Conflict when the request_id of `answer` was
+  answered meanwhile.
 - Ids ascend in the order of creation.
 """
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from memstream_server.ports.journal import Answer
+from memstream_server.ports.journal.records import Answer
 
 
 class OperationState(StrEnum):

@@ -14,7 +14,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
 from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable
-from memstream_server.ports.journal import OutcomeUnknown, Rejection
+from memstream_server.ports.journal.errors import OutcomeUnknown
+from memstream_server.ports.journal.writing import Rejection
 from memstream_server.ports.operations import Failure
 
 DOMAIN = "memstream.dev"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.duration_pb2 import Duration
 
 from memstream.v1 import server_service_pb2 as pb
-from memstream_server.ports.journal import ANSWER_KEPT_S
+from memstream_server.ports.journal.records import ANSWER_KEPT_S
 
 if TYPE_CHECKING:
     from memstream_server.settings import Settings

@@ -10,7 +10,7 @@ from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.requests import Changed, MemoryChange, NewMemory, memory_etag
-from memstream_server.ports.journal import MemoryRecord
+from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import readable
 from memstream_server.rpc.fragments import FragmentMethods

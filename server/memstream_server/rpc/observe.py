@@ -29,7 +29,7 @@ from memstream_server.rpc.wire.scalars import duration
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import ObserveSession
-    from memstream_server.ports.journal import Rejection
+    from memstream_server.ports.journal.writing import Rejection
 
 SEQUENCE_MAX = 2**63 - 1
 

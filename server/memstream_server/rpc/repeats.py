@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from memstream_server.engine.errors import EngineError, RequestIdConflict
 from memstream_server.engine.requests import Once
-from memstream_server.ports.journal import Answer
+from memstream_server.ports.journal.records import Answer
 from memstream_server.rpc.wire.observations import digest_of
 
 R = TypeVar("R", bound=Message)

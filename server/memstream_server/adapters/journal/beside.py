@@ -25,11 +25,13 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal import bulk, codec
-from memstream_server.adapters.journal.reads import FRAGMENT, VECTORED, memory_of, pages
+from memstream_server.adapters.journal.bulk import IDS_MAX, pages
+from memstream_server.adapters.journal.reads import memory_of
 from memstream_server.adapters.journal.schema import anchors, fragments, key, memories, outbox, span, vectors
-from memstream_server.adapters.journal.transition import IDS_MAX
+from memstream_server.adapters.journal.selecting import FRAGMENT, VECTORED
 from memstream_server.core.values import Fragment, Tier
-from memstream_server.ports.journal import Conflict, Made
+from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.spaces import Made
 
 _model: BindParameter[str] = bindparam("model")
 _low: BindParameter[int] = bindparam("low")

@@ -1,4 +1,4 @@
-"""Many rows in one statement, written or read.
+"""Many rows in one statement, written or read; more than that a page at a time.
 
 Not executemany: Python's sqlite3 gives up the interpreter lock at every row it steps over and must win it back, which
 beside a busy event loop makes a row cost 0.3 to 2 ms instead of 2 to 15 µs. A statement of many rows is one step.
@@ -19,6 +19,9 @@ from memstream_server.adapters.journal.packed import by_row
 
 ROWS_MAX = 256
 """Rows a statement; SQLite takes 32,766 parameters, the widest table here has 15 columns."""
+
+IDS_MAX = 500
+"""Ids in one IN list."""
 
 STEP_ROWS = 32
 """Above this, statements have a multiple of it: 40 texts a table at most, and each prepared once."""
@@ -109,3 +112,36 @@ def fetch_columns(
     """The same by column, lists of integers and Packed blobs, for those who need no row by itself."""
     read = sqlite.columns if connection.dialect.name == "sqlite" else postgres.columns
     return read(connection, statement, parameters)
+
+
+def pages(
+    connection: Connection,
+    statement: Select[*tuple[Any, ...]],
+    low: int,
+    high: int,
+    limit: int | None = None,
+    **values: Any,
+) -> Iterator[list[Any]]:
+    """The first `limit` rows (all, if None) of a statement over a range of keys, the key first, a page at a time."""
+    while limit is None or limit > 0:
+        page = PAGE_ROWS if limit is None else min(limit, PAGE_ROWS)
+        rows = fetch(connection, statement, {"low": low, "high": high, "limit": page, **values})
+        yield from rows
+        if len(rows) < page:
+            return
+        low = rows[-1][0] + 1
+        limit = None if limit is None else limit - page
+
+
+def column_pages(
+    connection: Connection, statement: Select[*tuple[Any, ...]], low: int, high: int, **values: Any
+) -> Iterator[list[Any]]:
+    """The same by column, all rows, of integers and blobs."""
+    while True:
+        columns = fetch_columns(connection, statement, {"low": low, "high": high, "limit": PAGE_ROWS, **values})
+        keys = columns[0]
+        if keys:
+            yield columns
+        if len(keys) < PAGE_ROWS:
+            return
+        low = keys[-1] + 1

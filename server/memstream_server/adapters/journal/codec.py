@@ -21,7 +21,10 @@ from memstream_server.core.events import Event
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import Enhancement, Fragment, Vector
 from memstream_server.ports.conversations import Message, Plan
-from memstream_server.ports.journal import Receipt, Rejection, Space, Terms, Unreadable
+from memstream_server.ports.journal.errors import Unreadable
+from memstream_server.ports.journal.rows import Terms
+from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.writing import Receipt, Rejection
 
 VERSION = 1
 """First byte of every blob. Another one raises Unreadable: it was written by a newer server."""

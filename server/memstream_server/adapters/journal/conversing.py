@@ -9,11 +9,11 @@ from sqlalchemy import BigInteger, Connection, Row, bindparam, select
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import codec
+from memstream_server.adapters.journal.bulk import pages
 from memstream_server.adapters.journal.conversation_tables import conversations, messages, plans
 from memstream_server.adapters.journal.looking import Looked
-from memstream_server.adapters.journal.reads import pages
 from memstream_server.adapters.journal.schema import position, span
-from memstream_server.ports.journal import JournalError
+from memstream_server.ports.journal.errors import JournalError
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verifying import Report

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.ports.journal import JournalError
+from memstream_server.ports.journal.errors import JournalError
 
 T = TypeVar("T")
 

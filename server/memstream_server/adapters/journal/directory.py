@@ -21,10 +21,10 @@ from pathlib import Path
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal import migrate, sqlite, transition, wal, writes
+from memstream_server.adapters.journal import migrate, outbox, sqlite, wal, writes
 from memstream_server.adapters.journal.reads import meta_value
 from memstream_server.engine.clock import Clock, Ids
-from memstream_server.ports.journal import AlreadyExists, JournalError, Unreadable
+from memstream_server.ports.journal.errors import AlreadyExists, JournalError, Unreadable
 
 FORMAT = 1
 """Version of the directory's layout; the tables have their own (migrate.py)."""
@@ -296,8 +296,8 @@ def _begin_history(database: Path) -> None:
                 raise Unreadable(f"{database} is no memstream journal")
             migrate.upgrade(connection)
             writes.set_meta(connection, GENERATION, str(int(meta_value(connection, GENERATION) or 0) + 1))
-            transition.outbox_empty(connection)
+            outbox.empty(connection)
             writes.rename_memories(connection, Ids(Clock()).next)
-            transition.outbox_refill(connection)
+            outbox.refill(connection)
     finally:
         engine.dispose()

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, Boolean, Connection, Row, Select, bindparam, func, select
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch
-from memstream_server.adapters.journal.reads import FRAGMENT, pages
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch, pages
 from memstream_server.adapters.journal.schema import anchors, events, fragments, outbox, position, span, vectors
+from memstream_server.adapters.journal.selecting import FRAGMENT
 from memstream_server.core.events import Event
 from memstream_server.core.fold import GONE, Place, differences, fold, fold_known, place_of
 from memstream_server.core.values import Enhancement, Fragment, Tier
-from memstream_server.ports.journal import JournalError, Space
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.spaces import Space
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verifying import Report

@@ -10,27 +10,17 @@ import numpy.typing as npt
 from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch_columns
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, column_pages, fetch_columns, pages
 from memstream_server.adapters.journal.packed import Packed
-from memstream_server.adapters.journal.reads import FRAGMENT, column_pages, memory_of, pages, record
-from memstream_server.adapters.journal.schema import (
-    anchors,
-    fragments,
-    observations,
-    outbox,
-    producers,
-    span,
-    vectors,
-)
+from memstream_server.adapters.journal.reads import memory_of, record
+from memstream_server.adapters.journal.schema import anchors, fragments, observations, outbox, producers, span, vectors
+from memstream_server.adapters.journal.selecting import FRAGMENT
 from memstream_server.adapters.journal.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
-from memstream_server.ports.journal import (
-    Block,
-    Gathering,
-    Image,
-    Producer,
-    Receipt,
-)
+from memstream_server.ports.journal.reading import Gathering, Image
+from memstream_server.ports.journal.records import Producer
+from memstream_server.ports.journal.rows import Block
+from memstream_server.ports.journal.writing import Receipt
 
 _number: BindParameter[int] = bindparam("number")
 _low: BindParameter[int] = bindparam("low")

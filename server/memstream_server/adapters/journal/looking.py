@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import directory, migrate, postgres, sqlite, wal
-from memstream_server.ports.journal import JournalError, Unreadable
+from memstream_server.ports.journal.errors import JournalError, Unreadable
 
 
 @dataclass(frozen=True, slots=True)

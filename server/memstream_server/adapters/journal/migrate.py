@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from memstream_server.adapters.journal import conversation_tables, operations, schema  # noqa: F401 - for their tables
-from memstream_server.ports.journal import Unreadable
+from memstream_server.ports.journal.errors import Unreadable
 
 HEAD = "0007"
 """The newest file in migrations/versions."""

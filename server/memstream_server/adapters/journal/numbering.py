@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, Connection, Row, bindparam, func, select
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch
-from memstream_server.adapters.journal.reads import pages
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch, pages
 from memstream_server.adapters.journal.schema import observations, position, producers, receipts, span
 from memstream_server.adapters.journal.writes import SEQUENCES_KEPT
-from memstream_server.ports.journal import JournalError
+from memstream_server.ports.journal.errors import JournalError
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verifying import Report

@@ -12,7 +12,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Connection, Row, Table, dele
 from memstream_server.adapters.journal import writes
 from memstream_server.adapters.journal.conversations import Read, Write
 from memstream_server.adapters.journal.schema import TEXT, metadata
-from memstream_server.ports.journal import Answer
+from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.operations import UNFINISHED, Failure, Operation, OperationState
 
 operations = Table(

@@ -23,7 +23,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from memstream_server.adapters.journal import migrate
 from memstream_server.adapters.journal.packed import Column, packed
-from memstream_server.ports.journal import (
+from memstream_server.ports.journal.errors import (
     AlreadyExists,
     Conflict,
     JournalError,

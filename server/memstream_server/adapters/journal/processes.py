@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from memstream_server.adapters.journal.conversations import Read, Write
 from memstream_server.adapters.journal.postgres import LEADING, SCHEMA, PostgresDatabase, lock_of
-from memstream_server.ports.journal import Conflict, JournalError
+from memstream_server.ports.journal.errors import Conflict, JournalError
 from memstream_server.ports.processes import Owner, Renewal
 
 KEPT_US = 3600 * 1_000_000

@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.bulk import fetch
+from memstream_server.adapters.journal.bulk import fetch, pages
 from memstream_server.adapters.journal.conversation_tables import conversations, messages, plans
-from memstream_server.adapters.journal.reads import FRAGMENT, VECTORED, fragment_of, memory_of, pages, record, spaces
+from memstream_server.adapters.journal.reads import memory_of, record, spaces
 from memstream_server.adapters.journal.schema import anchors, fragments, memories, observations, position, span, vectors
+from memstream_server.adapters.journal.selecting import FRAGMENT, VECTORED, fragment_of
 from memstream_server.core.values import Fragment
 from memstream_server.ports.conversations import ConversationName, ConversationScan, Message, NotThere, Plan, Status
-from memstream_server.ports.journal import Anchor, MemoryScan
+from memstream_server.ports.journal.reading import MemoryScan
+from memstream_server.ports.journal.rows import Anchor
 
 T = TypeVar("T")
 PAGE_ROWS = 500

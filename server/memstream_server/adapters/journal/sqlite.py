@@ -35,7 +35,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from memstream_server.adapters.journal.packed import Column, Packed
-from memstream_server.ports.journal import (
+from memstream_server.ports.journal.errors import (
     AlreadyExists,
     Conflict,
     JournalError,

@@ -10,7 +10,7 @@ from memstream_server.adapters.journal import bulk, codec
 from memstream_server.adapters.journal.conversation_tables import conversations, messages, plans
 from memstream_server.adapters.journal.schema import key, span
 from memstream_server.ports.conversations import ConversationName, Message, Plan, Status
-from memstream_server.ports.journal import AlreadyExists, Conflict
+from memstream_server.ports.journal.errors import AlreadyExists, Conflict
 
 _MESSAGES = bulk.insertion(messages, ("key",))
 _PLANS = bulk.insertion(plans, ("key",))

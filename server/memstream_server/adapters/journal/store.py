@@ -11,7 +11,18 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from memstream_server.adapters.journal import beside, directory, image, postgres, reads, scanning, transition, writes
+from memstream_server.adapters.journal import (
+    beside,
+    directory,
+    image,
+    outbox,
+    postgres,
+    reads,
+    scanning,
+    selecting,
+    transition,
+    writes,
+)
 from memstream_server.adapters.journal.conversations import SqlConversations
 from memstream_server.adapters.journal.database import Database, snapshot
 from memstream_server.adapters.journal.operations import SqlOperations
@@ -20,28 +31,20 @@ from memstream_server.adapters.journal.processes import SqlProcesses
 from memstream_server.adapters.journal.writer import Joint, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
-from memstream_server.ports.journal import (
-    Access,
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.reading import FragmentQuery, Gathering, Image, MemoryScan
+from memstream_server.ports.journal.records import (
     Answer,
-    Commit,
     Counts,
-    FragmentQuery,
-    Gathering,
-    Image,
     Indexable,
     IndexEntry,
     Job,
-    JournalError,
-    Made,
     MemoryRecord,
-    MemoryScan,
     Producer,
-    Receipt,
     Recorded,
-    Rejection,
-    Space,
-    Spaces,
 )
+from memstream_server.ports.journal.spaces import Made, Space, Spaces
+from memstream_server.ports.journal.writing import Access, Commit, Receipt, Rejection
 
 RESERVE_BYTES = 64 << 20
 """Free space below which writes that add data are refused (beside what a checkpoint may need)."""
@@ -52,7 +55,7 @@ T = TypeVar("T")
 
 
 class SqlJournal:
-    """`ports.journal.Journal` in a database of its own. Made by `open_journal`."""
+    """`ports.journal.port.Journal` in a database of its own. Made by `open_journal`."""
 
     def __init__(self, database: Database, clock_us: Callable[[], int], readers: int) -> None:
         self._database, self._clock_us = database, clock_us
@@ -221,22 +224,22 @@ class SqlJournal:
     # ---- reads
 
     async def fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
-        return await self._read(reads.some_fragments, uid, ids, self._model)
+        return await self._read(selecting.some_fragments, uid, ids, self._model)
 
     async def vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
-        return await self._read(reads.some_vectors, uid, model, ids)
+        return await self._read(selecting.some_vectors, uid, model, ids)
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
-        return await self._read(reads.list_fragments, uid, query, self._model)
+        return await self._read(selecting.list_fragments, uid, query, self._model)
 
     async def expiring(self, now_us: int, limit: int) -> list[tuple[str, str]]:
-        return await self._read(reads.expiring, now_us, limit)
+        return await self._read(selecting.expiring, now_us, limit)
 
     async def oldest_forgotten(self) -> list[tuple[str, int]]:
-        return await self._read(reads.oldest_forgotten)
+        return await self._read(selecting.oldest_forgotten)
 
     async def purgeable(self, uid: str, before_us: int, limit: int) -> list[str]:
-        return await self._read(reads.purgeable, uid, before_us, limit)
+        return await self._read(selecting.purgeable, uid, before_us, limit)
 
     async def prune_events(self, uid: str, before_us: int, limit: int) -> int:
         return await self._write(writes.prune_events, limit, False, uid, before_us, limit)
@@ -253,28 +256,28 @@ class SqlJournal:
     # ---- the index's outbox and jobs
 
     async def outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:
-        return await self._read(reads.outbox_entries, limit, self._model)
+        return await self._read(outbox.entries, limit, self._model)
 
     async def outbox_size(self) -> int:
-        return await self._read(reads.outbox_size)
+        return await self._read(outbox.size)
 
     async def outbox_last(self) -> int:
-        return await self._read(reads.outbox_last)
+        return await self._read(outbox.last)
 
     async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
-        return await self._read(reads.outbox_rows, memories)
+        return await self._read(outbox.ranges, memories)
 
     async def outbox_done(self, ids: Sequence[int]) -> None:
-        await self._write(transition.outbox_done, len(ids), False, ids)
+        await self._write(outbox.done, len(ids), False, ids)
 
     async def outbox_enter(self, entries: Sequence[IndexEntry]) -> None:
-        await self._write(transition.outbox_enter, len(entries), True, entries)
+        await self._write(outbox.enter, len(entries), True, entries)
 
     async def indexable(self, uid: str) -> list[str]:
-        return await self._read(reads.indexable, uid, self._model)
+        return await self._read(outbox.indexable, uid, self._model)
 
     async def outbox_refill(self) -> int:
-        return await self._write(transition.outbox_refill, 1_000, True)
+        return await self._write(outbox.refill, 1_000, True)
 
     async def jobs(self, limit: int) -> list[Job]:
         return await self._read(reads.waiting_jobs, limit)

@@ -1,4 +1,4 @@
-"""The writes that change what a memory holds: the transition's commit, access statistics, and the index's outbox."""
+"""The writes that change what a memory holds: the transition's commit, and access statistics."""
 
 from __future__ import annotations
 
@@ -6,47 +6,27 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import (
-    BindParameter,
-    Connection,
-    Delete,
-    bindparam,
-    delete,
-    exists,
-    func,
-    insert,
-    literal,
-    select,
-    update,
-)
+from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, func, select, update
 
-from memstream_server.adapters.journal import bulk, codec
+from memstream_server.adapters.journal import bulk, codec, outbox
+from memstream_server.adapters.journal.bulk import IDS_MAX
 from memstream_server.adapters.journal.schema import (
     anchors,
     fragments,
     jobs,
     key,
     memories,
-    outbox,
     producers,
     receipts,
     requests,
     vectors,
 )
 from memstream_server.adapters.journal.writes import check_room, find, log, owned, put_answer
-from memstream_server.core.values import Fragment, Tier
-from memstream_server.ports.journal import (
-    Access,
-    Anchor,
-    Commit,
-    Conflict,
-    IndexEntry,
-    Job,
-    Row,
-)
-
-IDS_MAX = 500
-"""Ids in one IN list."""
+from memstream_server.core.values import Fragment
+from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.records import Job
+from memstream_server.ports.journal.rows import Anchor, Row
+from memstream_server.ports.journal.writing import Access, Commit
 
 _FRAGMENTS = bulk.insertion(
     fragments,
@@ -68,7 +48,6 @@ _ANCHORS = bulk.insertion(
     f"next_model = CASE WHEN {_RENEWED} THEN excluded.next_model ELSE anchors.next_model END, "
     f"next_vector = CASE WHEN {_RENEWED} THEN excluded.next_vector ELSE anchors.next_vector END",
 )
-_OUTBOX = bulk.insertion(outbox)
 _JOBS = bulk.insertion(jobs)
 _TOUCH = bulk.update_from(
     "fragments",
@@ -106,28 +85,6 @@ _DESCRIBE = (
     )
 )
 _RENAME = update(memories).where(memories.c.number == _number).values(namespace=bindparam("ns"), name=bindparam("n"))
-_REFILL = (
-    insert(outbox)
-    .from_select(
-        ["memory", "fragment", "deleted"],
-        select(memories.c.uid, fragments.c.id, literal(False))
-        .join(memories, memories.c.number == fragments.c.memory)
-        .where(
-            fragments.c.tier == Tier.LONG_TERM.value,
-            fragments.c.forget_time_us.is_(None),
-            exists().where(vectors.c.key == fragments.c.key),
-        )
-        .order_by(fragments.c.key),
-    )
-    .execution_options(preserve_rowcount=True)
-)
-_EMPTY = insert(outbox).from_select(
-    ["memory", "fragment", "deleted"],
-    select(memories.c.uid, fragments.c.id, literal(True))
-    .join(memories, memories.c.number == fragments.c.memory)
-    .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.model != ""),
-)
-_CLEAR_UPSERTS = delete(outbox).where(outbox.c.deleted.is_(False))
 _AN_ID = re.compile(rb"(?=([0-9A-HJKMNP-TV-Z]{26}))")
 """Looked for at every byte, since what comes before an id may look like a part of it."""
 _NAMESPACE = select(memories.c.namespace).where(memories.c.number == _number)
@@ -153,7 +110,6 @@ _RELEASE = bulk.Bulk("DELETE FROM anchors WHERE (memory, id) IN (VALUES ", 2, ")
 _CONSUME = bulk.Bulk("DELETE FROM observations WHERE key IN (VALUES ", 1, ")")
 _UNVECTOR = delete(vectors).where(vectors.c.key.in_(_ids))
 _FINISH = delete(jobs).where(jobs.c.memory == _number, jobs.c.id.in_(_ids))
-_DONE = delete(outbox).where(outbox.c.id.in_(_ids))
 
 
 def _delete(
@@ -179,7 +135,7 @@ def commit(connection: Connection, given: Sequence[Commit]) -> None:
     consumed = [(key(number, position),) for number, one in commits for position in one.stored_positions]
     bulk.execute(connection, _CONSUME, consumed)
     bulk.execute(connection, _STORED, [(number, *stored) for number, one in commits for stored in one.producers])
-    _put_index(connection, [entry for one in given for entry in one.index])
+    outbox.enter(connection, [entry for one in given for entry in one.index])
     _put_jobs(connection, [(number, job) for number, one in commits for job in one.jobs])
     for number, one in commits:
         _describe(connection, number, one)
@@ -281,10 +237,6 @@ def _put_anchors(connection: Connection, given: Sequence[tuple[int, Anchor]]) ->
     bulk.execute(connection, _ANCHORS, rows)
 
 
-def _put_index(connection: Connection, entries: Sequence[IndexEntry]) -> None:
-    bulk.execute(connection, _OUTBOX, [(entry.memory, entry.fragment, entry.delete) for entry in entries])
-
-
 def _put_jobs(connection: Connection, given: Sequence[tuple[int, Job]]) -> None:
     rows = [(job.id, number, job.type, job.payload, job.create_time_us, job.attempts) for number, job in given]
     bulk.execute(connection, _JOBS, rows)
@@ -297,25 +249,3 @@ def touch(connection: Connection, uid: str, accesses: Sequence[Access], epoch: i
         count, time_us = merged.get(access.fragment, (0, 0))
         merged[access.fragment] = (count + access.count, max(time_us, access.time_us))
     bulk.execute(connection, _TOUCH, [(number, name, count, at) for name, (count, at) in merged.items()])
-
-
-# ---- the outbox
-
-
-def outbox_done(connection: Connection, ids: Sequence[int]) -> None:
-    _delete(connection, (_DONE,), ids)
-
-
-def outbox_enter(connection: Connection, entries: Sequence[IndexEntry]) -> None:
-    _put_index(connection, entries)
-
-
-def outbox_empty(connection: Connection) -> None:
-    """Enter the removal of everything that an index may have under the memories' present uids."""
-    connection.execute(_EMPTY)
-
-
-def outbox_refill(connection: Connection) -> int:
-    """The upserts that waited are covered by the new entries; deletions stay, for an index that was not empty."""
-    connection.execute(_CLEAR_UPSERTS)
-    return connection.execute(_REFILL).rowcount

@@ -32,7 +32,8 @@ from memstream_server.adapters.journal.schema import (
     receipts,
     vectors,
 )
-from memstream_server.ports.journal import JournalError, Space
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.spaces import Space
 
 CHECKS = {
     "memories": "memories whose record can be read",

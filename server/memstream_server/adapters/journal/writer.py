@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.database import Database
-from memstream_server.ports.journal import JournalError, OutcomeUnknown, StorageFull
+from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown, StorageFull
 
 GROUP_ROWS = 2_000
 """Rows after which a group is committed although more is waiting: some 30 ms of work."""

@@ -42,19 +42,10 @@ from memstream_server.adapters.journal.schema import (
 )
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment, Tier
-from memstream_server.ports.journal import (
-    ANSWER_KEPT_S,
-    AlreadyExists,
-    Answer,
-    Conflict,
-    JournalError,
-    MemoryRecord,
-    NamespaceFull,
-    Producer,
-    Receipt,
-    Space,
-    Spaces,
-)
+from memstream_server.ports.journal.errors import AlreadyExists, Conflict, JournalError, NamespaceFull
+from memstream_server.ports.journal.records import ANSWER_KEPT_S, Answer, MemoryRecord, Producer
+from memstream_server.ports.journal.spaces import Space, Spaces
+from memstream_server.ports.journal.writing import Receipt
 
 ANSWER_KEPT_US = ANSWER_KEPT_S * 1_000_000
 """How long the answer to a request_id is served again."""

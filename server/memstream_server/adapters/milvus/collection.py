@@ -38,7 +38,7 @@ from memstream_server.adapters.milvus.naming import (
 )
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexUnavailable, Point
-from memstream_server.ports.journal import Space
+from memstream_server.ports.journal.spaces import Space
 
 T = TypeVar("T")
 

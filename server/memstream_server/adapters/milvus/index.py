@@ -32,7 +32,7 @@ from memstream_server.adapters.milvus.lite import LiteProcess, remove_files
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
-from memstream_server.ports.journal import Space
+from memstream_server.ports.journal.spaces import Space
 
 logger = logging.getLogger(__name__)
 

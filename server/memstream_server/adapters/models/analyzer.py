@@ -10,7 +10,7 @@ from hashlib import blake2b
 from memstream_server.adapters.models import languages
 from memstream_server.adapters.models.words import Stems, words
 from memstream_server.core.policy import AUTO_LANGUAGE
-from memstream_server.ports.journal import Terms
+from memstream_server.ports.journal.rows import Terms
 
 _CACHED_WORDS = 65_536
 _COUNT_MAX = 65_535

@@ -11,7 +11,7 @@ from memstream_server.engine.transfer.exporting import fragment_line
 from memstream_server.engine.transfer.lines import FragmentLine, MessageLine, PlanLine
 from memstream_server.engine.transfer.reading import lines_from, message_of
 from memstream_server.ports.conversations import ConversationScan, Message
-from memstream_server.ports.journal import MemoryScan
+from memstream_server.ports.journal.reading import MemoryScan
 
 
 def same_memory(scan: MemoryScan, path: Path, offset: int) -> str:

@@ -21,7 +21,11 @@ from memstream_server.engine.errors import JournalUnavailable, MemoryNotFound, S
 from memstream_server.engine.transfer import lines
 from memstream_server.engine.transfer.disk import Disk
 from memstream_server.ports.conversations import ConversationName, ConversationScan, ConversationStore, NotThere
-from memstream_server.ports.journal import Anchor, Conflict, Journal, JournalError, MemoryRecord, MemoryScan
+from memstream_server.ports.journal.errors import Conflict, JournalError
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.reading import MemoryScan
+from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.rows import Anchor
 
 PAGE = 100
 """Names of memories or conversations read at once."""

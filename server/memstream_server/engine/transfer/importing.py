@@ -39,7 +39,8 @@ from memstream_server.engine.transfer.lines import ConversationLine, FragmentLin
 from memstream_server.engine.transfer.placing import gathered, transition_of
 from memstream_server.engine.transfer.reading import Reader, message_of, plan_of
 from memstream_server.ports.conversations import ConversationName, ConversationStore, NotThere, Status
-from memstream_server.ports.journal import AlreadyExists, JournalError, MemoryRecord, StorageFull
+from memstream_server.ports.journal.errors import AlreadyExists, JournalError, StorageFull
+from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from memstream_server.engine.transfer.lines import FragmentLine
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
-    from memstream_server.ports.journal import MemoryRecord
+    from memstream_server.ports.journal.records import MemoryRecord
 
 
 def is_held(line: FragmentLine) -> bool:

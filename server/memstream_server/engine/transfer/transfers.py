@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memstream_server.engine.operations import OperationRunner
     from memstream_server.engine.registry import Registry
     from memstream_server.ports.conversations import ConversationStore
-    from memstream_server.ports.journal import MemoryRecord
+    from memstream_server.ports.journal.records import MemoryRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from memstream_server.core import policy as core
 from memstream_server.core.policy import AUTO_LANGUAGE, Policy, Profile, ShortTermKind, leaves, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.requests import Statistics, memory_etag
-from memstream_server.ports.journal import MemoryRecord
+from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations, shown
 from memstream_server.rpc.wire import scalars

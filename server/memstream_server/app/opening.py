@@ -1,0 +1,72 @@
+"""What a start opens: traces, the vector index, the embedding space that is in force."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memstream_server.app.errors import StartError
+from memstream_server.app.models import Models
+from memstream_server.ports.index import VectorIndex
+from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.models import Embedder, EmbeddingModel, ModelUnavailable
+from memstream_server.settings import EmbeddingKind, Settings
+
+if TYPE_CHECKING:
+    from memstream_server.adapters.journal import SqlJournal
+    from memstream_server.tracing import OpenTelemetry
+
+
+def open_tracing(settings: Settings) -> OpenTelemetry | None:
+    """None where no endpoint is set; StartError where one is and its packages are not installed."""
+    if not settings.otlp_endpoint:
+        return None
+    try:
+        from memstream_server.tracing import OpenTelemetry
+    except ImportError as error:
+        raise StartError(f"otlp_endpoint is set: pip install 'memstream[otel]' ({error})") from error
+    from memstream_server.rpc.info import server_version
+
+    return OpenTelemetry(settings.otlp_endpoint, settings.trace_ratio, server_version())
+
+
+async def open_index(settings: Settings) -> VectorIndex:
+    """A Milvus server where a URI is set, else Milvus Lite in the data directory."""
+    from memstream_server.adapters.milvus.collection import Timeouts
+    from memstream_server.adapters.milvus.index import connect_milvus, open_lite
+
+    timeouts = Timeouts(connect_s=settings.milvus_timeout_s, search_s=settings.milvus_timeout_s)
+    if settings.milvus_uri:
+        return connect_milvus(settings.milvus_uri, settings.milvus_token.get_secret_value(), timeouts=timeouts)
+    return await open_lite(settings.data_dir, timeouts=timeouts)
+
+
+async def in_force(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:
+    """The models with that in front whose space is in force: the next one's once everything is embedded by it."""
+    recorded = await journal.space()
+    if recorded is not None and models.next is not None and await models.next.named() == recorded.model:
+        embedding = (await models.next.embedding(recorded)).model
+        return replace(models, embedder=models.next.embedder, next=None), recorded, embedding
+    return models, *await space_of(journal, models.embedder, settings)
+
+
+async def space_of(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
+    """The embedding space in force, recorded at the first start; the model's endpoint is asked only then."""
+    recorded = await journal.space()
+    if recorded is not None and settings.embedding is EmbeddingKind.OPENAI:
+        return recorded, EmbeddingModel(name=settings.embedding_model, dimension=recorded.dimension)
+    try:
+        model = await embedder.model()
+    except ModelUnavailable as error:
+        raise StartError(
+            f"the embedding endpoint does not say what dimension its vectors have: {error}. "
+            "It is asked once, at the first start; make it reachable and start again"
+        ) from error
+    if recorded is None:
+        recorded = Space(model.name, model.dimension, settings.index_partitions)
+        try:
+            await journal.set_space(recorded)
+        except Conflict:  # another server that starts for the first time was quicker
+            recorded = await journal.space() or recorded
+    return recorded, model

@@ -1,0 +1,143 @@
+"""A server from start to drained end: parts are opened in order and closed in the reverse of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from memstream_server.app.dependencies import dependencies
+from memstream_server.app.errors import StartError
+from memstream_server.app.models import Models, models_of
+from memstream_server.app.opening import in_force, open_index, open_tracing
+from memstream_server.engine.clock import Clock
+from memstream_server.engine.conversations import Conversations
+from memstream_server.engine.engine import Engine
+from memstream_server.observability import Metrics, serve_metrics, watch_loop
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.settings import Settings
+
+if TYPE_CHECKING:
+    from memstream_server.adapters.journal import SqlJournal
+
+log = structlog.get_logger(__name__)
+
+INDEX_GRACE_S = 5.0
+"""How long a stop may spend on bringing waiting rows into the index; what is left stays in the outbox."""
+OUTBOX_LOOK_S = 10.0
+"""How often the rows waiting for the index are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that serves."""
+
+    address: str
+    """host:port as bound, or unix:/path."""
+    engine: Engine
+    metrics: Metrics
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings, models: Models | None = None) -> AsyncIterator[Running]:
+    """A server from start to drained end. Parts are closed in reverse order, also when a later one fails to start."""
+    from memstream_server.adapters.journal import open_journal
+    from memstream_server.rpc.access.files import AccessError
+    from memstream_server.rpc.access.opening import open_access
+    from memstream_server.rpc.server import create_server
+
+    try:
+        access = open_access(settings)
+    except AccessError as error:
+        raise StartError(str(error)) from error
+    if lacking := settings.unprotected(allowed=True):
+        log.warning("insecure_listen", listen=settings.listen, without=lacking, remedy="see docs/security.md")
+    async with contextlib.AsyncExitStack() as stack:
+        metrics = Metrics()
+        endpoint = serve_metrics(metrics, settings.metrics_listen)
+        if endpoint is not None:
+            stack.callback(endpoint.close)
+        clock = Clock()
+        journal = await open_journal(
+            settings.data_dir,
+            url=settings.journal_url.get_secret_value(),
+            shared=bool(settings.milvus_uri),
+            lease_s=settings.lease_s,
+            clock_us=clock.now_us,
+            reserve_bytes=settings.disk_free_min_bytes,
+        )
+        stack.push_async_callback(journal.close)
+        tracing = open_tracing(settings)
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        used = models or models_of(settings, metrics)
+        stack.push_async_callback(used.embedder.close)
+        if used.next is not None:
+            stack.push_async_callback(used.next.embedder.close)
+        if used.reranker is not None:
+            stack.push_async_callback(used.reranker.close)
+        if used.close_llm is not None:
+            stack.push_async_callback(used.close_llm)
+        used, space, embedding = await in_force(journal, used, settings)
+        index = await open_index(settings)
+        stack.push_async_callback(index.close)
+        parts = dependencies(settings, journal, index, used, embedding, metrics, clock, tracing)
+        engine = Engine(
+            parts,
+            space,
+            journal_name=journal.description,
+            scorer_model=used.scorer_name,
+            insight_model=used.insight_name,
+            spent=used.spent,
+        )
+        await engine.start()
+        stack.push_async_callback(engine.stop, INDEX_GRACE_S)
+        conversations = Conversations(journal.conversations, journal, clock, parts.quiet_s)
+        server = create_server(engine, conversations, settings, metrics, access, tracing)
+        address = await server.start(settings.listen, access.credentials)
+        await engine.ownership.announce(settings.advertise or address)
+        if settings.milvus_uri and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
+            log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
+        stack.push_async_callback(server.stop, settings.drain_grace_s)
+        for watching in (watch_loop(metrics), _watch_engine(engine, metrics), _watch_outbox(journal, metrics)):
+            stack.callback(asyncio.create_task(watching).cancel)
+        if settings.port_file is not None:
+            await asyncio.to_thread(_write_port, settings.port_file, address)
+            stack.callback(settings.port_file.unlink, missing_ok=True)
+        yield Running(address, engine, metrics)
+
+
+async def _watch_engine(engine: Engine, metrics: Metrics) -> None:
+    """What the engine holds, sampled once a second."""
+    while True:
+        held = engine.held()
+        metrics.backlog.set(held.backlog)
+        metrics.sessions.set(held.sessions)
+        metrics.producers.set(held.producers)
+        metrics.watchers.set(held.watchers)
+        metrics.active_memories.set(held.memories)
+        metrics.active_bytes.set(held.size_bytes)
+        metrics.owned_memories.set(held.owned)
+        metrics.index_up.set(not engine.info().degraded)
+        await asyncio.sleep(1.0)
+
+
+async def _watch_outbox(journal: SqlJournal, metrics: Metrics) -> None:
+    """What waits for the index, also while nobody brings it there."""
+    while True:
+        with contextlib.suppress(JournalError):  # health says that it does not answer
+            metrics.outbox_depth.set(await journal.outbox_size())
+        await asyncio.sleep(OUTBOX_LOOK_S)
+
+
+def _write_port(file: Path, address: str) -> None:
+    """Whole or not at all: whoever waits for the file reads a complete address."""
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    part.write_text(f"{address}\n", encoding="utf-8")
+    part.replace(file)

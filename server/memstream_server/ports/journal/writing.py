@@ -1,0 +1,106 @@
+"""What is written: a Receipt makes observations *received*, a Commit makes a transition *stored*."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from memstream_server.core.events import Event
+from memstream_server.core.policy import Policy
+from memstream_server.core.values import Fragment
+from memstream_server.ports.journal.records import Answer, IndexEntry, Job
+from memstream_server.ports.journal.rows import Anchor, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """An item refused before *received*; it keeps its sequence number and its answer."""
+
+    sequence: int
+    code: int
+    """A google.rpc.Code."""
+    reason: str
+    """A name of memstream.v1.ErrorReason."""
+    message: str
+    details: Mapping[str, str] = field(default_factory=dict)
+    """For ErrorInfo.metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A batch of one producer's observations, made durable together: what *received* means.
+
+    `fragments` are the accepted items with id, position and times given; `vectors` holds a client's own
+    vector for a fragment id. Sequence numbers of the batch are first_sequence .. first_sequence + count - 1;
+    `hashes` has one 16-byte content hash each, rejected ones included.
+    """
+
+    memory: str
+    epoch: int
+    producer: str
+    """Empty for unsequenced writes (`ObserveBatch` without a producer, Put): nothing to repeat, no sequence kept."""
+    producer_epoch: int
+    first_sequence: int
+    hashes: tuple[bytes, ...]
+    fragments: tuple[Fragment, ...]
+    sequences: tuple[int, ...]
+    """The sequence number of each of `fragments`."""
+    importances: tuple[float | None, ...] = ()
+    """The client's own importance of each of `fragments`; None asks the scorer or the default."""
+    vectors: dict[str, bytes] = field(default_factory=dict)
+    rejections: tuple[Rejection, ...] = ()
+    model: str = ""
+    """The space of `vectors`; empty is the one in force."""
+    position: int = 0
+    """Position of the first fragment (the next one when all were rejected): the batch's place in the order."""
+
+    @property
+    def last_sequence(self) -> int:
+        return self.first_sequence + len(self.hashes) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One transition of one memory. All of it or nothing; raises its revision by exactly one."""
+
+    memory: str
+    epoch: int
+    revision: int
+    """Expected before; revision + 1 after."""
+    time_us: int
+    events: tuple[Event, ...] = ()
+    rows: tuple[Row, ...] = ()
+    """Fragments that are new or changed, whole, in their final form. Of one that exists, the access statistics are
+    left to `touch`, so that none is lost or counted twice."""
+    removed: tuple[str, ...] = ()
+    """Ids that left for good: fragment, vectors, terms, anchor and lineage rows go."""
+    anchors: tuple[Anchor, ...] = ()
+    released: tuple[str, ...] = ()
+    """Ids whose anchor rows go: they left short-term."""
+    stored_positions: tuple[int, ...] = ()
+    """Positions of the receipts consumed: their payloads go."""
+    producers: tuple[tuple[str, int], ...] = ()
+    """(producer, stored) to set."""
+    index: tuple[IndexEntry, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    finish_jobs: tuple[str, ...] = ()
+    reflection_aggregate: float | None = None
+    policy: Policy | None = None
+    labels: tuple[tuple[str, str], ...] | None = None
+    name: tuple[str, str] | None = None
+    """(namespace, name) to go by from now on. Raises AlreadyExists when another memory has it."""
+    namespace_max: int = 0
+    """Memories that namespace may hold with it, 0: no limit. Raises NamespaceFull."""
+    answer: Answer | None = None
+    erased: tuple[str, ...] = ()
+    """Ids of which nothing they said before is to be kept: stored answers that name them are emptied (a repeat finds a
+    digest that is nobody's), and the hashes of what the memory's producers have stored go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Access statistics of one fragment, written in batches without a revision. Counts add, times take the later."""
+
+    fragment: str
+    count: int
+    time_us: int

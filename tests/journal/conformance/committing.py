@@ -1,0 +1,197 @@
+"""Commits: all of a transition or nothing, once at a revision; its events."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from memstream_server.core.events import Event, EventType, Reason
+from memstream_server.core.policy import DBGPT, with_value
+from memstream_server.core.values import Fragment, FragmentKind, Structured, Tier
+from memstream_server.ports.journal.errors import AlreadyExists, Conflict
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import Recorded
+from memstream_server.ports.journal.rows import Anchor, Row
+from tests.journal.samples import MODEL, fragment, image, record, row, transition
+
+
+class Committing:
+    """See suite.py."""
+
+    async def test_every_field_of_a_fragment_survives(self, journal: Journal) -> None:
+        full = Fragment(
+            id="Z",
+            content="q\nt",
+            tier=Tier.LONG_TERM,
+            kind=FragmentKind.INSIGHT,
+            structured=Structured(question="q", thought="t"),
+            speaker="Joy",
+            session="s",
+            importance=0.75,
+            observe_time_us=1,
+            create_time_us=2,
+            access_time_us=3,
+            access_count=4,
+            enhancement_count=5,
+            duplicate_count=1,
+            sources=("a", "b"),
+            metadata=(("f", 1.0), ("i", 1), ("ok", True), ("s", "x")),
+            expire_time_us=9,
+            pinned=True,
+            external_id="ext",
+            model=MODEL,
+            position=7,
+            version=2,
+            forget_time_us=11,
+        )
+        await journal.commit(transition(1, rows=(row(full),)))
+        (read,) = await journal.fragments("u1", ["Z"])
+        assert read == full
+        assert [type(value) for _, value in read.metadata] == [float, int, bool, str]
+        found = await image(journal)
+        assert found.rows == (row(full),)
+        assert found.next_position == 8
+
+    async def test_a_commit_at_another_revision_or_epoch_changes_nothing(self, journal: Journal) -> None:
+        await journal.commit(transition(1, rows=(row(fragment(0)),)))
+        for stale in (
+            transition(1),
+            transition(3),
+            replace(transition(2), epoch=2),
+            replace(transition(2), memory="x"),
+        ):
+            with pytest.raises(Conflict):
+                await journal.commit(replace(stale, removed=(fragment(0).id,)))
+        found = await image(journal)
+        assert (found.record.revision, len(found.rows)) == (2, 1)
+
+    async def test_of_commits_at_one_revision_exactly_one_wins(self, journal: Journal) -> None:
+        attempts = [journal.commit(transition(1, rows=(row(fragment(place)),))) for place in range(8)]
+        results = await asyncio.gather(*attempts, return_exceptions=True)
+        assert [result is None for result in results] == [True] + [False] * 7
+        assert all(isinstance(result, Conflict) for result in results[1:])
+        assert [one.fragment.position for one in (await image(journal)).rows] == [0]
+
+    async def test_a_refused_write_fails_alone_in_its_group(self, journal: Journal) -> None:
+        await journal.create_memory(record("u2", "sad"), ())
+        await journal.own("u2")
+        named = row(fragment(0, external_id="same"))
+        writes = [
+            journal.commit(transition(1, rows=(named,))),
+            journal.commit(transition(2, rows=(row(fragment(1)), row(fragment(2, external_id="same"))))),
+            journal.commit(transition(2, rows=(row(fragment(3)),))),
+            journal.commit(replace(transition(1, rows=(named,)), memory="u2")),
+        ]
+        results = await asyncio.gather(*writes, return_exceptions=True)
+        assert [type(result) for result in results] == [type(None), AlreadyExists, type(None), type(None)]
+        assert [one.fragment.position for one in (await image(journal)).rows] == [0, 3]
+        assert [one.revision for one in await journal.events("u1", 0, 9)] == [1, 2, 3]
+        assert len((await journal.load("u2", MODEL, 9)).rows) == 1
+
+    async def test_a_value_that_cannot_be_written_fails_alone_and_the_writer_lives(self, journal: Journal) -> None:
+        broken = fragment(0, metadata=(("x", object()),))
+        results = await asyncio.gather(
+            journal.commit(transition(1, rows=(row(broken),))),
+            journal.commit(transition(1, rows=(row(fragment(1)),))),
+            return_exceptions=True,
+        )
+        assert isinstance(results[0], TypeError)
+        assert results[1] is None
+        assert [one.fragment.position for one in (await image(journal)).rows] == [1]
+
+    async def test_rows_replace_but_keep_terms_and_vectors_they_do_not_bring(self, journal: Journal) -> None:
+        before = row(fragment(0, Tier.SHORT_TERM))
+        await journal.commit(transition(1, rows=(before,)))
+        promoted = replace(before.fragment, tier=Tier.LONG_TERM, importance=1.0)
+        await journal.commit(transition(2, rows=(Row(promoted),)))
+        assert (await image(journal)).rows == (Row(promoted, before.terms, before.vector),)
+
+    async def test_a_fragment_that_names_no_model_loses_its_vector(self, journal: Journal) -> None:
+        await journal.commit(transition(1, rows=(row(fragment(0)),)))
+        await journal.commit(transition(2, rows=(Row(fragment(0, content="other words", model="")),)))
+        assert (await image(journal)).rows[0].vector is None
+        assert await journal.vectors("u1", MODEL, [fragment(0).id]) == {}
+
+    async def test_what_is_removed_leaves_nothing(self, journal: Journal) -> None:
+        held = row(fragment(0, Tier.SHORT_TERM, external_id="e"))
+        await journal.commit(
+            transition(1, rows=(held, row(fragment(1))), anchors=(Anchor(held.fragment.id, None, ()),))
+        )
+        await journal.commit(transition(2, removed=(held.fragment.id,)))
+        found = await image(journal)
+        assert [one.fragment.position for one in found.rows] == [1]
+        assert found.short_term == ()
+        assert found.next_position == 2, "a position is never given twice"
+        assert await journal.vectors("u1", MODEL, [held.fragment.id]) == {}
+        await journal.commit(transition(3, rows=(row(fragment(2, external_id="e")),)))
+
+    async def test_many_rows_of_every_number_up_to_a_few_statements(self, journal: Journal) -> None:
+        position, revision = 0, 1
+        for count in (1, 2, 3, 7, 255, 256, 257, 600):
+            rows = tuple(row(fragment(position + place)) for place in range(count))
+            await journal.commit(transition(revision, rows=rows))
+            position, revision = position + count, revision + 1
+        rows = (await image(journal, 2_000)).rows
+        assert [one.fragment.position for one in rows] == list(range(position))
+        assert all(one == row(one.fragment) for one in rows)
+        gone = tuple(one.fragment.id for one in rows[::2])
+        await journal.commit(transition(revision, removed=gone))
+        assert [one.fragment.position for one in (await image(journal)).rows] == list(range(1, position, 2))
+
+    async def test_policy_labels_and_aggregate_change_only_when_given(self, journal: Journal) -> None:
+        policy = with_value(DBGPT, "recall.alpha", 0.125)
+        changed = transition(1, policy=policy, labels=(("a", "b"),), reflection_aggregate=2.5)
+        await journal.commit(changed)
+        expected = replace(
+            record(),
+            epoch=1,
+            revision=2,
+            policy=policy,
+            labels=(("a", "b"),),
+            reflection_aggregate=2.5,
+            update_time_us=10,
+        )
+        assert await journal.get_memory("comedy", "joy") == expected
+        await journal.commit(transition(2))
+        assert await journal.get_memory("comedy", "joy") == replace(expected, revision=3)
+        assert (await image(journal)).record == replace(expected, revision=3)
+
+    async def test_events_are_read_in_order_after_a_revision(self, journal: Journal) -> None:
+        happened = (
+            Event(EventType.ENHANCED, "a", other="b", cosine=0.5, draw=0.25, importance=1.0),
+            Event(EventType.PROMOTED, "a", from_tier=Tier.SHORT_TERM, to_tier=Tier.LONG_TERM, sources=("b", "c")),
+            Event(EventType.DROPPED, "d", reason=Reason.CAPACITY),
+        )
+        await journal.commit(transition(1, events=happened))
+        await journal.commit(transition(2))
+        assert await journal.events("u1", 1, 10) == [Recorded(2, 10, happened), Recorded(3, 20, ())]
+        assert [one.revision for one in await journal.events("u1", 0, 2)] == [1, 2]
+        assert await journal.events("u1", 3, 10) == []
+
+    async def test_numpy_numbers_are_written_as_what_they_mean(self, journal: Journal) -> None:
+        seen = Event(EventType.ENHANCED, "a", cosine=np.float32(0.5), draw=np.float64(0.25))  # type: ignore[arg-type]
+        await journal.commit(transition(1, events=(seen,), rows=(row(fragment(0, importance=np.float64(0.5))),)))
+        ((recorded,),) = [one.events for one in await journal.events("u1", 1, 1)]
+        assert (recorded.cosine, recorded.draw) == (0.5, 0.25)
+        assert type((await image(journal)).rows[0].fragment.importance) is float
+
+    async def test_pruned_events_are_the_oldest_and_leave_no_gap(self, journal: Journal) -> None:
+        for revision in range(1, 6):
+            await journal.commit(transition(revision))
+        kept = [one.revision for one in await journal.events("u1", 0, 10)]
+        assert kept == [1, 2, 3, 4, 5, 6]
+        assert await journal.prune_events("u1", 30, 2) == 2  # the memory's creation, at 1 µs, and revision 2, at 10
+        assert await journal.prune_events("u1", 30, 10) == 1
+        assert await journal.prune_events("u1", 30, 10) == 0
+        assert [one.revision for one in await journal.events("u1", 0, 10)] == [4, 5, 6]
+        await journal.commit(replace(transition(6), time_us=5))  # the clock was set back
+        assert await journal.prune_events("u1", 45, 10) == 2
+        assert [one.revision for one in await journal.events("u1", 0, 10)] == [6, 7]
+        assert await journal.prune_events("u1", 100, 10) == 2
+        assert await journal.events("u1", 0, 10) == []
+        assert (await image(journal)).record.revision == 7
+        with pytest.raises(Conflict):
+            await journal.prune_events("nobody", 100, 10)

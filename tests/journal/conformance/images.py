@@ -1,0 +1,84 @@
+"""A whole memory read at one revision, with its vectors and what it holds before long-term."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from memstream_server.core.values import Enhancement, Tier
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import IndexEntry
+from memstream_server.ports.journal.rows import Anchor, Row
+from tests.journal.samples import MODEL, Gathered, fragment, image, row, transition, vector
+
+
+class Images:
+    """See suite.py."""
+
+    async def test_what_is_held_comes_back_in_order_with_its_anchors(self, journal: Journal) -> None:
+        enhancements = (Enhancement("a", "text a"), Enhancement("b", "text b", recollection=True))
+        sensory, first, second = fragment(0, Tier.SENSORY), fragment(1, Tier.SHORT_TERM), fragment(2, Tier.SHORT_TERM)
+        gone = fragment(3, Tier.SHORT_TERM, forget_time_us=5)
+        rows = tuple(row(one) for one in (second, first, sensory, gone, fragment(4)))
+        anchors = (Anchor(second.id, vector(9), enhancements, MODEL), Anchor(first.id, None, enhancements[:1]))
+        await journal.commit(transition(1, rows=rows, anchors=anchors))
+        found = await image(journal)
+        assert [one.fragment.position for one in found.rows] == [0, 1, 2, 3, 4]
+        assert [held.fragment for held in found.sensory] == [sensory]
+        assert [held.fragment for held in found.short_term] == [first, second]
+        assert found.short_term[0].vector is None
+        np.testing.assert_array_equal(found.short_term[1].vector, np.array([9, 1, 2, 3], dtype=np.float32))
+        assert [held.enhancements for held in found.short_term] == [enhancements[:1], enhancements]
+        await journal.commit(transition(2, anchors=(Anchor(second.id, vector(9), (), MODEL),), released=(first.id,)))
+        assert [held.enhancements for held in (await image(journal)).short_term] == [(), ()]
+
+    async def test_vectors_come_all_or_none_and_only_of_the_space_asked_for(self, journal: Journal) -> None:
+        await journal.commit(transition(1, rows=(row(fragment(0)), row(fragment(1)))))
+        await journal.commit(transition(2, rows=(Row(fragment(1, model="other-2"), None, b"12345678"),)))
+        assert [one.vector for one in (await image(journal, 2)).rows] == [vector(0), vector(1)]
+        assert [one.vector for one in (await image(journal, 1)).rows] == [None, None]
+        assert [one.vector for one in (await journal.load("u1", "other-2", 1)).rows] == [None, b"12345678"]
+        ids = [fragment(1).id, "nobody", fragment(0).id]
+        assert await journal.vectors("u1", MODEL, ids) == {fragment(0).id: vector(0), fragment(1).id: vector(1)}
+        assert await journal.vectors("u1", "other-2", ids) == {fragment(1).id: b"12345678"}
+
+    async def test_a_large_image_has_only_the_vectors_that_the_index_lacks(self, journal: Journal) -> None:
+        rows = (row(fragment(0)), row(fragment(1)), row(fragment(2, Tier.SHORT_TERM)))
+        await journal.commit(transition(1, rows=rows, index=(IndexEntry("u1", fragment(1).id),)))
+        image = await journal.load("u1", fragment(0).model, 2)
+        assert [one.vector is not None for one in image.rows] == [False, True, True]
+        image = await journal.load("u1", fragment(0).model, 3)
+        assert [one.vector is not None for one in image.rows] == [True, True, True]
+
+    async def test_who_gathers_gets_a_block_at_a_time_and_all_of_the_image(self, journal: Journal) -> None:
+        count = 2_100
+        rows = [Row(fragment(at, model="")) if at % 700 == 3 else row(fragment(at)) for at in range(count)]
+        rows[1_500] = row(fragment(1_500, Tier.SHORT_TERM))
+        await journal.commit(transition(1, rows=tuple(rows)))
+        vectored = sum(one.vector is not None for one in rows)
+        for vectors_max, told in ((vectored, vectored), (vectored - 1, None)):
+            whole, gathered = await image(journal, vectors_max), Gathered()
+            found = await journal.load("u1", MODEL, vectors_max, gathered)
+            assert gathered.told == [told, "end"]
+            assert len(gathered.blocks) > 1
+            assert [one for block in gathered.blocks for one in block.rows()] == list(whole.rows)
+            assert [one.fragment for one in whole.rows] == [one.fragment for one in rows]
+            assert sum(one.vector is not None for one in whole.rows) == (told or 1)
+            assert (found.blocks, found.record, found.next_position) == ((), whole.record, whole.next_position)
+            assert [held.fragment.position for held in found.short_term] == [1_500]
+
+    async def test_reads_see_what_returned_before_them_and_one_snapshot(self, journal: Journal) -> None:
+        async def write() -> None:
+            for revision in range(1, 41):
+                rows = tuple(row(fragment(place, version=revision)) for place in range(20))
+                await journal.commit(transition(revision, rows=rows))
+                assert (await image(journal)).record.revision == revision + 1
+
+        async def read() -> None:
+            while not writing.done():
+                found = await image(journal)
+                assert {one.fragment.version for one in found.rows} <= {found.record.revision - 1}
+
+        writing = asyncio.ensure_future(write())
+        await asyncio.gather(writing, read(), read())

@@ -1,0 +1,78 @@
+"""The index's outbox, and jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memstream_server.core.values import Tier
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import Indexable, IndexEntry, Job
+from memstream_server.ports.journal.rows import Row
+from tests.journal.samples import MODEL, fragment, record, row, transition, vector
+
+
+class Indexing:
+    """See suite.py."""
+
+    async def test_the_outbox_gives_rows_as_they_are_now_until_they_are_done(self, journal: Journal) -> None:
+        live, forgotten, erased = fragment(0), fragment(1), fragment(2)
+        entries = tuple(IndexEntry("u1", one.id) for one in (live, forgotten, erased))
+        await journal.commit(transition(1, rows=(row(live), row(forgotten), row(erased)), index=entries))
+        later = replace(forgotten, forget_time_us=5)
+        await journal.commit(transition(2, rows=(Row(later),), removed=(erased.id,)))
+        found = await journal.outbox(10)
+        assert [(entry.memory, entry.fragment, entry.delete) for entry, _ in found] == [
+            ("u1", one.id, False) for one in (live, forgotten, erased)
+        ]
+        assert [what for _, what in found] == [Indexable(MODEL, vector(0)), None, None]
+        assert await journal.outbox_size() == 3
+        assert await journal.outbox_last() == found[2][0].id
+        assert [entry for entry, _ in await journal.outbox(1)] == [found[0][0]]
+        await journal.outbox_done([found[1][0].id])
+        assert [entry for entry, _ in await journal.outbox(9)] == [found[0][0], found[2][0]]
+        await journal.outbox_done([found[0][0].id, found[2][0].id])
+        assert (await journal.outbox_size(), await journal.outbox_last()) == (0, 0)
+
+    async def test_of_several_entries_for_a_fragment_the_last_decides(self, journal: Journal) -> None:
+        upsert, deletion = IndexEntry("u1", fragment(0).id), IndexEntry("u1", fragment(0).id, delete=True)
+        await journal.commit(transition(1, rows=(row(fragment(0)),), index=(deletion, upsert)))
+        expected = Indexable(MODEL, vector(0))
+        assert [what for _, what in await journal.outbox(9)] == [expected, expected]
+        await journal.commit(transition(2, index=(deletion,)))
+        assert [what for _, what in await journal.outbox(9)] == [None, None, None]
+
+    async def test_a_refill_enters_every_live_long_term_fragment_with_a_vector(self, journal: Journal) -> None:
+        await journal.create_memory(record("u2", "sad"), ())
+        await journal.own("u2")
+        rows = (
+            row(fragment(0)),
+            Row(fragment(1, model="")),
+            row(fragment(2, Tier.SHORT_TERM)),
+            row(fragment(3, forget_time_us=5)),
+        )
+        await journal.commit(transition(1, rows=rows, index=(IndexEntry("u1", fragment(0).id),)))
+        await journal.commit(replace(transition(1, rows=(row(fragment(7)),)), memory="u2"))
+        assert await journal.outbox_refill() == 2
+        found = await journal.outbox(9)
+        assert sorted((entry.memory, entry.fragment) for entry, _ in found) == [
+            ("u1", fragment(0).id),
+            ("u2", fragment(7).id),
+        ]
+        assert all(what is not None for _, what in found)
+
+    async def test_what_a_reconciliation_found_is_entered(self, journal: Journal) -> None:
+        rows = (row(fragment(0)), row(fragment(1)), row(fragment(2, Tier.SHORT_TERM)), Row(fragment(3, model="")))
+        await journal.commit(transition(1, rows=rows))
+        assert await journal.indexable("u1") == [fragment(0).id, fragment(1).id]
+        assert await journal.indexable("nobody") == []
+        await journal.outbox_enter([IndexEntry("u1", fragment(1).id), IndexEntry("u1", "orphan", delete=True)])
+        found = [(entry.fragment, what is None) for entry, what in await journal.outbox(9)]
+        assert found == [(fragment(1).id, False), ("orphan", True)]
+
+    async def test_jobs_wait_oldest_first_until_a_commit_finishes_them(self, journal: Journal) -> None:
+        jobs = (Job("j2", "u1", "insight", '{"a":1}', 20, 1), Job("j1", "u1", "reflection", "{}", 10))
+        await journal.commit(transition(1, jobs=jobs))
+        assert await journal.jobs(9) == [jobs[1], jobs[0]]
+        assert await journal.jobs(1) == [jobs[1]]
+        await journal.commit(transition(2, finish_jobs=("j1",)))
+        assert await journal.jobs(9) == [jobs[0]]

@@ -1,0 +1,121 @@
+"""Fragments read, listed and counted; what is due; access statistics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memstream_server.core.values import FragmentKind, Tier
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.records import Counts, IndexEntry
+from memstream_server.ports.journal.rows import Row
+from memstream_server.ports.journal.writing import Access
+from tests.journal.samples import MODEL, fragment, image, receipt, record, row, transition
+
+
+class Reading:
+    """See suite.py."""
+
+    async def test_expiring_are_live_and_unpinned_most_overdue_first(self, journal: Journal) -> None:
+        rows = [
+            fragment(0, expire_time_us=300),
+            fragment(1, expire_time_us=100),
+            fragment(2, expire_time_us=100, pinned=True),
+            fragment(3, expire_time_us=100, forget_time_us=9),
+            fragment(4),
+            fragment(5, expire_time_us=301),
+        ]
+        await journal.commit(transition(1, rows=tuple(row(one) for one in rows)))
+        await journal.create_memory(record("u2", "sad"), ())
+        await journal.own("u2")
+        await journal.commit(replace(transition(1, rows=(row(fragment(0, expire_time_us=200)),)), memory="u2"))
+        due = [("u1", rows[1].id), ("u2", fragment(0).id), ("u1", rows[0].id)]
+        assert await journal.expiring(300, 10) == due
+        assert await journal.expiring(300, 2) == due[:2]
+        assert await journal.expiring(99, 10) == []
+        changed = (Row(replace(rows[1], expire_time_us=None)), Row(replace(rows[2], pinned=False)))
+        await journal.commit(transition(2, rows=changed))
+        assert await journal.expiring(100, 10) == [("u1", rows[2].id)]
+        await journal.delete_memory("u2")
+        assert await journal.expiring(300, 10) == [("u1", rows[2].id), ("u1", rows[0].id)]
+
+    async def test_purgeable_are_forgotten_the_oldest_first(self, journal: Journal) -> None:
+        rows = [fragment(0, forget_time_us=30), fragment(1, forget_time_us=10), fragment(2), fragment(3)]
+        await journal.commit(transition(1, rows=tuple(row(one) for one in rows)))
+        await journal.create_memory(record("u2", "sad"), ())
+        assert await journal.oldest_forgotten() == [("u1", 10)]
+        assert await journal.purgeable("u1", 30, 10) == [rows[1].id, rows[0].id]
+        assert await journal.purgeable("u1", 30, 1) == [rows[1].id]
+        assert await journal.purgeable("u1", 29, 10) == [rows[1].id]
+        assert await journal.purgeable("nobody", 30, 10) == []
+        await journal.commit(transition(2, rows=(Row(replace(rows[0], forget_time_us=None)),), removed=(rows[1].id,)))
+        assert await journal.oldest_forgotten() == []
+
+    async def test_touches_add_up_and_no_commit_undoes_them(self, journal: Journal) -> None:
+        await journal.commit(transition(1, rows=(row(fragment(0, access_count=2)), row(fragment(1)))))
+        await journal.touch("u1", [Access(fragment(0).id, 1, 5_000), Access(fragment(0).id, 2, 4_000)])
+        await journal.touch("u1", [Access(fragment(0).id, 1, 10), Access("nobody", 1, 1)])
+        await journal.commit(transition(2, rows=(Row(fragment(0, importance=0.9)),)))
+        touched, other = await journal.fragments("u1", [fragment(0).id, fragment(1).id])
+        assert (touched.access_count, touched.access_time_us, touched.importance) == (6, 5_000, 0.9)
+        assert (other.access_count, other.access_time_us) == (0, 1_001)
+        assert [one.fragment.access_count for one in (await image(journal)).rows] == [6, 0]
+        assert (await image(journal)).record.revision == 3
+
+    async def test_fragments_come_in_the_order_asked_for(self, journal: Journal) -> None:
+        await journal.commit(transition(1, rows=tuple(row(fragment(place)) for place in range(700))))
+        wanted = [fragment(place).id for place in (699, 3, 0)]
+        assert [one.id for one in await journal.fragments("u1", [*wanted, "nobody"])] == wanted
+        everything = [fragment(place).id for place in reversed(range(700))]
+        assert [one.id for one in await journal.fragments("u1", everything)] == everything
+        assert await journal.fragments("u2", wanted) == []
+        assert await journal.fragments("u1", []) == []
+
+    async def test_a_neighbour_with_the_same_ids_is_another_matter(self, journal: Journal) -> None:
+        await journal.create_memory(record("u2", "sad"), ())
+        await journal.own("u2")
+        await journal.commit(transition(1, rows=(row(fragment(0)),)))
+        theirs = row(fragment(0, content="theirs"))
+        await journal.commit(replace(transition(1, rows=(theirs,)), memory="u2"))
+        await journal.commit(transition(2, removed=(fragment(0).id,)))
+        assert await journal.fragments("u1", [fragment(0).id]) == []
+        assert await journal.fragments("u2", [fragment(0).id]) == [theirs.fragment]
+        assert len(await journal.vectors("u2", MODEL, [fragment(0).id])) == 1
+
+    async def test_list_selects_and_pages(self, journal: Journal) -> None:
+        rows = [
+            fragment(0, Tier.SENSORY),
+            fragment(1, Tier.SHORT_TERM, session="tuesday"),
+            fragment(2, speaker="Joy"),
+            fragment(3, kind=FragmentKind.INSIGHT),
+            fragment(4, forget_time_us=9),
+        ]
+        await journal.commit(transition(1, rows=tuple(row(one) for one in rows)))
+
+        async def listed(**query: object) -> list[int]:
+            wanted = FragmentQuery(**query)  # type: ignore[arg-type]  # the test names fields of FragmentQuery
+            return [one.position for one in await journal.list_fragments("u1", wanted)]
+
+        assert await listed() == [0, 1, 2, 3]
+        assert await listed(limit=2) == [0, 1]
+        assert await listed(after=1, limit=2) == [2, 3]
+        assert await listed(tiers=(Tier.SENSORY, Tier.SHORT_TERM)) == [0, 1]
+        assert await listed(sessions=("tuesday",)) == [1]
+        assert await listed(speakers=("Joy", "nobody")) == [2]
+        assert await listed(kinds=("insight",), tiers=(Tier.LONG_TERM,)) == [3]
+        assert await listed(forgotten=True) == [4]
+        assert await listed(limit=0) == []
+
+    async def test_counts(self, journal: Journal) -> None:
+        rows = [
+            fragment(0, Tier.SENSORY),
+            fragment(1, Tier.SHORT_TERM),
+            fragment(2),
+            fragment(3, kind=FragmentKind.INSIGHT),
+            fragment(4, forget_time_us=9),
+        ]
+        work = (IndexEntry("u1", fragment(2).id),)
+        await journal.commit(transition(1, rows=tuple(row(one) for one in rows), index=work))
+        await journal.receive(receipt(1, 3, 5, rejected=(2,)))
+        assert await journal.counts("u1") == Counts(1, 1, 2, insights=1, forgotten=1, pending=2, unindexed=1)
+        assert await journal.counts("nobody") == Counts()

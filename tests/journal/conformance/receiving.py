@@ -1,0 +1,156 @@
+"""The way in: producers, their receipts, and what tells a repeat."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+
+import pytest
+
+from memstream_server.adapters.journal import writes
+from memstream_server.core.policy import DEFAULT
+from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import Answer, Producer
+from memstream_server.ports.journal.writing import Access, Receipt, Rejection
+from tests.journal.samples import DAY_US, MODEL, Now, digest, fragment, image, receipt, record, row, transition
+
+
+class Receiving:
+    """See suite.py."""
+
+    async def test_a_receipt_is_pending_with_all_it_had_until_it_is_stored(self, journal: Journal) -> None:
+        first, second = receipt(1, 3, 0, rejected=(2,)), receipt(4, 2, 2)
+        await asyncio.gather(journal.receive(first), journal.receive(second))
+        found = await image(journal)
+        assert found.pending == (first, second)
+        assert found.next_position == 4
+        assert found.producers == (Producer("p", 1, received=5, stored=0),)
+        assert (await journal.counts("u1")).pending == 4
+        assert await journal.pending_memories() == ["u1"]
+        await journal.commit(transition(1, stored_positions=(0,), producers=(("p", 3),)))
+        found = await image(journal)
+        assert found.pending == (second,)
+        assert found.producers == (Producer("p", 1, received=5, stored=3),)
+        await journal.commit(transition(2, stored_positions=(2,), producers=(("p", 5),)))
+        assert (await image(journal)).pending == ()
+        assert await journal.pending_memories() == []
+
+    @pytest.mark.parametrize("wrong", [receipt(2, 1, 0), receipt(0, 1, 0), receipt(1, 1, 0, epoch=2)])
+    async def test_a_gap_a_repeat_and_an_older_stream_are_refused(self, journal: Journal, wrong: Receipt) -> None:
+        with pytest.raises(Conflict):
+            await journal.receive(wrong)
+        assert (await image(journal)).pending == ()
+        await journal.receive(receipt(1, 1, 0))
+
+    async def test_opening_a_producer_again_ends_its_older_stream(self, journal: Journal) -> None:
+        await journal.receive(receipt(1, 2, 0))
+        assert await journal.open_producer("u1", 1, "p") == Producer("p", 2, received=2, stored=0)
+        with pytest.raises(Conflict):
+            await journal.receive(receipt(3, 1, 2))
+        await journal.receive(receipt(3, 1, 2, epoch=2))
+        assert await journal.open_producer("u1", 1, "q") == Producer("q", 1)
+
+    @pytest.mark.parametrize("refused", [False, True])
+    async def test_what_waits_of_several_memories_is_as_if_written_one_by_one(
+        self, journal: Journal, refused: bool
+    ) -> None:
+        for uid, name in (("u2", "sad"), ("u3", "calm")):
+            await journal.create_memory(record(uid, name), ())
+            await journal.own(uid)
+            await journal.open_producer(uid, 1, "p")
+        ada = Answer("comedy\nPut\nr1", b"digest", b"response", 7)
+        stored = {"stored_positions": (0,), "producers": (("p", 2),)}
+        more = {"rows": (row(fragment(5)),), "policy": replace(DEFAULT, language="german"), "answer": ada}
+        writes: list[Awaitable[None]] = [
+            journal.receive(receipt(1, 2, 0)),
+            journal.receive(replace(receipt(1, 1, 0), memory="u2")),
+            journal.receive(replace(receipt(1, 3, 0, rejected=(2,)), memory="u3")),
+            journal.commit(transition(1, rows=(row(fragment(0)), row(fragment(1))), **stored)),
+            journal.commit(replace(transition(1, rows=(row(fragment(0)),)), memory="u3")),
+            journal.touch("u1", [Access(fragment(1).id, 2, 9_999)]),
+            journal.commit(transition(2, removed=(fragment(0).id,), **more)),
+            journal.receive(receipt(3, 1, 2)),
+            journal.commit(replace(transition(2, reflection_aggregate=0.5), memory="u3")),
+        ]
+        if refused:
+            writes[5:5] = [
+                journal.receive(replace(receipt(7, 1, 9), memory="u2")),
+                journal.commit(replace(transition(7, rows=(row(fragment(8)),)), memory="u2")),
+            ]
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        assert [type(one) for one in outcomes if one is not None] == [Conflict] * 2 * refused
+        for uid, revision, ids, pending, received in (
+            ("u1", 3, [1, 5], (receipt(3, 1, 2),), 3),
+            ("u2", 1, [], (replace(receipt(1, 1, 0), memory="u2"),), 1),
+            ("u3", 3, [0], (replace(receipt(1, 3, 0, rejected=(2,)), memory="u3"),), 3),
+        ):
+            found = await journal.load(uid, MODEL, 100)
+            assert (found.record.revision, found.pending) == (revision, pending)
+            assert [one.fragment.id for one in found.rows] == [fragment(each).id for each in ids]
+            assert found.producers == (Producer("p", 1, received=received, stored=2 if uid == "u1" else 0),)
+            assert len(await journal.events(uid, 0, 9)) == revision
+        (known,) = await journal.fragments("u1", [fragment(1).id])
+        assert (known.access_count, known.access_time_us) == (2, 9_999)
+        assert (await image(journal)).record.policy.language == "german"
+        assert (await journal.load("u3", MODEL, 0)).record.reflection_aggregate == 0.5
+
+    async def test_unsequenced_writes_keep_no_sequence(self, journal: Journal) -> None:
+        one = replace(receipt(1, 2, 0), producer="", producer_epoch=0)
+        await journal.receive(one)
+        await journal.receive(replace(one, position=2, fragments=(fragment(2), fragment(3))))
+        found = await image(journal)
+        assert [pending.position for pending in found.pending] == [0, 2]
+        assert found.producers == (Producer("p", 1),)
+
+    async def test_a_batch_of_rejections_is_stored_when_all_before_it_is(self, journal: Journal) -> None:
+        await journal.receive(receipt(1, 1, 0, rejected=(1,)))
+        assert (await image(journal)).producers == (Producer("p", 1, received=1, stored=1),)
+        await journal.receive(receipt(2, 1, 1))
+        await journal.receive(receipt(3, 2, 2, rejected=(3, 4)))
+        found = await image(journal)
+        assert [pending.first_sequence for pending in found.pending] == [2]
+        assert found.producers == (Producer("p", 1, received=4, stored=1),)
+        assert found.next_position == 3
+        await journal.commit(transition(1, stored_positions=(1,), producers=(("p", 2),)))
+        assert (await image(journal)).producers == (Producer("p", 1, received=4, stored=4),)
+        assert (await journal.open_producer("u1", 1, "p")).stored == 4
+
+    async def test_hashes_and_rejections_answer_repeats_also_after_storing(self, journal: Journal) -> None:
+        await journal.receive(receipt(1, 3, 0, rejected=(2,)))
+        await journal.receive(receipt(4, 3, 2))
+        await journal.commit(transition(1, stored_positions=(0, 2), producers=(("p", 6),)))
+        refused = Rejection(2, 3, "CONTENT_EMPTY", "empty", {"limit": "1"})
+        assert await journal.received_hashes("u1", "p", 2, 4) == [
+            (2, digest(2), refused),
+            (3, digest(3), None),
+            (4, digest(4), None),
+        ]
+        assert await journal.received_hashes("u1", "p", 6, 99) == [(6, digest(6), None)]
+        assert await journal.received_hashes("u1", "p", 7, 99) == []
+        assert await journal.received_hashes("u1", "other", 1, 9) == []
+
+    async def test_a_producer_of_one_call_is_kept_for_a_day(self, journal: Journal, now: Now) -> None:
+        await journal.open_producer("u1", 1, "request:r", one_call=True)
+        await journal.receive(replace(receipt(1, 2, 0), producer="request:r"))
+        assert [one.name for one in (await image(journal)).producers] == ["p", "request:r"]
+        now.us += DAY_US + 1
+        assert await journal.prune_producers(9) == 0  # something of it is pending
+        await journal.commit(transition(1, stored_positions=(0,), producers=(("request:r", 2),)))
+        assert [one.name for one in (await image(journal)).producers] == ["p"]
+        assert await journal.prune_producers(9) == 1
+        assert await journal.received_hashes("u1", "request:r", 1, 9) == []
+        assert await journal.open_producer("u1", 1, "request:r", one_call=True) == Producer("request:r", 1)
+        assert await journal.prune_producers(9) == 0
+        assert (await journal.open_producer("u1", 1, "p")).epoch == 2
+
+    async def test_a_stream_that_stays_open_lets_old_hashes_go(
+        self, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(writes, "SEQUENCES_KEPT", 20)
+        monkeypatch.setattr(writes, "COMPACT_EVERY", 10)
+        for number in range(1, 101):
+            await journal.receive(receipt(number, 1, number))
+        kept = [number for number, _, _ in await journal.received_hashes("u1", "p", 1, 200)]
+        assert kept == list(range(81, 101))

@@ -1,0 +1,36 @@
+"""What every Journal must do, written against the port alone.
+
+A store passes by a module with a class that inherits `JournalConformance` and a fixture `opener`: a coroutine
+function that opens the same, at first empty, store each time it is called. `now` is the clock it is opened with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from memstream_server.core.events import Event, EventType
+from memstream_server.ports.journal.port import Journal
+from tests.journal.conformance.answering import Answering
+from tests.journal.conformance.committing import Committing
+from tests.journal.conformance.images import Images
+from tests.journal.conformance.indexing import Indexing
+from tests.journal.conformance.memories import Memories
+from tests.journal.conformance.reading import Reading
+from tests.journal.conformance.receiving import Receiving
+from tests.journal.conformance.storing import Storing
+from tests.journal.samples import Opener, record
+
+
+class JournalConformance(Memories, Receiving, Committing, Images, Reading, Answering, Indexing, Storing):
+    """Inherit it, and every test of these is run against the store of `opener`."""
+
+    @pytest.fixture
+    async def journal(self, opener: Opener) -> AsyncIterator[Journal]:
+        opened = await opener()
+        await opened.create_memory(record(), (Event(EventType.MEMORY_CREATED, ""),))
+        await opened.own("u1")
+        await opened.open_producer("u1", 1, "p")
+        yield opened
+        await opened.close()
