@@ -16,14 +16,18 @@ from tests.support.passing import PassingOn
 
 
 class Older(PassingOn):
-    """The earlier server, over one of now."""
+    """The earlier server, over one of now. `openings` are those of Recall streams as clients sent them."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.openings: list[pb.RecallOpen] = []
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         """Passed on, without what is new in it."""
         recalling = details.method.endswith("/Recall")
 
         async def forward(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            call = self._channel.stream_stream(details.method)(_aged(requests) if recalling else requests)
+            call = self._channel.stream_stream(details.method)(self._aged(requests) if recalling else requests)
             try:
                 async for answer in call:
                     yield answer
@@ -34,10 +38,10 @@ class Older(PassingOn):
 
         return grpc.stream_stream_rpc_method_handler(forward)
 
-
-async def _aged(requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async for request in requests:
-        message = pb.RecallRequest.FromString(request)
-        if message.HasField("open"):
-            message.open.ClearField("done_in_recollections")
-        yield message.SerializeToString()
+    async def _aged(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for request in requests:
+            message = pb.RecallRequest.FromString(request)
+            if message.HasField("open"):
+                self.openings.append(pb.RecallOpen.FromString(message.open.SerializeToString()))
+                message.open.ClearField("done_in_recollections")
+            yield message.SerializeToString()
