@@ -265,7 +265,7 @@ func (s *RecallStream) open(ctx context.Context) (v1.StreamService_RecallClient,
 		return nil, err
 	}
 	_ = call.Send(&v1.RecallRequest{Message: &v1.RecallRequest_Open{Open: &v1.RecallOpen{
-		Namespace: s.memory.Namespace, Memory: s.memory.Name, Session: s.session,
+		Namespace: s.memory.Namespace, Memory: s.memory.Name, Session: s.session, DoneInRecollections: true,
 	}}})
 	response, err := call.Recv()
 	if err != nil {
@@ -304,12 +304,9 @@ func (s *RecallStream) take(response *v1.RecallResponse, cancel context.CancelFu
 		if asked := s.asked[message.Recollections.GetQueryId()]; asked != nil {
 			asked.parts = append(asked.parts, message.Recollections)
 		}
-	case *v1.RecallResponse_Done:
-		answered = true
-		if asked := s.asked[message.Done.GetQueryId()]; asked != nil {
-			asked.answer = newAnswer(asked.parts, message.Done)
-			s.settle(asked)
-		}
+		answered = s.complete(message.Recollections.GetDone())
+	case *v1.RecallResponse_Done: // of an older server
+		answered = s.complete(message.Done)
 	case *v1.RecallResponse_Failed:
 		answered = true
 		if asked := s.asked[message.Failed.GetQueryId()]; asked != nil {
@@ -325,6 +322,18 @@ func (s *RecallStream) take(response *v1.RecallResponse, cancel context.CancelFu
 		return answered, shuttingDown(response.GetGoingAway())
 	}
 	return answered, nil
+}
+
+// complete answers the query of which this is the end; whether there is one.
+func (s *RecallStream) complete(done *v1.RecallDone) bool {
+	if done == nil {
+		return false
+	}
+	if asked := s.asked[done.GetQueryId()]; asked != nil {
+		asked.answer = newAnswer(asked.parts, done)
+		s.settle(asked)
+	}
+	return true
 }
 
 func (s *RecallStream) settle(asked *question) {

@@ -115,7 +115,9 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         return self._link.streams.Recall(metadata=self._link.metadata(self.memory))
 
     async def _open(self, call: _Call) -> None:
-        opening = pb.RecallOpen(namespace=self.memory.namespace, memory=self.memory.name, session=self.session)
+        opening = pb.RecallOpen(
+            namespace=self.memory.namespace, memory=self.memory.name, session=self.session, done_in_recollections=True
+        )
         await call.write(pb.RecallRequest(open=opening))
         answer = await read_message(call)
         if answer.HasField("going_away"):
@@ -156,10 +158,8 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         """Takes one message; whether it answered a query. Raises ShuttingDown when it is time to reconnect."""
         kind = response.WhichOneof("message")
         if kind == "recollections":
-            question = self._asked.get(response.recollections.query_id)
-            if question is not None:
-                question.parts.append(response.recollections)
-        elif kind == "done":
+            self._continued(response.recollections)
+        elif kind == "done":  # of an older server
             self._answered(response.done)
         elif kind == "failed":
             self._refused(response.failed)
@@ -167,7 +167,14 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
             self._drain(response.going_away, call)
         if self._draining and not self._asked:
             raise ShuttingDown("the server is going away", reason="SHUTTING_DOWN")
-        return kind in ("done", "failed")
+        return kind in ("done", "failed") or response.recollections.HasField("done")
+
+    def _continued(self, part: pb.Recollections) -> None:
+        question = self._asked.get(part.query_id)
+        if question is not None:
+            question.parts.append(part)
+        if part.HasField("done"):
+            self._answered(part.done)
 
     def _answered(self, done: pb.RecallDone) -> None:
         question = self._asked.pop(done.query_id, None)

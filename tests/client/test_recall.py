@@ -14,6 +14,12 @@ from tests.support.scripted_server import ScriptedServer
 from tests.support.scripts import Plan, status, until
 
 
+@pytest.fixture(autouse=True, params=[True, False], ids=["done in the last part", "done by itself"])
+def knows_done_in_recollections(request: pytest.FixtureRequest, server: ScriptedServer) -> None:
+    """Every test with a server of now, and with an older one."""
+    server.knows_done_in_recollections = request.param
+
+
 async def test_an_answer(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.recall(session="monday") as recall:
         answer = await recall.query("Bob?", explain=True, limit=2)
@@ -26,6 +32,8 @@ async def test_an_answer(memory: memstream.Memory, server: ScriptedServer) -> No
     assert explanation.parts[0].details == {"bm25": 3.0}
     assert answer[1].explanation is None
     assert server.metadata[0]["memstream-memory"] == "ns/m"
+    (opening,) = server.openings
+    assert (opening.session, opening.done_in_recollections) == ("monday", True)
 
 
 async def test_many_queries_one_cancelled(memory: memstream.Memory, server: ScriptedServer) -> None:
@@ -65,6 +73,17 @@ async def test_queries_in_flight_are_asked_again_after_a_break(
             [f"line {n}", "second"] for n in range(3)
         ]
         assert recall.connections == 3
+
+
+async def test_queries_are_asked_again_of_a_server_that_is_older_or_newer(
+    memory: memstream.Memory, server: ScriptedServer
+) -> None:
+    server.recall_plans = [Plan(drop_after=2)]
+    async with memory.recall() as recall:
+        assert (await recall.query("first"))[0].fragment.content == "first"
+        server.knows_done_in_recollections = not server.knows_done_in_recollections
+        assert (await recall.query("second"))[0].fragment.content == "second"
+        assert recall.connections == 2
 
 
 async def test_one_query_fails_alone(memory: memstream.Memory) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.newer import Newer
+from tests.conformance.older import Older
+from tests.support.passing import PassingOn
 from tests.support.relay import Relay
 from tests.support.server import ServerProcess
 
@@ -22,6 +24,7 @@ HERE = Path(__file__).parent
 CASES = sorted((HERE / "cases").glob("*.json"))
 GOLDEN = sorted((HERE / "golden").glob("*.json"))
 RUN_S = 240
+OTHERS: dict[str, type[PassingOn]] = {"newer": Newer, "older": Older}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,14 @@ async def run(runner: Runner, files: Sequence[Path], server: ServerProcess) -> d
     """What was wrong with each case, in order; empty text is as it should be.
 
     `server` of a file says what the runner is to meet: the server with its connections cut and killed as it asks
-    (none), one of a later contract (newer), or one that knows the file's `key` and nobody else (guarded).
+    (none), one of a later or an earlier contract (newer, older), or one that knows the file's `key` and nobody else
+    (guarded).
     """
     found: dict[str, str] = {}
     for kind, some in groupby(files, lambda file: content(file).get("server", "")):
-        if kind == "newer":
-            async with Newer(server.address) as newer:
-                found |= await said(runner, "cases", newer.address, list(some))
+        if kind in OTHERS:
+            async with OTHERS[kind](server.address) as other:
+                found |= await said(runner, "cases", other.address, list(some))
         elif kind == "guarded":
             for file in some:
                 async with _guarded(server.data_dir.parent / file.stem, content(file)["key"]) as address:

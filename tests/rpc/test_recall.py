@@ -26,7 +26,7 @@ def _kind(number: int) -> dict[str, fragments.MetadataValue]:
 
 
 async def answer(call: RecallCall, query_id: str) -> tuple[list[pb.Recollections], Any]:
-    """The parts and the end (done or failed) of one query, other queries' messages apart."""
+    """The parts and the end (done or failed, by itself) of one query, other queries' messages apart."""
     parts = []
     while True:
         message = await call.next()
@@ -36,7 +36,18 @@ async def answer(call: RecallCall, query_id: str) -> tuple[list[pb.Recollections
             continue
         if kind != "recollections":
             return parts, getattr(message, kind)
+        assert not message.recollections.HasField("done")
         parts.append(message.recollections)
+
+
+async def answer_with_done(call: RecallCall) -> list[pb.Recollections]:
+    """The parts of an answer up to the one that has `done`; nothing else comes between."""
+    parts = []
+    while not parts or not parts[-1].HasField("done"):
+        message = await call.next()
+        assert message.WhichOneof("message") == "recollections"
+        parts.append(message.recollections)
+    return parts
 
 
 async def test_a_query_gets_recollections_then_done(told: Wire) -> None:
@@ -52,6 +63,43 @@ async def test_a_query_gets_recollections_then_done(told: Wire) -> None:
     assert first.explanation.formula
     assert done.revision >= 2
     assert done.considered == 3
+
+
+async def test_a_client_that_reads_done_in_the_last_part_gets_one_message(told: Wire) -> None:
+    call = await told.recall(done_in_recollections=True)
+    for _ in range(2):  # a `done` by itself would come before the second answer; and the id is free again
+        await call.query("q", "fact")
+        (part,) = await answer_with_done(call)
+        assert part.query_id == part.done.query_id == "q"
+        assert [each.rank for each in part.recollections] == [1, 2, 3]
+        assert part.done.revision >= 2
+        assert part.done.considered == 3
+        assert part.done.timings
+    await call.send(close=pb.RecallClose())
+    assert await call.next() is None
+
+
+async def test_the_end_is_the_same_in_either_place(told: Wire) -> None:
+    asked: dict[str, Any] = {"text": "fact", "limit": 2, "near_misses": 5, "token_budget": 100, "reinforce": False}
+    asked["now"] = {"seconds": 2_000_000_000}  # else recency differs
+    apart, inside = await told.recall(), await told.recall(done_in_recollections=True)
+    await apart.query("q", **asked)
+    parts, end = await answer(apart, "q")
+    await inside.query("q", **asked)
+    (part,) = await answer_with_done(inside)
+    assert end.tokens
+    end.ClearField("timings")
+    part.done.ClearField("timings")
+    assert part.done == end
+    part.ClearField("done")
+    assert [part] == parts
+
+
+async def test_a_query_that_fails_says_failed_wherever_done_is_read(told: Wire) -> None:
+    call = await told.recall(done_in_recollections=True)
+    await call.query("q", "fact", limit=0)
+    failed = (await call.next()).failed
+    assert (failed.query_id, unpacked(failed.status).reason) == ("q", "INVALID_FIELD")
 
 
 async def test_an_answer_is_not_explained_unless_asked(told: Wire) -> None:
@@ -239,6 +287,17 @@ async def test_a_large_answer_comes_in_parts_each_once(told: Wire, script: Any, 
     assert all(part.query_id == "q" for part in parts)
 
 
+async def test_of_a_large_answer_the_last_part_alone_has_done(told: Wire, script: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("memstream_server.rpc.wire.queries.PART_BYTES", 200)
+    call = await told.recall(done_in_recollections=True)
+    await call.query("q", "fact")
+    parts = await answer_with_done(call)
+    assert [[each.rank for each in part.recollections] for part in parts] == [[1], [2], [3]]
+    assert [part.HasField("done") for part in parts] == [False, False, True]
+    await call.send(close=pb.RecallClose())
+    assert await call.next() is None
+
+
 async def test_draining_tells_the_stream_and_answers_what_is_in_flight(told: Wire, script: Any) -> None:
     script.recalling.clear()
     call = await told.recall()
@@ -258,6 +317,7 @@ async def test_one_query_by_itself(told: Wire) -> None:
     answered = await told.streams.RecallOnce(once(limit=2))
     assert len(answered.recollections.recollections) == 2
     assert answered.done.revision >= 2
+    assert not answered.recollections.HasField("done")
     equal = fragments.MetadataCondition(key="number", values=[fragments.MetadataValue(int_value=1)])
     filtered = await told.streams.RecallOnce(once(filter=fragments.FragmentFilter(metadata=[equal])))
     assert [each.fragment.content for each in filtered.recollections.recollections] == ["fact 1"]

@@ -58,6 +58,8 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         """So many of the first RecallOnce end as they do when a server's grace is over."""
         self.cancelled: list[str] = []
         self.opens = 0
+        self.openings: list[pb.RecallOpen] = []
+        self.knows_done_in_recollections = True  # unlike older servers
         self.events: list[event_pb2.Event] = []
         self.watched: list[event_pb2.Cursor] = []
         self.memories: dict[str, memory_pb2.Memory] = {}
@@ -102,7 +104,8 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         await _Observing(self, key, plan, context).run()
 
     async def Recall(self, _: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802 - see above
-        await context.read()
+        opening: pb.RecallOpen = (await context.read()).open
+        self.openings.append(opening)
         self.metadata.append(dict(context.invocation_metadata()))
         plan = self.recall_plans.pop(0) if self.recall_plans else Plan()
         if plan.refuse is not None:
@@ -110,6 +113,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.opens += 1
         limits = server_service_pb2.Limits(queries_in_flight_max=4)
         await context.write(pb.RecallResponse(opened=pb.RecallOpened(memory_uid=UID, limits=limits)))
+        inside = opening.done_in_recollections and self.knows_done_in_recollections
         tasks: set[asyncio.Task[None]] = set()
         writing = asyncio.Lock()
         read = 0
@@ -119,14 +123,14 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
                 read += 1
                 if plan.drop_after == read:
                     await context.abort(plan.drop_status, "scripted break")
-                tasks.add(asyncio.create_task(self._answer(request.query, context, writing)))
+                tasks.add(asyncio.create_task(self._answer(request.query, inside, context, writing)))
             elif request.HasField("cancel"):
                 self.cancelled.append(request.cancel.query_id)
             elif request.HasField("close"):
                 break
         await asyncio.gather(*tasks)
 
-    async def _answer(self, query: pb.RecallQuery, context: Any, writing: asyncio.Lock) -> None:
+    async def _answer(self, query: pb.RecallQuery, inside: bool, context: Any, writing: asyncio.Lock) -> None:
         if query.text.startswith("slow"):
             await self.answering.wait()
         if query.query_id in self.cancelled:
@@ -137,7 +141,10 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         else:
             responses = [pb.RecallResponse(recollections=part) for part in _answer_parts(query)]
             done = pb.RecallDone(query_id=query.query_id, revision=7, considered=2)
-            responses.append(pb.RecallResponse(done=done))
+            if inside:
+                responses[-1].recollections.done.CopyFrom(done)
+            else:
+                responses.append(pb.RecallResponse(done=done))
         for response in responses:
             async with writing:  # one write at a time is all that gRPC takes
                 await context.write(response)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import table
-from tests.conformance.world import GOLDEN, Runner, cases_for, names, run, said
+from tests.conformance.older import Older
+from tests.conformance.world import CASES, GOLDEN, Runner, cases_for, names, run, said
 from tests.server.conftest import MakeServer, check_log, make_server, started
 from tests.support import pages
 from tests.support.server import free_address
@@ -51,6 +52,17 @@ async def test_cases(runner: Runner, make_server: MakeServer) -> None:
     assert list(found) == names(cases_for(runner))
     assert table.column(runner.language) == found.keys(), "write docs/conformance.md: python -m tests.conformance.table"
     check_log(server)
+
+
+async def test_answers_are_asked_for_in_one_message(runner: Runner, make_server: MakeServer) -> None:
+    if not runner.client:
+        pytest.skip(f"{runner.language} has generated code only, which asks for nothing by itself")
+    server = await started(make_server())
+    async with Older(server.address) as older:
+        found = await said(runner, "cases", older.address, [one for one in CASES if one.stem == "older_clients"])
+    assert found
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+    assert {opening.done_in_recollections for opening in older.openings} == {True}
 
 
 async def test_golden_bytes(runner: Runner) -> None:

@@ -581,22 +581,29 @@ class RecallOpen(_message.Message):
     NAMESPACE_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    DONE_IN_RECOLLECTIONS_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The memory's namespace."""
     memory: _builtins.str
     """The memory."""
     session: _builtins.str
     """The session on whose behalf recalls are made: what it recalled and then observes again is an echo."""
+    done_in_recollections: _builtins.bool
+    """The client reads `Recollections.done`: the server then ends an answer in the last of its parts, without a message
+    for its end alone, which costs as much as any other. A server that does not know this field sends `done` by itself,
+    so be ready for both.
+    """
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         memory: _builtins.str = ...,
         session: _builtins.str = ...,
+        done_in_recollections: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "namespace", b"namespace", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_in_recollections", b"done_in_recollections", "memory", b"memory", "namespace", b"namespace", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -811,7 +818,7 @@ class RecallResponse(_message.Message):
 
     @_builtins.property
     def done(self) -> Global___RecallDone:
-        """A query's answer is complete."""
+        """A query's answer is complete; not sent where its last part has said so (`RecallOpen.done_in_recollections`)."""
 
     @_builtins.property
     def failed(self) -> Global___RecallFailed:
@@ -887,6 +894,7 @@ class Recollections(_message.Message):
     RECOLLECTIONS_FIELD_NUMBER: _builtins.int
     WORKING_MEMORY_IDS_FIELD_NUMBER: _builtins.int
     WORKING_MEMORY_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """The query."""
     @_builtins.property
@@ -901,6 +909,12 @@ class Recollections(_message.Message):
     def working_memory(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.Fragment]:
         """Those of them that are not among the recollections."""
 
+    @_builtins.property
+    def done(self) -> Global___RecallDone:
+        """Set in the last part of an answer, on a stream that was opened with `done_in_recollections`: the answer is complete.
+        Unset otherwise, and in RecallOnceResponse, which has a field of its own.
+        """
+
     def __init__(
         self,
         *,
@@ -908,10 +922,11 @@ class Recollections(_message.Message):
         recollections: _abc.Iterable[Global___Recollection] | None = ...,
         working_memory_ids: _abc.Iterable[_builtins.str] | None = ...,
         working_memory: _abc.Iterable[_fragment_pb2.Fragment] | None = ...,
+        done: Global___RecallDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["query_id", b"query_id", "recollections", b"recollections", "working_memory", b"working_memory", "working_memory_ids", b"working_memory_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "query_id", b"query_id", "recollections", b"recollections", "working_memory", b"working_memory", "working_memory_ids", b"working_memory_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

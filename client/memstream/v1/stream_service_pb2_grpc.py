@@ -80,7 +80,8 @@ class StreamServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Recall(self, request_iterator, context):
-        """Streams queries in and answers out, many in flight. The first message is `open`.
+        """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
+        (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,9 @@ class StreamServiceStub:
     (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
     """
     Recall: _grpc.StreamStreamMultiCallable[_stream_service_pb2.RecallRequest, _stream_service_pb2.RecallResponse]
-    """Streams queries in and answers out, many in flight. The first message is `open`."""
+    """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
+    (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
+    """
     Watch: _grpc.UnaryStreamMultiCallable[_stream_service_pb2.WatchRequest, _stream_service_pb2.WatchResponse]
     """Streams one memory's events after a cursor, with progress marks while nothing happens."""
     ObserveBatch: _grpc.UnaryUnaryMultiCallable[_stream_service_pb2.ObserveBatchRequest, _stream_service_pb2.ObserveBatchResponse]
@@ -68,7 +70,9 @@ class StreamServiceAsyncStub(StreamServiceStub):
     (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
     """
     Recall: _aio.StreamStreamMultiCallable[_stream_service_pb2.RecallRequest, _stream_service_pb2.RecallResponse]  # type: ignore[assignment]
-    """Streams queries in and answers out, many in flight. The first message is `open`."""
+    """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
+    (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
+    """
     Watch: _aio.UnaryStreamMultiCallable[_stream_service_pb2.WatchRequest, _stream_service_pb2.WatchResponse]  # type: ignore[assignment]
     """Streams one memory's events after a cursor, with progress marks while nothing happens."""
     ObserveBatch: _aio.UnaryUnaryMultiCallable[_stream_service_pb2.ObserveBatchRequest, _stream_service_pb2.ObserveBatchResponse]  # type: ignore[assignment]
@@ -102,7 +106,9 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_stream_service_pb2.RecallRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stream_service_pb2.RecallResponse], _abc.AsyncIterator[_stream_service_pb2.RecallResponse]]:
-        """Streams queries in and answers out, many in flight. The first message is `open`."""
+        """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
+        (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
+        """
 
     @_abc_1.abstractmethod
     def Watch(

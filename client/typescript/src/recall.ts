@@ -226,10 +226,9 @@ export class RecallStream {
     let answered = false;
     if (message.case === "recollections") {
       this.asked.get(message.value.queryId)?.parts.push(message.value);
-    } else if (message.case === "done") {
-      answered = true;
-      const question = this.settled(message.value.queryId);
-      question?.resolve(toAnswer(question.parts, message.value));
+      answered = this.completed(message.value.done);
+    } else if (message.case === "done") { // of an older server
+      answered = this.completed(message.value);
     } else if (message.case === "failed") {
       answered = true;
       this.settled(message.value.queryId)?.reject(fromStatus(message.value.status));
@@ -242,6 +241,14 @@ export class RecallStream {
     return answered;
   }
 
+  /** Answers the query of which this is the end; whether there is one. */
+  private completed(done: RecallDone | undefined): boolean {
+    if (!done) return false;
+    const question = this.settled(done.queryId);
+    question?.resolve(toAnswer(question.parts, done));
+    return true;
+  }
+
   private settled(queryId: string): Question | undefined {
     const question = this.asked.get(queryId);
     this.asked.delete(queryId);
@@ -251,7 +258,7 @@ export class RecallStream {
 
   private async *requests(signal: AbortSignal): AsyncGenerator<RecallRequest> {
     const { namespace, name } = this.memory;
-    const value = { namespace, memory: name, session: this.session };
+    const value = { namespace, memory: name, session: this.session, doneInRecollections: true };
     yield create(RecallRequestSchema, { message: { case: "open", value } });
     while (!signal.aborted) {
       const next = this.connected ? this.outbox.shift() : undefined;

@@ -3,7 +3,8 @@
 Rule 1. Every query is a task; all of them write to one bounded queue, which the generator alone empties.
 Rule 2. A query that fails says so under its id and the others go on; only what cannot be told under an id (no id,
 an id that is in flight, messages out of order) ends the stream.
-Rule 3. A query is over when its `done` or `failed` was queued, or when it was cancelled; its id is free again.
+Rule 3. A query is over when its `done` (in its last part where the client reads it there, else by itself) or `failed`
+was queued, or when it was cancelled; its id is free again.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class RecallOpening:
     namespace: str
     memory: str
     session: str
+    done_in_recollections: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def read_open(message: pb.RecallRequest, limits: Limits) -> RecallOpening:
     namespace, memory = memory_name(found, message.open.namespace, message.open.memory, limits, "open.")
     session = identifier(found, "open.session", message.open.session, limits)
     found.check()
-    return RecallOpening(namespace, memory, session)
+    return RecallOpening(namespace, memory, session, message.open.done_in_recollections)
 
 
 class RecallStream:
@@ -154,10 +156,12 @@ class RecallStream:
         try:
             query = queries.read_query(message, self._opening.session, self._limits, self._engine.dimension)
             answer = await self._engine.recall(self._opening.namespace, self._opening.memory, query)
-            for part in queries.recollections(message.query_id, answer, message.explain):
-                await self._out.put(pb.RecallResponse(recollections=part))
             done = queries.done(message.query_id, answer, message.token_budget > 0)
-            await self._out.put(pb.RecallResponse(done=done))
+            inside = done if self._opening.done_in_recollections else None
+            for part in queries.recollections(message.query_id, answer, message.explain, inside):
+                await self._out.put(pb.RecallResponse(recollections=part))
+            if inside is None:
+                await self._out.put(pb.RecallResponse(done=done))
         except (OwnedElsewhere, LeaseLost) as error:  # the memory moved: the stream has to move with it
             await self._out.put(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
             await self._out.put(_End(error))

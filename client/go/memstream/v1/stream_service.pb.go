@@ -1248,9 +1248,13 @@ type RecallOpen struct {
 	// The memory.
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	// The session on whose behalf recalls are made: what it recalled and then observes again is an echo.
-	Session       string `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Session string `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
+	// The client reads `Recollections.done`: the server then ends an answer in the last of its parts, without a message
+	// for its end alone, which costs as much as any other. A server that does not know this field sends `done` by itself,
+	// so be ready for both.
+	DoneInRecollections bool `protobuf:"varint,4,opt,name=done_in_recollections,json=doneInRecollections,proto3" json:"done_in_recollections,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *RecallOpen) Reset() {
@@ -1302,6 +1306,13 @@ func (x *RecallOpen) GetSession() string {
 		return x.Session
 	}
 	return ""
+}
+
+func (x *RecallOpen) GetDoneInRecollections() bool {
+	if x != nil {
+		return x.DoneInRecollections
+	}
+	return false
 }
 
 // Asks what the memory knows.
@@ -1788,7 +1799,7 @@ type RecallResponse_Recollections struct {
 }
 
 type RecallResponse_Done struct {
-	// A query's answer is complete.
+	// A query's answer is complete; not sent where its last part has said so (`RecallOpen.done_in_recollections`).
 	Done *RecallDone `protobuf:"bytes,3,opt,name=done,proto3,oneof"`
 }
 
@@ -1894,6 +1905,9 @@ type Recollections struct {
 	WorkingMemoryIds []string `protobuf:"bytes,3,rep,name=working_memory_ids,json=workingMemoryIds,proto3" json:"working_memory_ids,omitempty"`
 	// Those of them that are not among the recollections.
 	WorkingMemory []*Fragment `protobuf:"bytes,4,rep,name=working_memory,json=workingMemory,proto3" json:"working_memory,omitempty"`
+	// Set in the last part of an answer, on a stream that was opened with `done_in_recollections`: the answer is complete.
+	// Unset otherwise, and in RecallOnceResponse, which has a field of its own.
+	Done          *RecallDone `protobuf:"bytes,5,opt,name=done,proto3" json:"done,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1952,6 +1966,13 @@ func (x *Recollections) GetWorkingMemoryIds() []string {
 func (x *Recollections) GetWorkingMemory() []*Fragment {
 	if x != nil {
 		return x.WorkingMemory
+	}
+	return nil
+}
+
+func (x *Recollections) GetDone() *RecallDone {
+	if x != nil {
+		return x.Done
 	}
 	return nil
 }
@@ -3152,12 +3173,13 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\x05query\x18\x02 \x01(\v2\x19.memstream.v1.RecallQueryH\x00R\x05query\x124\n" +
 	"\x06cancel\x18\x03 \x01(\v2\x1a.memstream.v1.RecallCancelH\x00R\x06cancel\x121\n" +
 	"\x05close\x18\x04 \x01(\v2\x19.memstream.v1.RecallCloseH\x00R\x05closeB\t\n" +
-	"\amessage\"\\\n" +
+	"\amessage\"\x90\x01\n" +
 	"\n" +
 	"RecallOpen\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
-	"\asession\x18\x03 \x01(\tR\asession\"\xae\x05\n" +
+	"\asession\x18\x03 \x01(\tR\asession\x122\n" +
+	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xae\x05\n" +
 	"\vRecallQuery\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x12E\n" +
@@ -3207,12 +3229,13 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\n" +
 	"memory_uid\x18\x01 \x01(\tR\tmemoryUid\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12,\n" +
-	"\x06limits\x18\x03 \x01(\v2\x14.memstream.v1.LimitsR\x06limits\"\xd9\x01\n" +
+	"\x06limits\x18\x03 \x01(\v2\x14.memstream.v1.LimitsR\x06limits\"\x87\x02\n" +
 	"\rRecollections\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12@\n" +
 	"\rrecollections\x18\x02 \x03(\v2\x1a.memstream.v1.RecollectionR\rrecollections\x12,\n" +
 	"\x12working_memory_ids\x18\x03 \x03(\tR\x10workingMemoryIds\x12=\n" +
-	"\x0eworking_memory\x18\x04 \x03(\v2\x16.memstream.v1.FragmentR\rworkingMemory\"\xe5\x01\n" +
+	"\x0eworking_memory\x18\x04 \x03(\v2\x16.memstream.v1.FragmentR\rworkingMemory\x12,\n" +
+	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\xe5\x01\n" +
 	"\fRecollection\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x14\n" +
 	"\x05score\x18\x02 \x01(\x01R\x05score\x12\x1c\n" +
@@ -3424,44 +3447,45 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	41, // 35: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
 	23, // 36: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
 	49, // 37: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
-	49, // 38: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
-	24, // 39: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
-	25, // 40: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
-	38, // 41: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
-	26, // 42: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
-	39, // 43: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
-	42, // 44: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	50, // 45: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	43, // 46: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	45, // 47: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	32, // 48: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	33, // 49: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	12, // 50: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	51, // 51: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	49, // 52: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	50, // 53: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	47, // 54: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	40, // 55: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 56: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 57: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	16, // 58: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	22, // 59: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	27, // 60: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 61: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	14, // 62: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	30, // 63: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	34, // 64: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	36, // 65: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 66: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	20, // 67: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	31, // 68: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	35, // 69: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	37, // 70: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	66, // [66:71] is the sub-list for method output_type
-	61, // [61:66] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	27, // 38: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
+	49, // 39: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
+	24, // 40: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
+	25, // 41: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
+	38, // 42: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
+	26, // 43: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
+	39, // 44: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
+	42, // 45: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	50, // 46: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	43, // 47: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	45, // 48: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	32, // 49: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	33, // 50: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	12, // 51: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	51, // 52: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	49, // 53: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	50, // 54: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	47, // 55: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	40, // 56: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 57: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 58: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	16, // 59: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	22, // 60: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	27, // 61: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 62: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	14, // 63: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	30, // 64: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	34, // 65: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	36, // 66: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 67: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	20, // 68: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	31, // 69: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	35, // 70: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	37, // 71: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	67, // [67:72] is the sub-list for method output_type
+	62, // [62:67] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }

@@ -41,7 +41,8 @@ type StreamServiceClient interface {
 	// Every observation is acknowledged in three steps: *received* (durable: it survives kill -9 and power loss), *stored*
 	// (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
 	Observe(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ObserveRequest, ObserveResponse], error)
-	// Streams queries in and answers out, many in flight. The first message is `open`.
+	// Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
+	// (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
 	Recall(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RecallRequest, RecallResponse], error)
 	// Streams one memory's events after a cursor, with progress marks while nothing happens.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
@@ -138,7 +139,8 @@ type StreamServiceServer interface {
 	// Every observation is acknowledged in three steps: *received* (durable: it survives kill -9 and power loss), *stored*
 	// (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
 	Observe(grpc.BidiStreamingServer[ObserveRequest, ObserveResponse]) error
-	// Streams queries in and answers out, many in flight. The first message is `open`.
+	// Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
+	// (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
 	Recall(grpc.BidiStreamingServer[RecallRequest, RecallResponse]) error
 	// Streams one memory's events after a cursor, with progress marks while nothing happens.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error

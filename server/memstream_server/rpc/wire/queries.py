@@ -56,8 +56,10 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
     return query
 
 
-def recollections(query_id: str, answer: RecallAnswer, explain: bool) -> Iterator[pb.Recollections]:
-    """The answer's fragments, in one message or in several of about PART_BYTES; at least one."""
+def recollections(
+    query_id: str, answer: RecallAnswer, explain: bool, done: pb.RecallDone | None = None
+) -> Iterator[pb.Recollections]:
+    """The answer's fragments, in one message or in several of about PART_BYTES; at least one. The last has `done`."""
     part = pb.Recollections(query_id=query_id, working_memory_ids=answer.working_ids)
     size = part.ByteSize()
     for rank, recollection in enumerate(answer.recollections, 1):
@@ -74,6 +76,8 @@ def recollections(query_id: str, answer: RecallAnswer, explain: bool) -> Iterato
             part, size = pb.Recollections(query_id=query_id), 0
         part.working_memory.append(held)
         size += held.ByteSize()
+    if done is not None:
+        part.done.CopyFrom(done)
     yield part
 
 

@@ -1,0 +1,47 @@
+"""A server of an earlier contract: a real one, and before it what takes out of requests what was not known then.
+
+So far that is `RecallOpen.done_in_recollections`: such a server ends every answer with a message of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from memstream.v1 import stream_service_pb2 as pb
+from tests.support.passing import PassingOn
+
+
+class Older(PassingOn):
+    """The earlier server, over one of now. `openings` are those of Recall streams as clients sent them."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.openings: list[pb.RecallOpen] = []
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        """Passed on, without what is new in it."""
+        recalling = details.method.endswith("/Recall")
+
+        async def forward(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            call = self._channel.stream_stream(details.method)(self._aged(requests) if recalling else requests)
+            try:
+                async for answer in call:
+                    yield answer
+            except grpc.aio.AioRpcError as error:
+                await context.abort(error.code(), error.details() or "", error.trailing_metadata() or ())
+            finally:
+                call.cancel()
+
+        return grpc.stream_stream_rpc_method_handler(forward)
+
+    async def _aged(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for request in requests:
+            message = pb.RecallRequest.FromString(request)
+            if message.HasField("open"):
+                self.openings.append(pb.RecallOpen.FromString(message.open.SerializeToString()))
+                message.open.ClearField("done_in_recollections")
+            yield message.SerializeToString()
