@@ -6,13 +6,14 @@ import importlib.metadata
 from pathlib import Path
 
 import numpy as np
+import pymilvus
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memstream_server.adapters.milvus.child import LITE_READ
 from memstream_server.adapters.milvus.collection import MilvusCollection, Timeouts
-from memstream_server.adapters.milvus.columns import floats, target_of
+from memstream_server.adapters.milvus.columns import Columns, floats, target_of
 from memstream_server.adapters.milvus.lite import LiteProcess
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.ports.index import IndexUnavailable, Point
@@ -74,6 +75,16 @@ async def test_rows_and_columns_are_the_same_to_a_lite(tmp_path: Path) -> None:
                 assert fragment_id(number) in found
                 assert cosines[found.index(fragment_id(number))] == pytest.approx(1, abs=1e-5)
             columns.flush()
+        bare = Columns(child.uri, name)
+        texts = {column: ["m/f"] for column in ("id", "memory", "spare_text")}
+        numbers = {column: [0] for column in ("schema_version", "spare_number")}
+        with pytest.raises(pymilvus.MilvusException, match="expected 24"):
+            bare.put("p0", [unit_vectors(1, dimension=23)[0]], texts, numbers, 5)
+        with pytest.raises(pymilvus.MilvusException, match="'memory' missing"):
+            bare.put("p0", [vectors[0]], {"id": ["m/f"], "spare_text": [""]}, numbers, 5)
+        bare.close()
+        columns.flush()
+        assert columns.count("m") == 60
         columns.drop()
         with pytest.raises(IndexUnavailable, match="code 100"):
             columns.upsert(points("m", vectors))

@@ -203,8 +203,8 @@ def durable_flush(flush: Call, files: Durable) -> Call:
 def read_by_column() -> None:
     """Keep Lite from making a Python object of every number of every vector, to check it, to log it and to flush it.
 
-    What comes as protobuf has its types, Arrow refuses another dimension, and MilvusCollection sends whole rows. Done
-    to the version this was written against; another one works as it is.
+    What comes as protobuf has its types, Arrow refuses another dimension, and no id is longer than its column. Done to
+    the version this was written against; another one works as it is.
     """
     import milvus_lite
     import pyarrow as pa
@@ -217,7 +217,13 @@ def read_by_column() -> None:
     import numpy as np
     from milvus_lite.adapter.grpc.translators import records
     from milvus_lite.engine import collection
+    from milvus_lite.exceptions import SchemaValidationError
     from milvus_lite.storage.memtable import MemTable
+
+    def whole(record: dict[str, Any], schema: Any, **_properties: Any) -> None:
+        for field in schema.fields:
+            if field.name not in record:
+                raise SchemaValidationError(f"column {field.name!r} missing")
 
     def vectors(field: Any, _kind: int, rows: int) -> list[Any]:
         numbers = np.array(field.vectors.float_vector.data, dtype=np.float32)
@@ -232,7 +238,7 @@ def read_by_column() -> None:
         return pa.Table.from_batches(kept, schema=schema)
 
     records._extract_vector_column = vectors
-    collection.validate_record = lambda _record, _schema, **_properties: None
+    collection.validate_record = whole
     MemTable._build_data_table = table
 
 
