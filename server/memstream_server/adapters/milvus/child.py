@@ -9,6 +9,7 @@ Rules
 - What Lite acknowledged but did not flush is not kept over a restart: the caller sends it again. Its log is
   removed before opening, so neither its replay nor a damaged log can hold up a start.
 - A flush is acknowledged after fsync; Lite itself syncs only the manifest, and deletes its log before.
+- Vectors stay arrays on their way through Lite (`read_by_column`).
 - A collection that cannot be trusted is dropped: it is derived, the caller fills it again. Lite only warns of
   missing files and would come up with fewer rows than were flushed.
 """
@@ -23,6 +24,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import argparse
 import contextlib
 import errno
+import functools
 import json
 import logging
 import shutil
@@ -46,6 +48,9 @@ LOCK_POLL_S = 0.1
 
 SOCKET_PATTERN = "milvus-*.sock"
 """Beside the directory, one for each start."""
+
+LITE_READ = "3.2.2"
+"""The version of Lite whose inner functions `read_by_column` replaces."""
 
 WRITES = ("Insert", "Upsert", "Delete", "CreateCollection", "DropCollection", "CreatePartition", "DropPartition")
 
@@ -195,6 +200,48 @@ def durable_flush(flush: Call, files: Durable) -> Call:
     return flushed
 
 
+def read_by_column() -> None:
+    """Keep Lite from making a Python object of every number of every vector, to check it, to log it and to flush it.
+
+    What comes as protobuf has its types, Arrow refuses another dimension, and no id is longer than its column. Done to
+    the version this was written against; another one works as it is.
+    """
+    import milvus_lite
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # Whatever Lite is: a dictionary of numbers that hardly ever repeat is begun, and given up, in every file.
+    pq.write_table = functools.partial(pq.write_table, use_dictionary=False)
+    if milvus_lite.__version__ != LITE_READ:
+        return
+    import numpy as np
+    from milvus_lite.adapter.grpc.translators import records
+    from milvus_lite.engine import collection
+    from milvus_lite.exceptions import SchemaValidationError
+    from milvus_lite.storage.memtable import MemTable
+
+    def whole(record: dict[str, Any], schema: Any, **_properties: Any) -> None:
+        for field in schema.fields:
+            if field.name not in record:
+                raise SchemaValidationError(f"column {field.name!r} missing")
+
+    def vectors(field: Any, _kind: int, rows: int) -> list[Any]:
+        numbers = np.array(field.vectors.float_vector.data, dtype=np.float32)
+        return list(numbers.reshape(rows, field.vectors.dim))
+
+    def table(memtable: Any, rows: list[tuple[int, int]]) -> Any:
+        chosen: dict[int, list[int]] = {}
+        for batch, row in rows:
+            chosen.setdefault(batch, []).append(row)
+        schema, batches = memtable._data_schema, memtable._insert_batches
+        kept = [batches[batch].select(schema.names).take(pa.array(at)) for batch, at in chosen.items()]
+        return pa.Table.from_batches(kept, schema=schema)
+
+    records._extract_vector_column = vectors
+    collection.validate_record = whole
+    MemTable._build_data_table = table
+
+
 def build_server(database: Any, directory: Path) -> Any:
     """Lite's gRPC server with one writer and durable flushes, not yet bound to an address."""
     import grpc
@@ -285,6 +332,7 @@ def main() -> int:
     ended = watch_stdin()
     logging.basicConfig(level=logging.WARNING, format="%(name)s %(levelname)s %(message)s")
     try:
+        read_by_column()
         database = open_directory(options.directory, options.lock_timeout_s)
         # Under the lock, so these are sockets of the dead: a living server would have the lock.
         for stale in options.directory.parent.glob(SOCKET_PATTERN):

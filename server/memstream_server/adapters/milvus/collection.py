@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import grpc
 import numpy as np
@@ -40,7 +40,13 @@ from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexUnavailable, Point
 from memstream_server.ports.journal.spaces import Space
 
+if TYPE_CHECKING:
+    from memstream_server.adapters.milvus.columns import Columns
+
 T = TypeVar("T")
+
+Row: TypeAlias = tuple[str, str, Vector]
+"""Key and memory as they are stored, and the vector."""
 
 COLLECTION_NOT_FOUND = 100
 COLLECTION_NOT_LOADED = 101
@@ -98,6 +104,8 @@ class MilvusCollection:
         self._space = space
         self._timeouts = timeouts
         self._consistency = consistency
+        self._columns: Columns | None = None
+        """Takes the rows in pymilvus' place; of a Lite alone."""
         with unavailable("connect"):
             version = str(client.get_server_version(timeout=timeouts.connect_s))
         self.lite = version.startswith("milvus_lite")
@@ -114,6 +122,8 @@ class MilvusCollection:
         # Here and not above: it brings pandas, half a second that only a thread of its own should wait for.
         import pymilvus
 
+        from memstream_server.adapters.milvus.columns import Columns, target_of
+
         # It logs a traceback of every failure it raises; the failure itself is enough.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         with unavailable("connect"):
@@ -121,11 +131,17 @@ class MilvusCollection:
             client = pymilvus.MilvusClient(
                 uri, token=token, timeout=timeouts.connect_s, dedicated=True, grpc_options=CHANNEL
             )
-        return cls(client, name, space, timeouts, consistency)
+        made = cls(client, name, space, timeouts, consistency)
+        target = target_of(uri, token)
+        if made.lite and target is not None:
+            made._columns = Columns(target, name)
+        return made
 
     def close(self) -> None:
         """Close the connection; calls under way fail."""
         self._client.close()
+        if self._columns is not None:
+            self._columns.close()
 
     def probe(self) -> None:
         """Ask for the version. Raises IndexUnavailable when there is no answer."""
@@ -161,14 +177,33 @@ class MilvusCollection:
     def upsert(self, points: Sequence[Point]) -> None:
         """Full rows; the last of several with one fragment id counts. Grouped by partition on Lite."""
         rows_max = max(1, UPSERT_BYTES_MAX // (4 * self._space.dimension))
-        groups: defaultdict[str | None, dict[str, dict[str, Any]]] = defaultdict(dict)
+        memories: defaultdict[str, list[Point]] = defaultdict(list)
         for point in points:
-            row = self._row(point)
-            groups[self._partition(point.memory)][row["id"]] = row
+            if point.vector.shape != (self._space.dimension,):
+                raise ValueError(f"a vector of {self._space.dimension} numbers expected, got {point.vector.shape}")
+            memories[point.memory].append(point)
+        groups: defaultdict[str | None, dict[str, Row]] = defaultdict(dict)
+        for memory, held in memories.items():
+            name, group = stored(memory), groups[self._partition(memory)]
+            for point in held:
+                key = key_of(memory, point.fragment)
+                group[key] = (key, name, point.vector)
         with unavailable("upsert"):
             for partition, rows in groups.items():
                 for batch in batches(list(rows.values()), rows_max):
-                    self._client.upsert(self._name, batch, partition_name=partition, timeout=self._timeouts.write_s)
+                    self._put(batch, partition)
+
+    def _put(self, rows: Sequence[Row], partition: str | None) -> None:
+        keys, memories, vectors = (list(column) for column in zip(*rows, strict=True))
+        texts = {"id": keys, "memory": memories, "spare_text": [""] * len(rows)}
+        numbers = {"schema_version": [SCHEMA_VERSION] * len(rows), "spare_number": [0] * len(rows)}
+        if self._columns is not None and partition is not None:
+            self._columns.put(partition, vectors, texts, numbers, self._timeouts.write_s)
+            return
+        vectors = [np.ascontiguousarray(vector, dtype=np.float32) for vector in vectors]
+        columns = {"vector": vectors, **texts, **numbers}
+        named = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        self._client.upsert(self._name, named, partition_name=partition, timeout=self._timeouts.write_s)
 
     def delete(self, memory: str, fragments: Sequence[str]) -> None:
         """By id, in the memory's partition on Lite. Ids that are not there are no error."""
@@ -255,18 +290,6 @@ class MilvusCollection:
 
     def _partition(self, memory: str) -> str | None:
         return partition_name(memory, self._space.partitions) if self.lite else None
-
-    def _row(self, point: Point) -> dict[str, Any]:
-        if point.vector.shape != (self._space.dimension,):
-            raise ValueError(f"a vector of {self._space.dimension} numbers expected, got {point.vector.shape}")
-        return {
-            "id": key_of(point.memory, point.fragment),
-            "memory": stored(point.memory),
-            "vector": np.ascontiguousarray(point.vector, dtype=np.float32),
-            "schema_version": SCHEMA_VERSION,
-            "spare_number": 0,
-            "spare_text": "",
-        }
 
     def _create(self) -> None:
         from pymilvus import DataType

@@ -1,0 +1,80 @@
+"""Rows sent to a Milvus Lite as columns, in the messages of Milvus' own contract.
+
+pymilvus packs a row value by value, which is most of what a row costs the server; of columns it has no call.
+
+Rules
+- For a Lite alone that is spoken to in plain text and without a token: signing in and TLS stay pymilvus' business.
+- `put` is an Insert. In Lite the newest row of a key counts, however it came; its Upsert looks every key up in every
+  segment first, to complete rows that lack columns, and these are whole. On a server an Insert would be a duplicate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import grpc
+import numpy as np
+from google.protobuf.wrappers_pb2 import BytesValue
+from pymilvus import DataType, MilvusException
+from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc, schema_pb2
+
+from memstream_server.core.values import Vector
+
+OPTIONS = [("grpc.max_receive_message_length", -1)]
+"""An answer repeats all keys."""
+
+
+class Columns:
+    """A connection of its own to one collection. Blocking, one call at a time; close it after use."""
+
+    def __init__(self, target: str, name: str) -> None:
+        self._name = name
+        self._channel = grpc.insecure_channel(target, options=OPTIONS)
+        self._stub = milvus_pb2_grpc.MilvusServiceStub(self._channel)
+
+    def put(
+        self,
+        partition: str,
+        vectors: Sequence[Vector],
+        texts: dict[str, list[str]],
+        numbers: dict[str, list[int]],
+        timeout_s: float,
+    ) -> None:
+        """Whole rows: the column `vector` of one shape each, the others by name. Raises what pymilvus would."""
+        fields = [floats("vector", vectors)]
+        for column, values in texts.items():
+            data = schema_pb2.ScalarField(string_data=schema_pb2.StringArray(data=values))
+            fields.append(schema_pb2.FieldData(field_name=column, type=DataType.VARCHAR, scalars=data))
+        for column, counts in numbers.items():
+            data = schema_pb2.ScalarField(long_data=schema_pb2.LongArray(data=counts))
+            fields.append(schema_pb2.FieldData(field_name=column, type=DataType.INT64, scalars=data))
+        request = milvus_pb2.InsertRequest(
+            collection_name=self._name, partition_name=partition, fields_data=fields, num_rows=len(vectors)
+        )
+        status = self._stub.Insert(request, timeout=timeout_s).status
+        if status.code:
+            raise MilvusException(status.code, status.reason)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+
+def target_of(uri: str, token: str) -> str | None:
+    """What gRPC calls that address; None where more than the address is needed: a token, a user, TLS, a database."""
+    if token or not re.fullmatch(r"unix:.+|http://[^/@]+/?", uri):
+        return None
+    return uri.removeprefix("http://").removesuffix("/")
+
+
+def floats(column: str, vectors: Sequence[Vector]) -> schema_pb2.FieldData:
+    """A column of vectors of one dimension.
+
+    Numbers given one by one would be Python objects first, a hundred times dearer. The bytes of a first field are on
+    the wire what the packed numbers of a first field are.
+    """
+    packed = BytesValue(value=np.concatenate(vectors).astype("<f4", copy=False).tobytes()).SerializeToString()
+    numbers = schema_pb2.FloatArray.FromString(packed)
+    field = schema_pb2.VectorField(dim=len(vectors[0]), float_vector=numbers)
+    return schema_pb2.FieldData(field_name=column, type=DataType.FLOAT_VECTOR, vectors=field)
