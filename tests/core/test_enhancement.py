@@ -6,11 +6,14 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memstream_server.core.draws import draw
-from memstream_server.core.enhancement import cosine, hit, merged_text
+from memstream_server.core.enhancement import cosine, enhance, hit, merged_text
 from memstream_server.core.policy import ShortTermPolicy, SimilarityRule
-from memstream_server.core.values import Enhancement, Fragment, Held, Vector
+from memstream_server.core.transition import Draft
+from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, State, Vector
 
 SEED = b"seed"
 COSINE = ShortTermPolicy()
@@ -41,6 +44,26 @@ def test_nothing_enhances_itself_nor_anything_twice() -> None:
     assert not hit(anchor("a"), Enhancement("a", "a"), unit(0), COSINE, 0.5, SEED)
     before = Enhancement("b", "b", recollection=True)
     assert not hit(anchor("a", before), Enhancement("b", "b"), unit(0), COSINE, 0.5, SEED)
+
+
+@pytest.mark.parametrize("rule", list(SimilarityRule))
+@given(st.lists(st.none() | st.integers(0, 180), max_size=8), st.integers(0, 180), st.integers(0, 180))
+def test_who_is_strengthened_is_who_is_hit(
+    rule: SimilarityRule, anchors: list[int | None], said: int, minimum: int
+) -> None:
+    """In degrees, so that some stand at the minimum itself: all are compared in one product first."""
+    policy = ShortTermPolicy(similarity_rule=rule, similarity_min=math.cos(math.radians(minimum)))
+    held = tuple(
+        Held(Fragment(id=f"a{place}", content="c"), None if angle is None else unit(math.radians(angle)))
+        for place, angle in enumerate(anchors)
+    )
+    other, vector = Enhancement("b", "b"), unit(math.radians(said))
+    draft = Draft(State(kind=MemoryKind.HYBRID, seed=SEED, short_term=held))
+    enhance(draft, other, vector, policy, 0.5)
+    hits = [hit(each, other, vector, policy, 0.5, SEED) for each in held]
+    assert [each.enhancements for each in draft.short_term] == [(other,) if found else () for found in hits]
+    events = draft.finish().events
+    assert [(each.cosine, each.draw) for each in events] == [(found.cosine, found.draw) for found in hits if found]
 
 
 def test_a_sigmoid_of_seven_tenths_takes_a_cosine_of_0847() -> None:
