@@ -64,7 +64,7 @@ class Script:
     """Holds queries whose text begins with "wait"."""
     refuse_submits: list[EngineError] = field(default_factory=list)
     """Raised by the next submissions, one each."""
-    fail_recalls: list[Exception] = field(default_factory=list)
+    fail_recalls: list[BaseException] = field(default_factory=list)
     cancelled_recalls: int = 0
     sessions_closed: int = 0
     queries: list[Query] = field(default_factory=list)

@@ -154,6 +154,13 @@ def current_id() -> str:
     return str(structlog.contextvars.get_contextvars().get("request_id", ""))
 
 
+def gave_up(context: _Context) -> bool:
+    """Whether who called has gone. Asked of a CancelledError: it may be that of something the call waited for, and a
+    handler that ends with one is answered by nothing at all."""
+    task = asyncio.current_task()
+    return bool(context.cancelled()) or (task is not None and task.cancelling() > 0)
+
+
 def _code(context: _Context) -> grpc.StatusCode:
     code: object = context.code()  # a number, whatever its type says
     if isinstance(code, grpc.StatusCode):

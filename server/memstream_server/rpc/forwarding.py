@@ -31,7 +31,7 @@ from memstream_server.engine.errors import (
     OwnedElsewhere,
     OwnerUnreachable,
 )
-from memstream_server.rpc.calls import REQUEST_ID, Tracing, Untraced, current_id
+from memstream_server.rpc.calls import REQUEST_ID, Tracing, Untraced, current_id, gave_up
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PUSHBACK_KEY, STATUS_KEY
 
@@ -69,9 +69,8 @@ class _Passage:
     """A call on its way to an owner."""
 
     owner: int
+    channel: grpc.aio.Channel
     call: _Call
-    gone: bool = False
-    """The owner's lease ran out, or its connection to the database was lost, while the call was there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -226,7 +225,7 @@ class Forwarding:
             call = make(first, timeout=timeout, metadata=metadata)
         else:
             call = channel.stream_stream(path, request_serializer=_bytes)(timeout=timeout, metadata=metadata)
-        passage = _Passage(owner.number, call)
+        passage = _Passage(owner.number, channel, call)
         self._passages.add(passage)
         self._watch()
         pumping = None if requests is None else asyncio.create_task(_pump(call, first, requests))
@@ -236,9 +235,11 @@ class Forwarding:
         except asyncio.CancelledError:
             if pumping is not None and pumping.done() and not pumping.cancelled() and pumping.exception() is not None:
                 raise pumping.exception() from None  # type: ignore[misc]  # looked at above
-            if passage.gone:
-                raise OwnerUnreachable("the server that owned the memory lost it", begun="yes") from None
-            raise
+            if gave_up(context):
+                raise
+            # By _watch_owners, or by `close`.
+            text = "the server that owned the memory ended or lost it: what was asked may have been done"
+            raise OwnerUnreachable(text, begun="yes") from None
         except grpc.aio.AioRpcError as error:
             await _relay(error, context)
         finally:
@@ -247,22 +248,31 @@ class Forwarding:
             if pumping is not None:
                 pumping.cancel()
                 await asyncio.gather(pumping, return_exceptions=True)
+            await self._close_unused(channel)
 
     async def _connected(self, owner: Owner) -> grpc.aio.Channel:
+        """A channel that is connected. Raises OwnerUnreachable, at once where nobody listens: who drains leaves its
+        memories in the same moment, and they are looked up again."""
         channel = self._channels.get(owner.address)
         if channel is None:
             channel = self._channels[owner.address] = self._peers.channel(owner.address, _OPTIONS)
         try:
             async with asyncio.timeout(CONNECT_S):
-                await channel.channel_ready()
-        except TimeoutError:
-            if self._channels.get(owner.address) is channel:
-                del self._channels[owner.address]
-                await channel.close()
-            raise OwnerUnreachable("the server that owns the memory cannot be reached", retry_after_s=0.5) from None
-        except grpc.aio.UsageError:  # another call has closed it
-            raise OwnerUnreachable("the server that owns the memory cannot be reached", retry_after_s=0.5) from None
-        return channel
+                connected = await _connects(channel)
+        except (TimeoutError, grpc.aio.UsageError):  # closed by another call
+            connected = False
+        if connected:
+            return channel
+        if self._channels.get(owner.address) is channel:
+            del self._channels[owner.address]
+        await self._close_unused(channel)
+        raise OwnerUnreachable("the server that owns the memory cannot be reached", retry_after_s=0.2)
+
+    async def _close_unused(self, channel: grpc.aio.Channel) -> None:
+        """Closes a channel that is given to no call any more, once the last call has left it: closing ends calls, and
+        a server that drains accepts no connection but answers what it has."""
+        if channel not in self._channels.values() and all(each.channel is not channel for each in self._passages):
+            await channel.close()
 
     def _watch(self) -> None:
         if self._watching is None or self._watching.done():
@@ -279,8 +289,16 @@ class Forwarding:
                 continue
             for passage in [*self._passages]:
                 if passage.owner not in living:
-                    passage.gone = True
                     passage.call.cancel()
+
+
+async def _connects(channel: grpc.aio.Channel) -> bool:
+    """Whether a channel's next attempt leads to a connection; it makes others by itself, but after a second or more."""
+    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+            return False
+        await channel.wait_for_state_change(state)
+    return True
 
 
 async def _next(answers: AsyncGenerator[bytes, None]) -> bytes | None:

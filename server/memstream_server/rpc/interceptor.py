@@ -1,7 +1,8 @@
 """The guard of every call: its errors become statuses, its routing header is checked, and it is counted.
 
 Rule 1. Nothing but a status of errors.py leaves: a defect's text stays in the log, under an incident id.
-Rule 2. AbortError (a status was set already) and CancelledError (the client is gone) pass.
+Rule 2. AbortError (a status was set already) and a CancelledError of the call itself (the client is gone) pass. One of
+something that the call waited for is a defect as others are: grpc would leave the client without any answer.
 Rule 3. Bytes that are no message are the client's mistake: INVALID_ARGUMENT, not grpc's UNKNOWN with a text.
 """
 
@@ -19,6 +20,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from memstream_server.engine.errors import InvalidField, ProtocolViolation, QuotaExceeded
+from memstream_server.rpc.calls import gave_up
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RoutingMismatch, abort, status_of_any
 from memstream_server.rpc.limits import Limits
@@ -129,6 +131,10 @@ class _Call:
                     return await behaviour(self._checked(request), context)
             except grpc.aio.AbortError:
                 raise
+            except asyncio.CancelledError as error:
+                if gave_up(context):
+                    raise
+                await abort(context, status_of_any(_unanswered(error)))
             except Exception as error:
                 await abort(context, status_of_any(error))
 
@@ -147,6 +153,10 @@ class _Call:
                             yield response
             except grpc.aio.AbortError:
                 raise
+            except asyncio.CancelledError as error:
+                if gave_up(context):
+                    raise
+                await abort(context, status_of_any(_unanswered(error)))
             except Exception as error:
                 await abort(context, status_of_any(error))
 
@@ -206,6 +216,12 @@ class _Checked:
         finally:
             reading.cancel()
         raise ProtocolViolation(f"the stream's first message did not come within {self._opening_max_s:g} s")
+
+
+def _unanswered(error: asyncio.CancelledError) -> RuntimeError:
+    unanswered = RuntimeError("a call was not cancelled, but what it waited for was")
+    unanswered.__cause__ = error
+    return unanswered
 
 
 def _forgiving(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

@@ -1,0 +1,139 @@
+"""Passing calls on where servers come and go: whoever calls is answered, whatever becomes of a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+
+from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.memory_service_pb2 import CreateMemoryRequest
+from memstream_server.engine.ownership import Ownership
+from memstream_server.ports.processes import Owner
+from memstream_server.rpc.access.peers import Peers
+from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.forwarding import Forwarding
+from memstream_server.rpc.server import RpcServer, build_server
+from tests.rpc.conftest import LIMITS
+from tests.rpc.wire import RecallCall, Wire, refused, until
+from tests.support.fake_engine import FakeEngine
+
+WAITING = pb.RecallOnceRequest(namespace="ns", memory="m", query=pb.RecallQuery(text="wait for it"))
+ASKING = pb.RecallOnceRequest(namespace="ns", memory="m", query=pb.RecallQuery(text="anything"))
+
+
+@dataclass
+class Whereabouts:
+    """Stands for the database that says where a memory is owned."""
+
+    at: Owner | None
+    shared: bool = True
+    alive: set[int] = field(default_factory=lambda: {1})
+
+    async def owner(self, _namespace: str, _name: str) -> Owner | None:
+        return self.at
+
+    async def living(self) -> frozenset[int]:
+        return frozenset(self.alive)
+
+
+@dataclass
+class Pair:
+    """A server that callers reach, and one that owns the memory."""
+
+    front: Wire
+    owner: RpcServer
+    engine: Any
+    whereabouts: Whereabouts
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    engine = cast("Any", FakeEngine())
+    owner = build_server(engine, LIMITS, Drain(grace_s=5.0))
+    whereabouts = Whereabouts(Owner(1, await owner.start("127.0.0.1:0")))
+    async with grpc.aio.insecure_channel(whereabouts.at.address if whereabouts.at else "") as channel:
+        wire = Wire(channel, owner, Drain(), engine.dimension)
+        await wire.memories.CreateMemory(CreateMemoryRequest(namespace="ns", memory="m"))
+    drain = Drain(grace_s=0.3)
+    forwarding = Forwarding(cast("Ownership", whereabouts), drain, 0.05, Peers())
+    own = cast("Any", FakeEngine())
+    server = build_server(own, LIMITS, drain, forwarding=forwarding)
+    async with grpc.aio.insecure_channel(await server.start("127.0.0.1:0")) as channel:
+        yield Pair(Wire(channel, server, drain, own.dimension), owner, engine, whereabouts)
+    await server.stop(0.1)
+    engine.script.recalling.set()
+    await owner.stop(0.1)
+
+
+async def waits(pair: Pair) -> asyncio.Task[Any]:
+    """A call that has come to the owner and waits there."""
+    pair.engine.script.recalling.clear()
+    asked = len(pair.engine.script.queries)
+    call = asyncio.ensure_future(pair.front.streams.RecallOnce(WAITING, timeout=20))
+    await until(lambda: len(pair.engine.script.queries) > asked)
+    return call
+
+
+async def drains(pair: Pair) -> asyncio.Task[None]:
+    """From here on the owner accepts no connection; what it has it answers."""
+    ending = asyncio.create_task(pair.owner.stop(5.0))
+    channel = grpc.aio.insecure_channel(
+        pair.whereabouts.at.address if pair.whereabouts.at else "", [("grpc.use_local_subchannel_pool", 1)]
+    )
+    async with channel, asyncio.timeout(10):
+        while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            await channel.wait_for_state_change(state)
+    return ending
+
+
+async def test_a_draining_owner_answers_what_it_has_though_it_takes_no_new_calls(pair: Pair) -> None:
+    call = await waits(pair)
+    ending = await drains(pair)
+    error = await refused(pair.front.streams.RecallOnce(ASKING, timeout=1.0))
+    assert error.code is grpc.StatusCode.UNAVAILABLE
+    assert error.reason == "OWNER_UNAVAILABLE"
+    assert not call.done()
+    pair.engine.script.recalling.set()
+    assert (await call).HasField("done")
+    await ending
+
+
+async def test_a_call_goes_to_the_next_owner_as_soon_as_there_is_one(pair: Pair) -> None:
+    call = await waits(pair)
+    ending = await drains(pair)
+    moved = asyncio.ensure_future(pair.front.streams.RecallOnce(ASKING, timeout=20))
+    await asyncio.sleep(0.3)
+    assert not moved.done()
+    pair.whereabouts.at = None
+    error = await refused(moved)  # served here now, where there is no such memory
+    assert error.reason == "MEMORY_NOT_FOUND"
+    pair.engine.script.recalling.set()
+    await call
+    await ending
+
+
+async def test_a_call_whose_owner_is_dead_is_answered(pair: Pair) -> None:
+    """Also one of a stream, whose end is read in a task of its own."""
+    call = await waits(pair)
+    stream = RecallCall(pair.front.streams.Recall())
+    await stream.send(open=pb.RecallOpen(namespace="ns", memory="m"))
+    assert (await stream.next()).HasField("opened")
+    pair.whereabouts.alive.clear()
+    error = await refused(call)
+    assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "OWNER_UNAVAILABLE")
+    assert error.metadata["begun"] == "yes"
+    ended = await stream.error()
+    assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "OWNER_UNAVAILABLE")
+
+
+async def test_what_a_call_waits_for_may_be_cancelled_and_the_call_is_answered(pair: Pair) -> None:
+    pair.engine.script.fail_recalls.append(asyncio.CancelledError())
+    error = await refused(pair.front.streams.RecallOnce(ASKING, timeout=5))
+    assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert error.metadata["incident"] in error.message
