@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -211,8 +212,12 @@ async def test_standing_queries_are_a_capability_this_server_lacks(told: Wire) -
     assert (failure.code, failure.metadata) == (grpc.StatusCode.UNIMPLEMENTED, {"capability": "SUBSCRIBE"})
 
 
-async def test_a_defect_in_one_query_says_no_more_than_its_incident(told: Wire, script: Any) -> None:
-    script.fail_recalls.append(RuntimeError("secret path"))
+@pytest.mark.parametrize("defect", [RuntimeError, asyncio.CancelledError])
+async def test_a_defect_in_one_query_says_no_more_than_its_incident(
+    told: Wire, script: Any, defect: type[BaseException]
+) -> None:
+    """A cancellation of what a query waits for is one: the query itself was not cancelled."""
+    script.fail_recalls.append(defect("secret path"))
     call = await told.recall()
     await call.query("q", "fact")
     _, failed = await answer(call, "q")

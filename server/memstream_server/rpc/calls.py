@@ -154,11 +154,16 @@ def current_id() -> str:
     return str(structlog.contextvars.get_contextvars().get("request_id", ""))
 
 
-def gave_up(context: _Context) -> bool:
-    """Whether who called has gone. Asked of a CancelledError: it may be that of something the call waited for, and a
-    handler that ends with one is answered by nothing at all."""
+def is_cancelled() -> bool:
+    """Whether the present task is to end. Asked of a CancelledError, which may be that of something the task waited
+    for: whoever ends with one of those leaves a client without any answer."""
     task = asyncio.current_task()
-    return bool(context.cancelled()) or (task is not None and task.cancelling() > 0)
+    return task is not None and task.cancelling() > 0
+
+
+def gave_up(context: _Context) -> bool:
+    """Whether who called has gone, or the call was ended here."""
+    return bool(context.cancelled()) or is_cancelled()
 
 
 def _code(context: _Context) -> grpc.StatusCode:

@@ -132,7 +132,7 @@ def status_of_rejection(refused: Rejection | Failure) -> status_pb2.Status:
     return _status(code, refused.reason, refused.message, details, violations, None)
 
 
-def status_of_any(error: Exception) -> status_pb2.Status:
+def status_of_any(error: BaseException) -> status_pb2.Status:
     """Like `status_of`; what is no refusal is a defect: logged under an incident id, which is all the client gets."""
     if isinstance(error, EngineError):
         return status_of(error)

@@ -131,11 +131,9 @@ class _Call:
                     return await behaviour(self._checked(request), context)
             except grpc.aio.AbortError:
                 raise
-            except asyncio.CancelledError as error:
-                if gave_up(context):
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and gave_up(context):
                     raise
-                await abort(context, status_of_any(_unanswered(error)))
-            except Exception as error:
                 await abort(context, status_of_any(error))
 
         return answer
@@ -153,11 +151,9 @@ class _Call:
                             yield response
             except grpc.aio.AbortError:
                 raise
-            except asyncio.CancelledError as error:
-                if gave_up(context):
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and gave_up(context):
                     raise
-                await abort(context, status_of_any(_unanswered(error)))
-            except Exception as error:
                 await abort(context, status_of_any(error))
 
         return stream
@@ -216,12 +212,6 @@ class _Checked:
         finally:
             reading.cancel()
         raise ProtocolViolation(f"the stream's first message did not come within {self._opening_max_s:g} s")
-
-
-def _unanswered(error: asyncio.CancelledError) -> RuntimeError:
-    unanswered = RuntimeError("a call was not cancelled, but what it waited for was")
-    unanswered.__cause__ = error
-    return unanswered
 
 
 def _forgiving(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

@@ -23,6 +23,7 @@ from memstream_server.engine.errors import (
     WindowExceeded,
 )
 from memstream_server.engine.requests import Query
+from memstream_server.rpc.calls import is_cancelled
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import status_of_any
 from memstream_server.rpc.limits import Limits
@@ -165,11 +166,13 @@ class RecallStream:
         except (OwnedElsewhere, LeaseLost) as error:  # the memory moved: the stream has to move with it
             await self._out.put(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
             await self._out.put(_End(error))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             if self._queries.get(message.query_id) is asyncio.current_task():  # else it was cancelled
                 await self._fail(message.query_id, error)
 
-    async def _fail(self, query_id: str, error: Exception) -> None:
+    async def _fail(self, query_id: str, error: BaseException) -> None:
         failed = pb.RecallFailed(query_id=query_id, status=status_of_any(error))
         await self._out.put(pb.RecallResponse(failed=failed))
 
