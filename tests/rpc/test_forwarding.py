@@ -49,6 +49,8 @@ class Pair:
     front: Wire
     owner: RpcServer
     engine: Any
+    address: str
+    """The owner's."""
     whereabouts: Whereabouts
 
 
@@ -56,8 +58,9 @@ class Pair:
 async def pair() -> AsyncIterator[Pair]:
     engine = cast("Any", FakeEngine())
     owner = build_server(engine, LIMITS, Drain(grace_s=5.0))
-    whereabouts = Whereabouts(Owner(1, await owner.start("127.0.0.1:0")))
-    async with grpc.aio.insecure_channel(whereabouts.at.address if whereabouts.at else "") as channel:
+    address = await owner.start("127.0.0.1:0")
+    whereabouts = Whereabouts(Owner(1, address))
+    async with grpc.aio.insecure_channel(address) as channel:
         wire = Wire(channel, owner, Drain(), engine.dimension)
         await wire.memories.CreateMemory(CreateMemoryRequest(namespace="ns", memory="m"))
     drain = Drain(grace_s=0.3)
@@ -65,7 +68,7 @@ async def pair() -> AsyncIterator[Pair]:
     own = cast("Any", FakeEngine())
     server = build_server(own, LIMITS, drain, forwarding=forwarding)
     async with grpc.aio.insecure_channel(await server.start("127.0.0.1:0")) as channel:
-        yield Pair(Wire(channel, server, drain, own.dimension), owner, engine, whereabouts)
+        yield Pair(Wire(channel, server, drain, own.dimension), owner, engine, address, whereabouts)
     await server.stop(0.1)
     engine.script.recalling.set()
     await owner.stop(0.1)
@@ -83,9 +86,7 @@ async def waits(pair: Pair) -> asyncio.Task[Any]:
 async def drains(pair: Pair) -> asyncio.Task[None]:
     """From here on the owner accepts no connection; what it has it answers."""
     ending = asyncio.create_task(pair.owner.stop(5.0))
-    channel = grpc.aio.insecure_channel(
-        pair.whereabouts.at.address if pair.whereabouts.at else "", [("grpc.use_local_subchannel_pool", 1)]
-    )
+    channel = grpc.aio.insecure_channel(pair.address, [("grpc.use_local_subchannel_pool", 1)])
     async with channel, asyncio.timeout(10):
         while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             await channel.wait_for_state_change(state)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 REQUEST_ID = "x-request-id"
 """Metadata: of a request, who calls; of an answer, under which request_id the log has the call."""
+HEARD_S = 0.5
+"""How long before its deadline a call that waits is given up, a fifth of its time at most: to be heard in time."""
 _GIVEN = re.compile(r"[\x21-\x7e]{1,64}")
 _OURS = "/memstream."
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -152,6 +154,11 @@ def identified(context: _Context, method: str, metadata: Metadata) -> str:
 def current_id() -> str:
     """Of the call that this is done for; empty where it is done for none."""
     return str(structlog.contextvars.get_contextvars().get("request_id", ""))
+
+
+def heard_in_s(remaining_s: float) -> float:
+    """How long a call of that much time may wait, and still say in time that it waited for nothing."""
+    return max(0.0, remaining_s - min(HEARD_S, remaining_s / 5))
 
 
 def is_cancelled() -> bool:

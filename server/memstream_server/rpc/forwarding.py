@@ -31,7 +31,7 @@ from memstream_server.engine.errors import (
     OwnedElsewhere,
     OwnerUnreachable,
 )
-from memstream_server.rpc.calls import REQUEST_ID, Tracing, Untraced, current_id, gave_up
+from memstream_server.rpc.calls import REQUEST_ID, Tracing, Untraced, current_id, gave_up, heard_in_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PUSHBACK_KEY, STATUS_KEY
 
@@ -47,7 +47,7 @@ MARK = "memstream-forwarded"
 CONNECT_S = 2.0
 """How long the owner's server may take to accept a connection."""
 PATIENCE_S = 15.0
-"""How long a unary call that has not begun is tried again, at the most until its deadline."""
+"""How long a unary call that has not begun is tried again, at the most until shortly before its deadline."""
 PAUSE_S = 0.1
 _LOCAL = frozenset({"CreateMemory", "GetMemory", "ListMemories", "ListFragments", "ListOperations", "CloneMemory"})
 """Calls that name a memory and are answered from the journal, which every server reads."""
@@ -357,7 +357,9 @@ def _unbegun(error: EngineError) -> bool:
 
 def _deadline_s(context: _Context) -> float:
     remaining: float | None = context.time_remaining()
-    return asyncio.get_running_loop().time() + (PATIENCE_S if remaining is None else min(PATIENCE_S, remaining))
+    return asyncio.get_running_loop().time() + (
+        PATIENCE_S if remaining is None else min(PATIENCE_S, heard_in_s(remaining))
+    )
 
 
 def _is_marked(context: _Context) -> bool:

@@ -23,7 +23,7 @@ from memstream_server.engine.errors import (
     WindowExceeded,
 )
 from memstream_server.engine.requests import Query
-from memstream_server.rpc.calls import is_cancelled
+from memstream_server.rpc.calls import heard_in_s, is_cancelled
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import status_of_any
 from memstream_server.rpc.limits import Limits
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 QUEUE_MAX = 8
 """Messages written and not yet taken by the transport: about 8 MB of answers at the most."""
-HEARD_S = 0.5
-"""How long before its deadline a query that waits is given up, a fifth of its time at most: to be heard in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +189,7 @@ async def recall_once(
         return await engine.recall(namespace, memory, query)
     answering = asyncio.create_task(engine.recall(namespace, memory, query))
     try:
-        await asyncio.wait({answering}, timeout=max(0.0, time_remaining_s - min(HEARD_S, time_remaining_s / 5)))
+        await asyncio.wait({answering}, timeout=heard_in_s(time_remaining_s))
         revision = query.min_revision if answering.done() else (await engine.memories.get(namespace, memory)).revision
         if revision < query.min_revision:
             raise RevisionNotReached(
