@@ -15,7 +15,7 @@ from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.fragment_pb2 import Observation
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from memstream_server.engine.errors import QuotaExceeded
-from memstream_server.rpc.access.admission import Admission
+from memstream_server.rpc.access.admission import REFUSAL_WAIT_MAX_S, REFUSALS_PER_S, Admission
 from tests.access.conftest import guarded_files
 from tests.server.conftest import MakeServer, started
 from tests.support.waiting import until
@@ -84,6 +84,47 @@ def test_what_asks_for_something_anew_is_a_request() -> None:
     ):
         who = type(message).__name__ + str(owed_s) + str(message)
         assert [admission.sent(who, message, first=first) for _ in range(2)] == [0, owed_s]
+
+
+def test_who_is_refused_again_and_again_is_told_so_later_and_later_up_to_a_bound() -> None:
+    now_s = 100.0
+    admission = Admission(calls_max=1, requests_per_s=1, now_s=lambda: now_s)
+
+    def told_in_s(principal: str = "key:a") -> float:
+        with pytest.raises(QuotaExceeded) as raised, admission.admitted(principal, "calls"):
+            admission.call(principal, pb.RecallOnceRequest())
+        return raised.value.told_in_s
+
+    admission.call("key:a", pb.RecallOnceRequest())
+    admission.call("key:b", pb.RecallOnceRequest())
+    admission.call("key:a", pb.RecallOnceRequest())
+    admission.call("key:b", pb.RecallOnceRequest())
+    assert [told_in_s() for _ in range(REFUSALS_PER_S)] == [0.0] * REFUSALS_PER_S
+    assert [told_in_s() for _ in range(3)] == pytest.approx([0.0, 1 / REFUSALS_PER_S, 2 / REFUSALS_PER_S])
+    assert told_in_s("key:b") == 0
+    later = [told_in_s() for _ in range(3 * REFUSALS_PER_S)]
+    assert max(later) == later[-1] == pytest.approx(REFUSAL_WAIT_MAX_S)
+    with admission.admitted("key:c", "calls"):
+        assert told_in_s("key:c") == 0
+
+
+async def test_a_refusal_that_waits_is_told_before_the_deadline_and_keeps_nobody_else_out(
+    tmp_path: Path, make_server: MakeServer
+) -> None:
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    server = await started(make_server(**settings, caller_requests_per_s=1.0, calls_in_flight_max=2))
+    async with (
+        memstream.connect(server.address, token=keys["alice"], timeout_s=0.5) as alice,
+        memstream.connect(server.address, token=keys["bob"]) as bob,
+    ):
+        mine, other = await alice.create_memory("a/joy"), await bob.create_memory("b/joy")
+        asking = [asyncio.create_task(mine.recall_once("and now?")) for _ in range(3 * REFUSALS_PER_S)]
+        assert len(await other.recall_once("anything?")) == 0
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        refused = [one for one in answers if isinstance(one, BaseException)]
+        assert {type(one) for one in refused} == {memstream.QuotaExceeded}
+        assert len(refused) > REFUSALS_PER_S
 
 
 async def test_who_asks_too_much_waits_on_its_streams_and_is_refused_elsewhere(

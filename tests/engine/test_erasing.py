@@ -14,6 +14,7 @@ from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind
 from memstream_server.engine import operations
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.requests import AckLevel
 from memstream_server.ports.index import IndexUnavailable
 from memstream_server.ports.models import Account
 from memstream_server.ports.operations import OperationState
@@ -97,7 +98,7 @@ async def test_what_waits_to_be_stored_is_erased_once_it_is(tmp_path: Path) -> N
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
         release = parts.journal.hold("commit")
-        observing = asyncio.create_task(observe(parts.engine, TEA))
+        await observe(parts.engine, TEA, level=AckLevel.RECEIVED)
         record = await parts.engine.memories.get(NAMESPACE, "joy")
 
         async def received() -> list[str]:
@@ -107,7 +108,6 @@ async def test_what_waits_to_be_stored_is_erased_once_it_is(tmp_path: Path) -> N
         (waiting,) = await until(received)
         erasing = asyncio.create_task(erased(parts.engine, waiting))
         release()
-        await observing
         assert await erasing is OperationState.SUCCEEDED
         assert await live(parts.engine) == []
         told = [event.type for event in await events_of(parts.engine, record.uid)]

@@ -120,7 +120,12 @@ class FakeSession:
         self._receiving: asyncio.Future[None] | None = None
         self._storing: asyncio.Future[None] | None = None
 
-    def submit(self, first_sequence: int, items: Sequence[NewObservation | Refusal]) -> asyncio.Future[None]:
+    def submit(
+        self,
+        first_sequence: int,
+        items: Sequence[NewObservation | Refusal],
+        _awaited: AckLevel = AckLevel.RECEIVED,
+    ) -> asyncio.Future[None]:
         if self._error is not None:
             raise self._error
         if self._engine.script.refuse_submits:

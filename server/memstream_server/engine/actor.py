@@ -222,9 +222,12 @@ class Actor:
             try:
                 await self._commit(decision)
                 break
-            except StorageFull as error:  # received, so it must be stored: nothing was changed, wait for room
+            except StorageFull as error:  # nothing was changed
+                if self.receiving.refuse(prepared.batches, error):
+                    self._room.release()
+                    return
                 log.warning("storage_full", memory=self.uid, error=str(error))
-                await self._wait_for_room()
+                await self._wait_for_room()  # received, so it must be stored
         self._room.release()
         self.receiving.stored(prepared.batches, outcomes)
 

@@ -276,7 +276,7 @@ class Engine:
                 session, first_sequence = actor.receiving.anonymous(), 1
             self._ask_index(session)
             try:
-                await session.submit(first_sequence, items)
+                await session.submit(first_sequence, items, level)
                 return await session.reached(level, first_sequence + len(items) - 1)
             finally:
                 session.close()

@@ -133,6 +133,8 @@ class QuotaExceeded(EngineError):
     """A quota is used up. `quota` and `limit` among the details name it and tell how much it is."""
 
     reason = "QUOTA_EXCEEDED"
+    told_in_s = 0.0
+    """How long the caller is to wait for the refusal itself."""
 
 
 class StorageIsFull(EngineError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ class Batch:
     arrived_s: float | None = None
     """Monotonic time of its arrival; None for one that an earlier process received."""
     origin: Origin = field(default_factory=nowhere)
+    at_once: asyncio.Future[None] | None = None
+    """Of one that the journal has not received: it is received by being stored, and this is done then, or failed."""
 
     @property
     def count(self) -> int:

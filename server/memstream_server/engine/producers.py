@@ -106,13 +106,19 @@ class ObserveSession:
         self._rejected: list[Rejection] = []
         self._outcomes: list[Outcome] = []
 
-    def submit(self, first_sequence: int, items: Sequence[NewObservation | Refusal]) -> asyncio.Future[None]:
-        """Give a batch to the journal; the future is done once it is received.
+    def submit(
+        self,
+        first_sequence: int,
+        items: Sequence[NewObservation | Refusal],
+        awaited: AckLevel = AckLevel.RECEIVED,
+    ) -> asyncio.Future[None]:
+        """Give a batch to the journal; the future is done once it is received. `awaited` is what its client waits for:
+        one that waits for more than that is not told of it a commit earlier.
 
         Raises SequenceGap, SequenceConflict, BacklogFull or the session's own end, at once or in the future.
         """
         self._raise_if_ended()
-        return self._receiving.submit(self._state, first_sequence, items)
+        return self._receiving.submit(self._state, first_sequence, items, awaited)
 
     async def changed(self) -> Progress:
         """Waits until something is new and returns where the producer stands. Raises what ended the session."""

@@ -128,8 +128,11 @@ async def _search(
 ) -> tuple[_Found, str]:
     question = _question(working, query, vector, dependencies)
     if working.dense is not None:
-        found = _rank(working, query, question, dependencies, None)
+        async with dependencies.turns.of(working.record.namespace):
+            await asyncio.sleep(0)  # what came before was a turn of its own, as is the reading after
+            found = _rank(working, query, question, dependencies, None)
         watch.step("score")
+        await asyncio.sleep(0)
         return found, ""
     return await _search_index(working, query, question, dependencies, watch)
 

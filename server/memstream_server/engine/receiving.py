@@ -2,7 +2,9 @@
 
 Rule 1. `submit` gives numbers, ids and positions synchronously, so that order is fixed before anything is awaited.
 Rule 2. What the journal has received is handed to the actor (`Actor.store`) in that order, and only then acknowledged.
-Rule 3. A refusal that RAM does not explain ends the actor (`Actor.fail`); the memory is read again from the journal.
+Rule 3. A small batch that finds nothing under way, and whose client waits for *stored*, is received by being stored:
+one commit instead of two. What comes meanwhile waits for it, so that the journal has all in the order of `submit`.
+Rule 4. A refusal that RAM does not explain ends the actor (`Actor.fail`); the memory is read again from the journal.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.intake import Batch, batch_of, verify_repeats
 from memstream_server.engine.producers import ObserveSession, ProducerState
-from memstream_server.engine.requests import NewObservation, Opened, Outcome, Refusal
+from memstream_server.engine.requests import AckLevel, NewObservation, Opened, Outcome, Refusal
 from memstream_server.ports.journal.errors import Conflict, JournalError, OutcomeUnknown, StorageFull
 from memstream_server.ports.journal.reading import Image
 from memstream_server.ports.journal.writing import Receipt
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+AT_ONCE_MAX = 16
+"""Observations of a batch that is received by being stored."""
 STORAGE_RETRY_S = 5.0
 """Pause before a decision that found the disk full is committed again, and what clients are told."""
 
@@ -65,7 +69,10 @@ class Receiving:
         self._puts = 0
         self._unstored: dict[int, Batch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._order = asyncio.Lock()
+        """Held by a batch that is received by being stored."""
         self._sessions = 0
+        self._opening: set[asyncio.Task[ObserveSession]] = set()
 
     def resume(self, receipts: Sequence[Receipt]) -> None:
         """Hand over what an earlier process received and did not store."""
@@ -104,6 +111,8 @@ class Receiving:
         self._actor.raise_if_failed()
         self._sessions += 1
         opening = asyncio.create_task(self._open(name, one_call))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -114,6 +123,8 @@ class Receiving:
     async def _open(self, name: str, one_call: bool) -> ObserveSession:
         epoch = self._actor.working.record.epoch
         try:
+            async with self._order:  # its producer's epoch is compared when it is written
+                pass
             producer = await self._dependencies.journal.open_producer(self._actor.uid, epoch, name, one_call=one_call)
             self._actor.raise_if_failed()
         except (Conflict, OutcomeUnknown) as error:
@@ -183,7 +194,11 @@ class Receiving:
 
     # ---- receipts
     def submit(
-        self, state: ProducerState, first: int, items: Sequence[NewObservation | Refusal]
+        self,
+        state: ProducerState,
+        first: int,
+        items: Sequence[NewObservation | Refusal],
+        awaited: AckLevel = AckLevel.RECEIVED,
     ) -> asyncio.Future[None]:
         """Number, order and journal a batch; see ObserveSession.submit."""
         self._actor.raise_if_failed()
@@ -206,6 +221,8 @@ class Receiving:
             batch = batch_of(
                 self._dependencies, self._actor.working.record, state, new_from, fresh, self._next_position
             )
+            if awaited is not AckLevel.RECEIVED and self._at_once(batch):
+                batch = replace(batch, at_once=asyncio.get_running_loop().create_future())
             # A batch of refused items takes a position too: a receipt is known by its own.
             self._next_position += max(1, batch.count)
             self._backlog += batch.count
@@ -219,6 +236,22 @@ class Receiving:
         # Shielded: whoever stops waiting must not take from the actor the news that the journal has the batch.
         return asyncio.shield(task)
 
+    def _at_once(self, batch: Batch) -> bool:
+        """Whether it may be received by being stored: nobody waits for what happens between the two.
+
+        Not while a stream opens, which may be its producer's next one: the commit would be refused, and end the actor.
+        """
+        record = self._actor.working.record
+        gatherer, embeddings = self._dependencies.gatherer, self._dependencies.embeddings
+        space = self._actor.working.embedding
+        return (
+            not (self._backlog or self._tasks or self._opening or batch.receipt.rejections)
+            and batch.count <= AT_ONCE_MAX
+            and space.model.instant
+            and embeddings.beside(space.name) is None
+            and not (gatherer.rates and record.policy.score_importance)
+        )
+
     async def _receive(
         self, state: ProducerState, first: int, repeats: Sequence[NewObservation | Refusal], batch: Batch | None
     ) -> None:
@@ -226,11 +259,11 @@ class Receiving:
         session, before = state.session, state.receiving
         try:
             if batch is not None:
-                await self._dependencies.journal.receive(batch.receipt)
+                await self._journal(batch)
         except Exception as error:
             raise self._ended(session, self._unreceived(state, session, batch, error)) from error
         try:
-            if batch is not None:
+            if batch is not None and batch.at_once is None:
                 self._received(state, batch)
             if repeats:
                 await self._repeated(state, first, repeats, before)
@@ -239,6 +272,17 @@ class Receiving:
         except JournalError as error:
             # What was received stays so; only what the repeats were told the first time could not be read.
             raise self._ended(session, JournalUnavailable(f"reading failed: {error}", retry_after_s=0.2)) from error
+
+    async def _journal(self, batch: Batch) -> None:
+        """Returns once it is received."""
+        async with self._order:
+            self._actor.raise_if_failed()
+            if batch.at_once is not None:
+                self._unstored[batch.receipt.position] = batch
+                self._actor.store(batch)
+                await batch.at_once
+                return
+        await self._dependencies.journal.receive(batch.receipt)
 
     async def _repeated(
         self,
@@ -282,6 +326,7 @@ class Receiving:
         """What the refusal of a batch means for its producer. A refusal that RAM does not explain ends the actor."""
         if batch is not None:
             self._backlog -= batch.count
+            self._unstored.pop(batch.receipt.position, None)
             if batch.receipt.producer_epoch != state.epoch:
                 return ProducerSuperseded(
                     f"a newer stream of producer {state.name!r} was opened; this one is superseded"
@@ -289,6 +334,8 @@ class Receiving:
             state.submitted = state.received
             state.forget_after(state.received)
             self._let_go(state)
+        if isinstance(error, EngineError):
+            return error  # of an actor that ended before it was stored
         if isinstance(error, StorageFull):
             return StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S)
         if isinstance(error, Conflict) and session is not None and session.error is not None:
@@ -303,6 +350,9 @@ class Receiving:
         for batch in batches:
             self._backlog -= batch.count
             del self._unstored[batch.receipt.position]
+            if batch.at_once is not None and not batch.at_once.done():
+                self._dependencies.metrics.received(batch.count, 0, self._age_s(batch) or 0.0)
+                batch.at_once.set_result(None)
             self._dependencies.metrics.stored(batch.count, self._age_s(batch))
             state, receipt = batch.producer, batch.receipt
             if state is None:
@@ -313,6 +363,13 @@ class Receiving:
             last = receipt.last_sequence
             state.advance(received=last, stored=last, revision=self._actor.revision)
             self._let_go(state)
+
+    def refuse(self, batches: Sequence[Batch], error: JournalError) -> bool:
+        """These could not be stored, nor, therefore, received. False, and nothing done, where they were before."""
+        waiting = [batch.at_once for batch in batches if batch.at_once is not None]
+        for each in waiting:
+            each.set_exception(error)
+        return bool(waiting)
 
     def _age_s(self, batch: Batch) -> float | None:
         return None if batch.arrived_s is None else self._dependencies.clock.monotonic_s() - batch.arrived_s
@@ -325,7 +382,10 @@ class Receiving:
             await asyncio.wait(tasks, timeout=timeout_s)
 
     def end(self, error: EngineError) -> None:
-        """Every open session ends with `error`."""
+        """Every open session, and what is not received yet, ends with `error`."""
+        for batch in self._unstored.values():
+            if batch.at_once is not None and not batch.at_once.done():
+                batch.at_once.set_exception(error)
         for state in self.producers():
             if state.session is not None:
                 state.session.fail(error)

@@ -27,9 +27,8 @@ class Turns:
         await self._take(namespace)
         try:
             yield
-            await asyncio.sleep(0)  # others run before the next turn
         finally:
-            self._pass_on()
+            asyncio.get_running_loop().call_soon(self._pass_on)  # others run before the next turn
 
     async def _take(self, namespace: str) -> None:
         if not self._taken:

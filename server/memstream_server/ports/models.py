@@ -51,6 +51,8 @@ class EmbeddingModel:
     dense_weight: float = 0.3
     lexical_weight: float = 0.2
     context_weight: float = 0.5
+    instant: bool = False
+    """Whether a few texts are embedded within a millisecond, by this process alone: nobody is kept waiting for it."""
 
 
 @dataclass(slots=True, eq=False)

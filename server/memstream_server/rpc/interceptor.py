@@ -3,7 +3,8 @@
 Rule 1. Nothing but a status of errors.py leaves: a defect's text stays in the log, under an incident id.
 Rule 2. AbortError (a status was set already) and a CancelledError of the call itself (the client is gone) pass. One of
 something that the call waited for is a defect as others are: grpc would leave the client without any answer.
-Rule 3. Bytes that are no message are the client's mistake: INVALID_ARGUMENT, not grpc's UNKNOWN with a text.
+Rule 3. A refusal that is to wait is told once it has, within the call's deadline; it counts as no call meanwhile.
+Rule 4. Bytes that are no message are the client's mistake: INVALID_ARGUMENT, not grpc's UNKNOWN with a text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from memstream_server.engine.errors import InvalidField, ProtocolViolation, QuotaExceeded
-from memstream_server.rpc.calls import gave_up
+from memstream_server.rpc.calls import gave_up, heard_in_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RoutingMismatch, abort, status_of_any
 from memstream_server.rpc.limits import Limits
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from memstream_server.observability import Metrics
 
 ROUTING_KEY = "memstream-memory"
+HELD_MAX = 1_024
+"""Refusals that wait; beyond them all are told at once."""
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -50,6 +53,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._streams_max = limits.streams_max
         self._calls_max = limits.calls_in_flight_max
         self._calls = 0
+        self._held = 0
         self._metrics = metrics
 
     async def intercept_service(
@@ -110,6 +114,18 @@ class Guard(grpc.aio.ServerInterceptor):
         finally:
             self._calls -= 1
 
+    async def due(self, error: BaseException, context: _Context) -> None:
+        """Waits until the caller may be told."""
+        if not isinstance(error, QuotaExceeded) or not error.told_in_s or self._held >= HELD_MAX:
+            return
+        remaining_s: float | None = context.time_remaining()
+        at_most_s = error.told_in_s if remaining_s is None else heard_in_s(remaining_s)
+        self._held += 1
+        try:
+            await asyncio.sleep(min(error.told_in_s, at_most_s))
+        finally:
+            self._held -= 1
+
 
 class _Call:
     """One call: what its headers say, and the wrapping of its handler."""
@@ -134,6 +150,7 @@ class _Call:
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and gave_up(context):
                     raise
+                await self._guard.due(error, context)
                 await abort(context, status_of_any(error))
 
         return answer
@@ -154,6 +171,7 @@ class _Call:
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and gave_up(context):
                     raise
+                await self._guard.due(error, context)
                 await abort(context, status_of_any(error))
 
         return stream

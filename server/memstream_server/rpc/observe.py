@@ -204,7 +204,7 @@ class ObserveStream:
         deadline = asyncio.get_running_loop().time() + self._limits.backlog_wait_s
         while True:
             try:
-                return self._session.submit(first, items)
+                return self._session.submit(first, items, self._opening.level)
             except BacklogFull as error:
                 delay_s = max(0.01, error.retry_after_s or RETRY_S[error.reason])
                 if asyncio.get_running_loop().time() + delay_s > deadline:

@@ -52,6 +52,26 @@ class Receiving:
         await journal.receive(receipt(3, 1, 2, epoch=2))
         assert await journal.open_producer("u1", 1, "q") == Producer("q", 1)
 
+    async def test_a_batch_can_be_received_by_being_stored(self, journal: Journal) -> None:
+        first = receipt(1, 2, 0)
+        told = {"receipts": (first,), "producers": (("p", 2),)}
+        await journal.commit(transition(1, rows=(row(fragment(0)),), **told))  # the second one's row is not new
+        found = await image(journal)
+        assert (found.pending, found.next_position, found.record.revision) == ((), 2, 2)
+        assert found.producers == (Producer("p", 1, received=2, stored=2),)
+        assert await journal.received_hashes("u1", "p", 1, 9) == [(n, digest(n), None) for n in (1, 2)]
+        await journal.receive(receipt(3, 1, 2))
+
+    @pytest.mark.parametrize("wrong", [receipt(2, 1, 0), receipt(0, 1, 0), receipt(1, 1, 0, epoch=2)])
+    async def test_nothing_is_stored_of_a_batch_that_cannot_be_received(self, journal: Journal, wrong: Receipt) -> None:
+        told = {"receipts": (wrong,), "producers": (("p", wrong.last_sequence),)}
+        with pytest.raises(Conflict):
+            await journal.commit(transition(1, rows=(row(fragment(0)),), **told))
+        found = await image(journal)
+        assert (found.record.revision, found.next_position, found.producers) == (1, 0, (Producer("p", 1),))
+        assert await journal.fragments("u1", [fragment(0).id]) == []
+        await journal.commit(transition(1, rows=(row(fragment(0)),)))
+
     @pytest.mark.parametrize("refused", [False, True])
     async def test_what_waits_of_several_memories_is_as_if_written_one_by_one(
         self, journal: Journal, refused: bool

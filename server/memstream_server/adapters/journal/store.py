@@ -215,7 +215,8 @@ class SqlJournal:
 
     async def commit(self, commit: Commit) -> None:
         rows = 2 + 2 * len(commit.rows) + len(commit.anchors) + len(commit.index) + len(commit.removed)
-        adds = bool(commit.rows or commit.anchors or commit.jobs)
+        rows += 2 * len(commit.receipts)
+        adds = bool(commit.rows or commit.anchors or commit.jobs or commit.receipts)
         await self._writer.submit(Joint(transition.commit, commit, commit.memory), rows, adds)
 
     async def touch(self, uid: str, accesses: Sequence[Access], epoch: int | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, func, select, update
@@ -21,7 +21,7 @@ from memstream_server.adapters.journal.schema import (
     requests,
     vectors,
 )
-from memstream_server.adapters.journal.writes import check_room, find, log, owned, put_answer
+from memstream_server.adapters.journal.writes import check_room, count_received, find, log, owned, put_answer
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.records import Job
@@ -127,6 +127,7 @@ def commit(connection: Connection, given: Sequence[Commit]) -> None:
     """Of different memories. Advances them first: a stale owner is refused before anything was written."""
     numbers = _advance(connection, given)
     commits = [(numbers[one.memory], one) for one in given]
+    count_received(connection, [(number, receipt) for number, one in commits for receipt in one.receipts])
     for number, one in commits:
         _delete(connection, _REMOVE, one.removed, number)
     _put_rows(connection, [(number, row) for number, one in commits for row in one.rows])
@@ -163,7 +164,7 @@ def _advance(connection: Connection, given: Sequence[Commit]) -> dict[str, int]:
     rows = [
         (
             *(one.memory, one.epoch, one.revision),
-            *(1 + max((row.fragment.position for row in one.rows), default=-1), one.reflection_aggregate),
+            *(1 + max(_positions(one), default=-1), one.reflection_aggregate),
         )
         for one in given
     ]
@@ -172,6 +173,12 @@ def _advance(connection: Connection, given: Sequence[Commit]) -> dict[str, int]:
         if one.memory not in numbers:
             raise Conflict(f"memory {one.memory} is not at epoch {one.epoch}, revision {one.revision}")
     return numbers
+
+
+def _positions(commit: Commit) -> Iterator[int]:
+    """Places in the order of receipt that are taken by now."""
+    yield from (row.fragment.position for row in commit.rows)
+    yield from (one.position for receipt in commit.receipts for one in receipt.fragments)
 
 
 def _describe(connection: Connection, number: int, commit: Commit) -> None:

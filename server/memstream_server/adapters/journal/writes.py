@@ -299,10 +299,8 @@ def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
 
 def receive(connection: Connection, given: Sequence[Receipt]) -> None:
     """Of different memories."""
-    for receipt in given:
-        _check_texts(receipt.fragments)
     numbers = _reserve(connection, given)
-    _advance_producers(connection, [(numbers[receipt.memory], receipt) for receipt in given if receipt.producer])
+    count_received(connection, [(numbers[receipt.memory], receipt) for receipt in given])
     pending = [
         (
             key(numbers[receipt.memory], receipt.position),
@@ -329,6 +327,13 @@ def _reserve(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]
         if receipt.memory not in numbers:
             raise _not_owned(receipt.memory, receipt.epoch)
     return numbers
+
+
+def count_received(connection: Connection, given: Sequence[tuple[int, Receipt]]) -> None:
+    """Their producers have come so far. Receipts with their memories' numbers, of different memories."""
+    for _, receipt in given:
+        _check_texts(receipt.fragments)
+    _advance_producers(connection, [(number, receipt) for number, receipt in given if receipt.producer])
 
 
 def _check_texts(received: Sequence[Fragment]) -> None:

@@ -29,6 +29,7 @@ MODEL = EmbeddingModel(
     dense_weight=0.05,
     lexical_weight=0.3,
     context_weight=0.65,
+    instant=True,
 )
 _PAIR_WEIGHT = 0.5
 _GRAMS_WEIGHT = 0.5

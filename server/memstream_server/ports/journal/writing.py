@@ -77,6 +77,8 @@ class Commit:
     anchors: tuple[Anchor, ...] = ()
     released: tuple[str, ...] = ()
     """Ids whose anchor rows go: they left short-term."""
+    receipts: tuple[Receipt, ...] = ()
+    """Batches that are received by being stored: numbered as `receive` does it, without a payload that waits."""
     stored_positions: tuple[int, ...] = ()
     """Positions of the receipts consumed: their payloads go."""
     producers: tuple[tuple[str, int], ...] = ()

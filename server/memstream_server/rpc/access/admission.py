@@ -3,6 +3,8 @@
 Counted for each principal, so that one cannot take what the limits of the server leave for all. Streams and calls
 beyond their number are refused, with RetryInfo. Of what is sent, a principal may be a second ahead: then messages of
 its streams that are more of it are read later, which holds the sender back by flow control, and such calls are refused.
+Who is refused and asks again at once is told of REFUSALS_PER_S refusals a second and waits for the others: each costs
+the server what a small answer costs, for which the other callers would have to wait.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ from google.protobuf.message import Message
 
 from memstream_server.engine.errors import QuotaExceeded
 
+REFUSALS_PER_S = 20
+"""Of one principal; the more it is refused, the longer it waits for each,"""
+REFUSAL_WAIT_MAX_S = 1.0
+"""up to this, before it is told."""
 ACCOUNTS_MAX = 4_096
 """Principals whose rates are remembered before those who are owed nothing are forgotten."""
 
@@ -62,13 +68,15 @@ class Admission:
         per_s = {"requests": requests_per_s, "observations": observations_per_s, "bytes": bytes_per_s}
         rates = [Rate(f"caller_{what}_per_s", limit, now_s) for what, limit in per_s.items()]
         self._rates = rates if any(per_s.values()) else []
+        self._refusals = Rate("", REFUSALS_PER_S, now_s)
 
     @contextmanager
     def admitted(self, principal: str, what: str) -> Iterator[None]:
         """One more of `what`, "streams" or "calls", until the end of the block. Raises QuotaExceeded."""
         limit, key = self._limits[what], (principal, what)
         if limit and self._under_way[key] >= limit:
-            raise QuotaExceeded(
+            raise self._refusal(
+                principal,
                 f"you have {limit} {what} under way, more at once are not allowed: try again soon",
                 quota=f"caller_{what}_max",
                 limit=limit,
@@ -94,15 +102,25 @@ class Admission:
         for rate, _ in costs:
             owed_s = rate.wait_s(principal)
             if owed_s:
-                raise QuotaExceeded(
+                raise self._refusal(
+                    principal,
                     "you send more requests, observations or bytes a second than you are allowed to: "
                     f"try again in {owed_s:.1f} s, or use the streams, which wait",
-                    retry_after_s=owed_s,
+                    owed_s,
                     quota=rate.quota,
                     limit=f"{rate.per_s:g}",
                 )
         for rate, amount in costs:
             rate.charge(principal, amount)
+
+    def _refusal(
+        self, principal: str, message: str, retry_after_s: float | None = None, *, quota: str, limit: str | int
+    ) -> QuotaExceeded:
+        error = QuotaExceeded(message, retry_after_s=retry_after_s, quota=quota, limit=limit)
+        error.told_in_s = min(REFUSAL_WAIT_MAX_S, self._refusals.wait_s(principal))
+        if error.told_in_s < REFUSAL_WAIT_MAX_S:
+            self._refusals.charge(principal, 1)
+        return error
 
     def _costs(self, message: Message, first: bool) -> list[tuple[Rate, float]]:
         """What it counts in: its bytes, its observations, and itself where it asks for something anew."""

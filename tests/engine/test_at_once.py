@@ -1,0 +1,147 @@
+"""A small batch whose client waits for *stored* is received by being stored, and what goes wrong with that."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from memstream_server.engine.errors import JournalUnavailable, ProducerSuperseded, StorageIsFull
+from memstream_server.engine.receiving import AT_ONCE_MAX
+from memstream_server.engine.requests import AckLevel
+from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty, image_of
+from tests.engine.test_producers import LINES, contents, create, opened, parts, sent, words
+from tests.support.faulty_journal import Fault
+from tests.support.waiting import until
+
+__all__ = ["hasty", "parts"]
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+STORED = AckLevel.STORED
+IN_ORDER = ["receive", "commit"]
+
+
+def writes(parts: Assembled) -> list[str]:
+    """Receipts and commits since the journal was armed or asked last."""
+    found = [name for name in parts.journal.written if name in IN_ORDER]
+    parts.journal.written.clear()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "level", "expected"),
+    [
+        (1, STORED, ["commit"]),
+        (AT_ONCE_MAX, AckLevel.INDEXED, ["commit"]),
+        (1, AckLevel.RECEIVED, IN_ORDER),
+        (AT_ONCE_MAX + 1, STORED, IN_ORDER),
+    ],
+)
+async def test_who_waits_for_stored_waits_for_one_commit(
+    parts: Assembled, count: int, level: AckLevel, expected: list[str]
+) -> None:
+    session = await opened(parts.engine)
+    writes(parts)
+    await session.submit(1, LINES[:count], level)
+    progress = await session.reached(STORED, count)
+    assert (progress.received, progress.stored) == (count, count)
+    assert writes(parts) == expected
+    assert await contents(parts.engine) == words(LINES[:count])
+    again = await sent(await opened(parts.engine), 1, LINES[: count + 1])  # repeats, and one that is new
+    assert (again.received, again.stored) == (count + 1, count + 1)
+    assert await contents(parts.engine) == words(LINES[: count + 1])
+
+
+async def test_what_comes_meanwhile_is_received_after_it_in_the_order_it_came(parts: Assembled) -> None:
+    session, other = await opened(parts.engine), await opened(parts.engine, "other")
+    writes(parts)
+    release = parts.journal.hold("commit")
+    first = session.submit(1, LINES[:1], STORED)
+    later = [session.submit(number, LINES[number - 1 : number], STORED) for number in (2, 3)]
+    later.append(other.submit(1, LINES[3:4], STORED))
+    opening = asyncio.create_task(opened(parts.engine, "third"))
+
+    async def begun() -> bool:
+        return "commit" in parts.journal.written
+
+    await until(begun)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert parts.journal.written == ["commit"]  # nothing passes it, no newer stream of a producer either
+    assert not first.done()
+    release()
+    await asyncio.gather(first, *later, opening)
+    await session.reached(STORED, 3)
+    await other.reached(STORED, 1)
+    assert writes(parts)[:4] == ["commit", "receive", "receive", "receive"]
+    assert await contents(parts.engine) == words(LINES[:4])
+
+
+async def test_while_a_stream_opens_nothing_is_received_by_being_stored(parts: Assembled) -> None:
+    session, other = await opened(parts.engine), await opened(parts.engine, "other")
+    release = parts.journal.hold("open_producer")
+    opening = asyncio.create_task(opened(parts.engine))
+    await asyncio.sleep(0)
+    writes(parts)
+    await session.submit(1, LINES[:1], STORED)  # refused, it would end the whole memory's streams
+    assert "receive" in parts.journal.written
+    release()
+    newer = await opening
+    assert newer.opened.received == 1
+    with pytest.raises(ProducerSuperseded):
+        session.submit(2, LINES[1:2], STORED)
+    await sent(newer, 2, LINES[1:2])
+    await sent(other, 1, LINES[2:3])
+    assert await contents(parts.engine) == words(LINES[:3])
+
+
+async def test_what_the_disk_has_no_room_for_is_refused_and_taken_later(parts: Assembled) -> None:
+    session = await opened(parts.engine)
+    parts.journal.fail_at(1, Fault.FULL, "commit")
+    with pytest.raises(StorageIsFull):
+        await session.submit(1, LINES[:1], STORED)
+    assert (await image_of(parts.engine, "joy")).producers[0].received == 0
+    session = await opened(parts.engine)
+    assert (session.opened.received, session.opened.stored) == (0, 0)
+    await session.submit(1, LINES[:1], STORED)
+    await session.reached(STORED, 1)
+    assert await contents(parts.engine) == words(LINES[:1])
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST, Fault.DONE, Fault.CONFLICT])
+async def test_whether_it_was_stored_is_learned_by_opening_again(parts: Assembled, fault: Fault) -> None:
+    session = await opened(parts.engine)
+    parts.journal.fail_at(1, fault, "commit")
+    receiving = session.submit(1, LINES[:1], STORED)
+    later = session.submit(2, LINES[1:2], STORED)
+    for waiting in (receiving, later):
+        with pytest.raises(JournalUnavailable):
+            await waiting
+    session = await opened(parts.engine)
+    there = 1 if fault is Fault.DONE else 0
+    assert (session.opened.received, session.opened.stored) == (there, there)
+    await sent(session, 1, LINES[:2])
+    assert await contents(parts.engine) == words(LINES[:2])
+
+
+async def test_a_server_that_stops_meanwhile_has_all_of_it_or_nothing(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        session = await opened(parts.engine)
+        parts.journal.hold("commit")
+        receiving = session.submit(1, LINES[:1], STORED)
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(parts.engine.stop())
+        outcome = (await asyncio.gather(receiving, return_exceptions=True))[0]
+        parts.journal.disarm()
+        await stopping
+    async with assembled(tmp_path) as parts:
+        producer = (await image_of(parts.engine, "joy")).producers
+        stored = [row.fragment.content for row in (await check(parts.engine, "joy")).rows]
+        assert stored == (words(LINES[:1]) if outcome is None else [])
+        assert [one.received for one in producer] in ([len(stored)], [])
+        session = await parts.engine.open_observe(NAMESPACE, "joy", "p")
+        await sent(session, 1, LINES[:2])
+        assert await contents(parts.engine) == words(LINES[:2])
