@@ -368,7 +368,8 @@ class Receiving:
         """These could not be stored, nor, therefore, received. False, and nothing done, where they were before."""
         waiting = [batch.at_once for batch in batches if batch.at_once is not None]
         for each in waiting:
-            each.set_exception(error)
+            if not each.done():  # the actor may have ended meanwhile
+                each.set_exception(error)
         return bool(waiting)
 
     def _age_s(self, batch: Batch) -> float | None:
