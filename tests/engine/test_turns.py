@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from memstream_server.engine import turns as turns_module
 from memstream_server.engine.turns import Turns
 
 
@@ -60,3 +63,32 @@ async def test_whoever_gives_up_or_fails_leaves_the_turn_to_the_next() -> None:
     assert [type(each) for each in done[1:4]] == [asyncio.CancelledError, asyncio.CancelledError, ValueError]
     async with asyncio.timeout(10), turns.of("b"):
         pass
+
+
+async def test_whoever_waits_too_long_in_his_turn_goes_on_beside_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "TURN_MAX_S", 0.01)
+    turns, seen = Turns(), list[str]()
+    begun = {name: asyncio.Event() for name in ("late", "next", "last")}
+    goes_on, next_goes_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(name: str, until: asyncio.Event) -> None:
+        async with turns.of("a"):
+            seen.append(f"{name} begins")
+            begun[name].set()
+            await until.wait()
+        seen.append(f"{name} ends")
+
+    late = asyncio.create_task(wait("late", goes_on))
+    await begun["late"].wait()
+    monkeypatch.setattr(turns_module, "TURN_MAX_S", 60.0)
+    following = asyncio.create_task(wait("next", next_goes_on))
+    last = asyncio.create_task(wait("last", next_goes_on))
+    await begun["next"].wait()
+    goes_on.set()
+    await late
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert seen == ["late begins", "next begins", "late ends"]
+    next_goes_on.set()
+    await asyncio.gather(following, last)
+    assert seen[3:] == ["next ends", "last begins", "last ends"]

@@ -254,7 +254,7 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
         released=_released(before, released),
         receipts=tuple(batch.receipt for batch in decision.batches if batch.at_once is not None),
         stored_positions=tuple(batch.receipt.position for batch in decision.batches if batch.at_once is None),
-        producers=tuple(_stored(decision.batches).items()),
+        producers=tuple(_stored([batch for batch in decision.batches if batch.at_once is None]).items()),
         index=tuple(_index(working, decision)),
         jobs=decision.jobs,
         finish_jobs=decision.finish_jobs,

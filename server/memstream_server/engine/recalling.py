@@ -8,7 +8,9 @@ Rule 3. A leg that is missing (model down, index down) is said in `degraded`; th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -83,18 +85,30 @@ async def recall(actor: Actor, query: Query, dependencies: Dependencies) -> Reca
     watch.step("wait")
     while True:
         space = actor.working.embedding
-        vector, degraded = await _query_vector(space, query, dependencies)
+        asked = None if space.model.instant else await _query_vector(space, query, dependencies)
         watch.step("embed")
-        if actor.working.embedding is not space:
-            continue  # the memory is in another space by now, in which this vector means nothing
-        found, more = await _search(actor.working, query, vector, dependencies, watch)
-        if actor.working.embedding is space:
-            break
-    answer = await _read(actor, query, found, dependencies, watch)
+        async with _turn(actor.working, dependencies):
+            watch.step("wait")
+            vector, degraded = asked or await _query_vector(space, query, dependencies)
+            watch.step("embed")
+            if actor.working.embedding is not space:
+                continue  # the memory is in another space by now, in which this vector means nothing
+            found, more = await _search(actor.working, query, vector, dependencies, watch)
+            if actor.working.embedding is not space:
+                continue
+            known = await _known(actor.working, found, dependencies)
+        break
+    answer = await _read(actor, query, found, known, dependencies, watch)
     watch.step("read")
     degraded = "; ".join(filter(None, (degraded or more, answer.degraded)))
     dependencies.metrics.recalled(watch.total(), bool(degraded))
     return replace(answer, degraded=degraded, timings_s=watch.steps)
+
+
+def _turn(working: WorkingSet, dependencies: Dependencies) -> AbstractAsyncContextManager[None]:
+    """From the vector to the fragments is computed at once. A memory too large for RAM waits for its index meanwhile,
+    which is nobody's turn."""
+    return contextlib.nullcontext() if working.dense is None else dependencies.turns.of(working.record.namespace)
 
 
 async def _visible(actor: Actor, query: Query) -> None:
@@ -128,11 +142,8 @@ async def _search(
 ) -> tuple[_Found, str]:
     question = _question(working, query, vector, dependencies)
     if working.dense is not None:
-        async with dependencies.turns.of(working.record.namespace):
-            await asyncio.sleep(0)  # what came before was a turn of its own, as is the reading after
-            found = _rank(working, query, question, dependencies, None)
+        found = _rank(working, query, question, dependencies, None)
         watch.step("score")
-        await asyncio.sleep(0)
         return found, ""
     return await _search_index(working, query, question, dependencies, watch)
 
@@ -329,15 +340,21 @@ async def _search_index(
     return found, degraded
 
 
-async def _read(actor: Actor, query: Query, found: _Found, dependencies: Dependencies, watch: _Watch) -> RecallAnswer:
-    """Content for what was ranked; what left the memory meanwhile is left out."""
-    working = actor.working
+async def _known(working: WorkingSet, found: _Found, dependencies: Dependencies) -> dict[str, Fragment]:
+    """The fragments that were ranked, by id, as far as they are still in the memory."""
     held = {one.fragment.id: one.fragment for one in (*working.state.sensory, *working.state.short_term)}
+    return held | await _contents(working, [one.id for one in found.results if one.id not in held], dependencies)
+
+
+async def _read(
+    actor: Actor, query: Query, found: _Found, known: dict[str, Fragment], dependencies: Dependencies, watch: _Watch
+) -> RecallAnswer:
+    """What is answered of what was ranked; what left the memory meanwhile is left out."""
+    working = actor.working
     wants_working = query.working_memory and working.record.kind is not MemoryKind.LONG_TERM
     short_term = [one.fragment for one in working.state.short_term] if wants_working else []
     now_us = dependencies.clock.now_us()
     short_term = [one for one in short_term if one.expire_time_us is None or one.expire_time_us > now_us]
-    known = held | await _contents(working, [one.id for one in found.results if one.id not in held], dependencies)
     ranked: Ranked = [(scored, known[scored.id]) for scored in found.results if scored.id in known]
     if dependencies.reranking is not None and found.limit is not None:
         watch.step("read")

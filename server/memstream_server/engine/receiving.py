@@ -229,6 +229,10 @@ class Receiving:
             state.submitted = new_from + len(fresh) - 1
             state.remember(new_from, batch.receipt.hashes, batch.receipt.rejections)
         task = asyncio.create_task(self._receive(state, first, repeats, batch))
+        if batch is not None and batch.at_once is not None:
+            # Its task begins before any other that is made from here on, and keeps those waiting.
+            self._unstored[batch.receipt.position] = batch
+            self._actor.store(batch)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if batch is not None:
@@ -276,12 +280,10 @@ class Receiving:
     async def _journal(self, batch: Batch) -> None:
         """Returns once it is received."""
         async with self._order:
-            self._actor.raise_if_failed()
             if batch.at_once is not None:
-                self._unstored[batch.receipt.position] = batch
-                self._actor.store(batch)
                 await batch.at_once
                 return
+            self._actor.raise_if_failed()
         await self._dependencies.journal.receive(batch.receipt)
 
     async def _repeated(

@@ -6,8 +6,10 @@ The offer runs in the background and may be lost with the process: nothing was a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +36,8 @@ CONTENT_VECTORS_BYTES_MAX = 32 << 20
 """Content vectors of recalled fragments kept, of all memories, so that a model is rarely asked twice for one text."""
 OFFERS_MAX = 64
 """Offers waiting at once; past it the oldest waiting are let go, so that reading never becomes a backlog."""
+WRITTEN_TOGETHER = 16
+"""Fragments whose accesses are one write: each is a page of the journal, and whoever observes waits behind them."""
 
 
 class Reinforcement:
@@ -132,18 +136,25 @@ class Reinforcement:
         if not new:
             return
         space = actor.working.embedding
-        vectors = await self._content_vectors(actor, new, space)
+        async with self._turn(actor, space):
+            vectors = await self._content_vectors(actor, new, space)
         pairs = zip(new, vectors, strict=True)
         found = [Recollected(one.id, one.content, vector, one.structured) for one, vector in pairs]
         versions = {one.id: one.version for one in new}
 
-        def decide(now: Actor) -> Decision | None:
-            if now.working.embedding is not space:
-                return None  # what was compared is of the former model
-            stale = now.working.stale
-            return self._decide(now, [one for one in found if versions[one.id] >= stale.get(one.id, 0)])
+        async def decide(now: Actor) -> Decision | None:
+            async with self._dependencies.turns.of(now.working.record.namespace):
+                if now.working.embedding is not space:
+                    return None  # what was compared is of the former model
+                stale = now.working.stale
+                return self._decide(now, [one for one in found if versions[one.id] >= stale.get(one.id, 0)])
 
         await actor.run(decide)
+
+    def _turn(self, actor: Actor, space: Embedding) -> AbstractAsyncContextManager[None]:
+        """To make vectors, where no model is waited for."""
+        turns, namespace = self._dependencies.turns, actor.working.record.namespace
+        return turns.of(namespace) if space.model.instant else contextlib.nullcontext()
 
     def forget(self, ids: Collection[str]) -> None:
         """Nothing made of what these fragments said is to be kept."""
@@ -190,10 +201,13 @@ class Reinforcement:
         counted, self._accesses = self._accesses, {}
         for (uid, epoch), counts in counted.items():
             accesses = [Access(id_, count, time_us) for id_, (count, time_us) in counts.items()]
-            try:
-                await self._dependencies.journal.touch(uid, accesses, epoch)
-            except JournalError as error:  # statistics: lost ones are not an error, but are said
-                log.warning("accesses_not_written", count=len(accesses), error=str(error))
+            for start in range(0, len(accesses), WRITTEN_TOGETHER):
+                some = accesses[start : start + WRITTEN_TOGETHER]
+                try:
+                    await self._dependencies.journal.touch(uid, some, epoch)
+                except JournalError as error:  # statistics: lost ones are not an error, but are said
+                    log.warning("accesses_not_written", count=len(accesses) - start, error=str(error))
+                    break
 
 
 def unpacked(raw: bytes | None) -> Vector | None:

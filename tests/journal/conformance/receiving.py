@@ -54,7 +54,7 @@ class Receiving:
 
     async def test_a_batch_can_be_received_by_being_stored(self, journal: Journal) -> None:
         first = receipt(1, 2, 0)
-        told = {"receipts": (first,), "producers": (("p", 2),)}
+        told = {"receipts": (first,)}
         await journal.commit(transition(1, rows=(row(fragment(0)),), **told))  # the second one's row is not new
         found = await image(journal)
         assert (found.pending, found.next_position, found.record.revision) == ((), 2, 2)
@@ -64,7 +64,7 @@ class Receiving:
 
     @pytest.mark.parametrize("wrong", [receipt(2, 1, 0), receipt(0, 1, 0), receipt(1, 1, 0, epoch=2)])
     async def test_nothing_is_stored_of_a_batch_that_cannot_be_received(self, journal: Journal, wrong: Receipt) -> None:
-        told = {"receipts": (wrong,), "producers": (("p", wrong.last_sequence),)}
+        told = {"receipts": (wrong,)}
         with pytest.raises(Conflict):
             await journal.commit(transition(1, rows=(row(fragment(0)),), **told))
         found = await image(journal)

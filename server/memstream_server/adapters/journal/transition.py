@@ -127,7 +127,8 @@ def commit(connection: Connection, given: Sequence[Commit]) -> None:
     """Of different memories. Advances them first: a stale owner is refused before anything was written."""
     numbers = _advance(connection, given)
     commits = [(numbers[one.memory], one) for one in given]
-    count_received(connection, [(number, receipt) for number, one in commits for receipt in one.receipts])
+    received = [(number, receipt) for number, one in commits for receipt in one.receipts]
+    count_received(connection, received, stored=True)
     for number, one in commits:
         _delete(connection, _REMOVE, one.removed, number)
     _put_rows(connection, [(number, row) for number, one in commits for row in one.rows])

@@ -124,10 +124,10 @@ _FORGET_RECEIPTS = delete(receipts).where(receipts.c.memory == _number, receipts
 _FORGET_PRODUCER = delete(producers).where(A_PRODUCER)
 _RECEIVED = bulk.update_from(
     "producers",
-    ("memory", "name", "epoch", "first", "last", "is_empty"),
+    ("memory", "name", "epoch", "first", "last", "is_empty", "is_stored"),
     # A batch with nothing to store is stored as soon as all before it is.
-    "received = given.last, stored = CASE WHEN given.is_empty AND producers.stored = producers.received "
-    "THEN given.last ELSE producers.stored END",
+    "received = given.last, stored = CASE WHEN given.is_stored OR (given.is_empty AND producers.stored = "
+    "producers.received) THEN given.last ELSE producers.stored END",
     "producers.memory = given.memory AND producers.name = given.name AND producers.epoch = given.epoch "
     "AND producers.received = given.first - 1",
     " RETURNING producers.memory",
@@ -300,7 +300,7 @@ def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
 def receive(connection: Connection, given: Sequence[Receipt]) -> None:
     """Of different memories."""
     numbers = _reserve(connection, given)
-    count_received(connection, [(numbers[receipt.memory], receipt) for receipt in given])
+    count_received(connection, [(numbers[receipt.memory], receipt) for receipt in given], stored=False)
     pending = [
         (
             key(numbers[receipt.memory], receipt.position),
@@ -329,11 +329,14 @@ def _reserve(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]
     return numbers
 
 
-def count_received(connection: Connection, given: Sequence[tuple[int, Receipt]]) -> None:
-    """Their producers have come so far. Receipts with their memories' numbers, of different memories."""
+def count_received(connection: Connection, given: Sequence[tuple[int, Receipt]], *, stored: bool) -> None:
+    """Their producers have come so far. Receipts with their memories' numbers, of different memories.
+
+    stored: this transaction stores them and nothing received before them waits.
+    """
     for _, receipt in given:
         _check_texts(receipt.fragments)
-    _advance_producers(connection, [(number, receipt) for number, receipt in given if receipt.producer])
+    _advance_producers(connection, [(number, receipt) for number, receipt in given if receipt.producer], stored)
 
 
 def _check_texts(received: Sequence[Fragment]) -> None:
@@ -343,11 +346,11 @@ def _check_texts(received: Sequence[Fragment]) -> None:
             raise JournalError("a session, speaker or external id holds NUL, which PostgreSQL cannot")
 
 
-def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receipt]]) -> None:
+def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receipt]], stored: bool) -> None:
     moved = [
         (
             *(number, receipt.producer, receipt.producer_epoch),
-            *(receipt.first_sequence, receipt.last_sequence, not receipt.fragments),
+            *(receipt.first_sequence, receipt.last_sequence, not receipt.fragments, stored),
         )
         for number, receipt in given
     ]

@@ -78,7 +78,8 @@ class Commit:
     released: tuple[str, ...] = ()
     """Ids whose anchor rows go: they left short-term."""
     receipts: tuple[Receipt, ...] = ()
-    """Batches that are received by being stored: numbered as `receive` does it, without a payload that waits."""
+    """Batches that are received by being stored: numbered as `receive` does it, without a payload that waits. Nothing
+    that was received before them waits either: their producers have stored all up to them."""
     stored_positions: tuple[int, ...] = ()
     """Positions of the receipts consumed: their payloads go."""
     producers: tuple[tuple[str, int], ...] = ()
