@@ -109,6 +109,7 @@ async def test_the_words_of_a_forgotten_fragment_are_no_echo(tmp_path: Path) -> 
         uid = await create(parts.engine)
         (first,) = await observe(parts.engine, observation(TEA, session="s"))
         await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
+        await parts.engine.settled()  # an answer takes longer than that to whoever asked
         await observe(parts.engine, observation(TEA, session="s"))
         assert EventType.ECHOED in [event.type for event in await events_of(parts.engine, uid)]
         await parts.engine.fragments.forget(NAMESPACE, "joy", [first])
@@ -121,6 +122,7 @@ async def test_an_echo_counts_as_an_access(tmp_path: Path) -> None:
         await create(parts.engine)
         await observe(parts.engine, observation(TEA, session="s"))
         await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
+        await parts.engine.settled()  # as above
         await observe(parts.engine, observation(TEA, session="s"))
 
         async def counted() -> bool:

@@ -259,7 +259,9 @@ async def test_levels_only_rise_and_end_at_all_of_them(parts: Assembled) -> None
 
     async def follow() -> None:
         while not seen or seen[-1].indexed < len(LINES):
-            seen.append(await session.changed())
+            await session.news.wait()
+            session.news.clear()
+            seen.append(session.progress())
 
     following = asyncio.create_task(follow())
     for first in range(0, len(LINES), 2):

@@ -197,10 +197,10 @@ async def test_sessions_and_waiting_recalls_of_a_deleted_memory_are_told(tmp_pat
         waiting = asyncio.create_task(
             parts.engine.recall(NAMESPACE, "joy", Query(text="anything", min_revision=100, wait_s=60))
         )
-        changed = asyncio.create_task(session.changed())
+        reaching = asyncio.create_task(session.reached(AckLevel.STORED, 1))
         await asyncio.sleep(0.01)
         await parts.engine.memories.delete(NAMESPACE, "joy")
-        for told in (waiting, changed):
+        for told in (waiting, reaching):
             with pytest.raises(MemoryNotFound):
                 await told
 

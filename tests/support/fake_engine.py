@@ -112,7 +112,7 @@ class FakeSession:
         self.opened = Opened(
             producer.received, producer.stored, producer.epoch, memory.record.uid, memory.record.revision
         )
-        self._news = asyncio.Event()
+        self.news = asyncio.Event()
         self._error: EngineError | None = None
         self._rejected: list[Rejection] = []
         self._outcomes: list[Outcome] = []
@@ -164,7 +164,7 @@ class FakeSession:
                 fresh.append((number, item))
             producer.known[number] = (item.digest, rejection)
             producer.received = max(producer.received, number)
-        self._news.set()
+        self.news.set()
         self._storing = asyncio.ensure_future(self._store(self._storing, fresh, first + len(items) - 1))
 
     async def _store(
@@ -176,24 +176,22 @@ class FakeSession:
         for number, item in fresh:
             self._outcomes.append(self._engine.store(self._memory, number, item))
         self._producer.stored = max(self._producer.stored, last)
-        self._news.set()
+        self.news.set()
 
-    async def changed(self) -> Progress:
-        await self._news.wait()
-        self._news.clear()
+    def progress(self) -> Progress:
         if self._error is not None:
             raise self._error
         return self._progress()
 
     async def reached(self, level: AckLevel, sequence: int) -> Progress:
         while (self._producer.received if level is AckLevel.RECEIVED else self._producer.stored) < sequence:
-            await self._news.wait()
-            self._news.clear()
+            await self.news.wait()
+            self.news.clear()
         return self._progress()
 
     def fail(self, error: EngineError) -> None:
         self._error = error
-        self._news.set()
+        self.news.set()
 
     def close(self) -> None:
         self._engine.script.sessions_closed += 1

@@ -1,6 +1,6 @@
 """One active memory's actor: decides what was received one group at a time, commits, then shows it.
 
-Rule 1. Everything that changes the memory passes `_decide_loop`, one decision after another.
+Rule 1. What changes the memory is decided and committed under `_deciding`, one decision after another.
 Rule 2. What is observed is decided in the order of its receipt, which is fixed before it comes here (receiving.py).
 Rule 3. After a commit that was refused or whose outcome is unknown the actor is finished: its sessions end with a
 retryable error and the memory is read again from the journal (see registry.py).
@@ -42,6 +42,7 @@ from memstream_server.engine.gather import Gathered
 from memstream_server.engine.intake import Batch, observations_in
 from memstream_server.engine.origin import Origin, here, nowhere, working_for
 from memstream_server.engine.receiving import STORAGE_RETRY_S, Receiving
+from memstream_server.engine.requests import Outcome
 from memstream_server.engine.working_set import WorkingSet
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull, OutcomeUnknown, StorageFull
 from memstream_server.ports.journal.reading import Image
@@ -84,8 +85,8 @@ class Actor:
         self.working = working
         self.failed: EngineError | None = None
         self._uses = 0
-        self._deciding = False
         self._dependencies = dependencies
+        self._deciding = asyncio.Lock()
         self._pending: deque[Batch] = deque()
         self._more = asyncio.Event()
         self._inbox: asyncio.Queue[_Prepared | _Work] = asyncio.Queue()
@@ -112,7 +113,7 @@ class Actor:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way that an eviction would cut off."""
-        return self.receiving.idle and not (self._inbox.qsize() or self._uses or self._deciding)
+        return self.receiving.idle and not (self._inbox.qsize() or self._uses or self._deciding.locked())
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -136,6 +137,16 @@ class Actor:
         self._pending.append(batch)
         self._more.set()
 
+    async def store_at_once(self, batch: Batch) -> None:
+        """Decide and commit what the journal has not received; returns when it is stored.
+
+        Nothing received waits to be stored before it, and nothing is received meanwhile. Raises JournalError.
+        """
+        prepared = await self._prepared((batch,))
+        async with self._deciding:
+            outcomes = await self._decide(prepared)
+        self.receiving.stored(prepared.batches, outcomes)
+
     async def run(self, decide: Decide) -> int:
         """Decide in the memory's order; returns the revision after it.
 
@@ -155,16 +166,17 @@ class Actor:
                     self._more.clear()
                     await self._more.wait()
                 batches = self._next_group()
-                working = self.working
-                account = account_of(working.record)
                 with working_for(batches[0].origin):
-                    gathered = await observations_in(
-                        batches, self._dependencies, working.record, account, working.embedding
-                    )
-                self._inbox.put_nowait(_Prepared(batches, tuple(gathered), account))
+                    self._inbox.put_nowait(await self._prepared(batches))
         except Exception as error:
             log.exception("prepare_failed", memory=self.uid)
             self.fail(JournalUnavailable(f"preparing observations failed: {type(error).__name__}", retry_after_s=1.0))
+
+    async def _prepared(self, batches: tuple[Batch, ...]) -> _Prepared:
+        working = self.working
+        account = account_of(working.record)
+        gathered = await observations_in(batches, self._dependencies, working.record, account, working.embedding)
+        return _Prepared(batches, tuple(gathered), account)
 
     def _next_group(self) -> tuple[Batch, ...]:
         group = [self._pending.popleft()]
@@ -178,13 +190,12 @@ class Actor:
         try:
             while True:
                 item = self._held_back.popleft() if self._held_back else await self._inbox.get()
-                self._deciding = True
                 with working_for(item.origin):
-                    if isinstance(item, _Work):
-                        await self._work(item)
-                    else:
-                        await self._store(item)
-                self._deciding = False
+                    async with self._deciding:
+                        if isinstance(item, _Work):
+                            await self._work(item)
+                        else:
+                            await self._store(item)
         except (Conflict, OutcomeUnknown) as error:
             self.fail(JournalUnavailable(f"the memory is read again: {error}", retry_after_s=0.2))
         except Exception as error:
@@ -214,22 +225,22 @@ class Actor:
 
     async def _store(self, prepared: _Prepared) -> None:
         while True:
-            keyed = await self._keyed(prepared.gathered)
-            decision, outcomes = await decide_observations(
-                self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
-            )
-            decision = decision.costing(prepared.account, Purpose.IMPORTANCE)
             try:
-                await self._commit(decision)
+                outcomes = await self._decide(prepared)
                 break
             except StorageFull as error:  # nothing was changed
-                if self.receiving.refuse(prepared.batches, error):
-                    self._room.release()
-                    return
                 log.warning("storage_full", memory=self.uid, error=str(error))
                 await self._wait_for_room()  # received, so it must be stored
         self._room.release()
         self.receiving.stored(prepared.batches, outcomes)
+
+    async def _decide(self, prepared: _Prepared) -> dict[int, Outcome]:
+        keyed = await self._keyed(prepared.gathered)
+        decision, outcomes = await decide_observations(
+            self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
+        )
+        await self._commit(decision.costing(prepared.account, Purpose.IMPORTANCE))
+        return outcomes
 
     async def _wait_for_room(self) -> None:
         """A pause in which what was asked for goes on: what adds is refused as well, and what removes makes room.

@@ -242,6 +242,7 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
     after = transition.state if transition is not None else before
     other = dependencies.embeddings.beside(working.embedding.name)
     held, released = anchors_changed(before, after) if transition is not None else ((), ())
+    waited = [batch for batch in decision.batches if not batch.at_once]
     return Commit(
         memory=record.uid,
         epoch=record.epoch,
@@ -252,9 +253,9 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
         removed=transition.removed if transition is not None else (),
         anchors=tuple(_anchor(working, decision, one, other) for one in held if _has_anchor(one)),
         released=_released(before, released),
-        receipts=tuple(batch.receipt for batch in decision.batches if batch.at_once is not None),
-        stored_positions=tuple(batch.receipt.position for batch in decision.batches if batch.at_once is None),
-        producers=tuple(_stored([batch for batch in decision.batches if batch.at_once is None]).items()),
+        receipts=tuple(batch.receipt for batch in decision.batches if batch.at_once),
+        stored_positions=tuple(batch.receipt.position for batch in waited),
+        producers=tuple(_stored(waited).items()),
         index=tuple(_index(working, decision)),
         jobs=decision.jobs,
         finish_jobs=decision.finish_jobs,

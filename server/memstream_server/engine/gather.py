@@ -133,7 +133,9 @@ class Gatherer:
         flagged = [one.but(own_vector=one.id in own) if one.own_vector else one for one in fragments]
         found = list(zip(flagged, importances, vectors, beside, strict=True))
         out: list[Gathered] = []
-        for start in range(0, len(found), TURN):
+        if len(found) == 1:  # not worth a turn of its own
+            out.append(self._one(*found[0], policy.language))
+        for start in range(len(out), len(found), TURN):
             async with self._turns.of(record.namespace):
                 out.extend(self._one(*each, policy.language) for each in found[start : start + TURN])
         return [replace(part, unrated=True) if place in unrated else part for place, part in enumerate(out)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -33,8 +32,8 @@ class Batch:
     arrived_s: float | None = None
     """Monotonic time of its arrival; None for one that an earlier process received."""
     origin: Origin = field(default_factory=nowhere)
-    at_once: asyncio.Future[None] | None = None
-    """Of one that the journal has not received: it is received by being stored, and this is done then, or failed."""
+    at_once: bool = False
+    """The journal has not received it: it is received by being stored."""
 
     @property
     def count(self) -> int:

@@ -94,13 +94,14 @@ class ProducerState:
 
 
 class ObserveSession:
-    """One open Observe stream of a producer. Not for use by several tasks at once, `changed` excepted."""
+    """One open Observe stream of a producer. Not for use by several tasks at once."""
 
     def __init__(self, receiving: Receiving, state: ProducerState, opened: Opened) -> None:
         self.opened = opened
+        self.news = asyncio.Event()
+        """Set when something is new, and by whatever else wakes the one that waits for it and clears it."""
         self._receiving = receiving
         self._state = state
-        self._news = asyncio.Event()
         self._error: EngineError | None = None
         self._closed = False
         self._rejected: list[Rejection] = []
@@ -120,10 +121,11 @@ class ObserveSession:
         self._raise_if_ended()
         return self._receiving.submit(self._state, first_sequence, items, awaited)
 
-    async def changed(self) -> Progress:
-        """Waits until something is new and returns where the producer stands. Raises what ended the session."""
-        await self._news.wait()
-        self._news.clear()
+    def progress(self) -> Progress:
+        """Where the producer stands, and what was refused and decided since it was asked last.
+
+        Raises what ended the session.
+        """
         self._raise_if_ended()
         return self._progress()
 
@@ -133,8 +135,8 @@ class ObserveSession:
             if self._level(level) >= sequence:  # what is reached stays so, however the session ended since
                 return self._progress()
             self._raise_if_ended()
-            await self._news.wait()
-            self._news.clear()
+            await self.news.wait()
+            self.news.clear()
 
     def close(self) -> None:
         """Let go of the producer; what was received goes its way all the same."""
@@ -157,17 +159,17 @@ class ObserveSession:
 
     # ---- told by the actor
     def tell(self) -> None:
-        self._news.set()
+        self.news.set()
 
     def fail(self, error: EngineError) -> None:
         """End the session: every waiting and later call raises `error`."""
         if self._error is None:
             self._error = error
-        self._news.set()
+        self.news.set()
 
     def reject(self, rejections: Sequence[Rejection]) -> None:
         self._rejected.extend(rejections)
-        self._news.set()
+        self.news.set()
 
     def decided(self, outcomes: Sequence[Outcome]) -> None:
         self._outcomes.extend(outcomes)

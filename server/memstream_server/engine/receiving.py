@@ -2,8 +2,9 @@
 
 Rule 1. `submit` gives numbers, ids and positions synchronously, so that order is fixed before anything is awaited.
 Rule 2. What the journal has received is handed to the actor (`Actor.store`) in that order, and only then acknowledged.
-Rule 3. A small batch that finds nothing under way, and whose client waits for *stored*, is received by being stored:
-one commit instead of two. What comes meanwhile waits for it, so that the journal has all in the order of `submit`.
+Rule 3. A small batch that finds nothing under way, and whose client waits for *stored*, is received by being stored
+(`Actor.store_at_once`): one commit instead of two. What comes meanwhile waits for it, so that the journal has all in
+the order of `submit`.
 Rule 4. A refusal that RAM does not explain ends the actor (`Actor.fail`); the memory is read again from the journal.
 """
 
@@ -71,6 +72,8 @@ class Receiving:
         self._tasks: set[asyncio.Task[None]] = set()
         self._order = asyncio.Lock()
         """Held by a batch that is received by being stored."""
+        self._at_once: asyncio.Task[None] | None = None
+        """What stores the latest of these."""
         self._sessions = 0
         self._opening: set[asyncio.Task[ObserveSession]] = set()
 
@@ -221,18 +224,17 @@ class Receiving:
             batch = batch_of(
                 self._dependencies, self._actor.working.record, state, new_from, fresh, self._next_position
             )
-            if awaited is not AckLevel.RECEIVED and self._at_once(batch):
-                batch = replace(batch, at_once=asyncio.get_running_loop().create_future())
+            if awaited is not AckLevel.RECEIVED and self._may_be_at_once(batch):
+                batch = replace(batch, at_once=True)
+                self._unstored[batch.receipt.position] = batch
             # A batch of refused items takes a position too: a receipt is known by its own.
             self._next_position += max(1, batch.count)
             self._backlog += batch.count
             state.submitted = new_from + len(fresh) - 1
             state.remember(new_from, batch.receipt.hashes, batch.receipt.rejections)
         task = asyncio.create_task(self._receive(state, first, repeats, batch))
-        if batch is not None and batch.at_once is not None:
-            # Its task begins before any other that is made from here on, and keeps those waiting.
-            self._unstored[batch.receipt.position] = batch
-            self._actor.store(batch)
+        if batch is not None and batch.at_once:
+            self._at_once = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if batch is not None:
@@ -240,7 +242,7 @@ class Receiving:
         # Shielded: whoever stops waiting must not take from the actor the news that the journal has the batch.
         return asyncio.shield(task)
 
-    def _at_once(self, batch: Batch) -> bool:
+    def _may_be_at_once(self, batch: Batch) -> bool:
         """Whether it may be received by being stored: nobody waits for what happens between the two.
 
         Not while a stream opens, which may be its producer's next one: the commit would be refused, and end the actor.
@@ -267,7 +269,7 @@ class Receiving:
         except Exception as error:
             raise self._ended(session, self._unreceived(state, session, batch, error)) from error
         try:
-            if batch is not None and batch.at_once is None:
+            if batch is not None and not batch.at_once:
                 self._received(state, batch)
             if repeats:
                 await self._repeated(state, first, repeats, before)
@@ -280,10 +282,14 @@ class Receiving:
     async def _journal(self, batch: Batch) -> None:
         """Returns once it is received."""
         async with self._order:
-            if batch.at_once is not None:
-                await batch.at_once
-                return
             self._actor.raise_if_failed()
+            if batch.at_once:
+                try:
+                    await self._actor.store_at_once(batch)
+                except asyncio.CancelledError:
+                    self._actor.raise_if_failed()  # then it was `end` that gave it up
+                    raise
+                return
         await self._dependencies.journal.receive(batch.receipt)
 
     async def _repeated(
@@ -352,9 +358,8 @@ class Receiving:
         for batch in batches:
             self._backlog -= batch.count
             del self._unstored[batch.receipt.position]
-            if batch.at_once is not None and not batch.at_once.done():
+            if batch.at_once:
                 self._dependencies.metrics.received(batch.count, 0, self._age_s(batch) or 0.0)
-                batch.at_once.set_result(None)
             self._dependencies.metrics.stored(batch.count, self._age_s(batch))
             state, receipt = batch.producer, batch.receipt
             if state is None:
@@ -365,14 +370,6 @@ class Receiving:
             last = receipt.last_sequence
             state.advance(received=last, stored=last, revision=self._actor.revision)
             self._let_go(state)
-
-    def refuse(self, batches: Sequence[Batch], error: JournalError) -> bool:
-        """These could not be stored, nor, therefore, received. False, and nothing done, where they were before."""
-        waiting = [batch.at_once for batch in batches if batch.at_once is not None]
-        for each in waiting:
-            if not each.done():  # the actor may have ended meanwhile
-                each.set_exception(error)
-        return bool(waiting)
 
     def _age_s(self, batch: Batch) -> float | None:
         return None if batch.arrived_s is None else self._dependencies.clock.monotonic_s() - batch.arrived_s
@@ -385,10 +382,9 @@ class Receiving:
             await asyncio.wait(tasks, timeout=timeout_s)
 
     def end(self, error: EngineError) -> None:
-        """Every open session, and what is not received yet, ends with `error`."""
-        for batch in self._unstored.values():
-            if batch.at_once is not None and not batch.at_once.done():
-                batch.at_once.set_exception(error)
+        """Every open session, and what is received by being stored, ends with `error`."""
+        if self._at_once is not None and self._at_once is not asyncio.current_task():
+            self._at_once.cancel()
         for state in self.producers():
             if state.session is not None:
                 state.session.fail(error)

@@ -1,7 +1,7 @@
 """Observe: a producer's observations in, cumulative acknowledgements out.
 
-Rule 1. One task reads requests, one follows the session; the generator alone writes. They meet in this object's
-fields, so acknowledgements coalesce by themselves and nothing queues up behind a slow client.
+Rule 1. One task reads requests; the generator follows the session, and alone writes. They meet in this object's fields,
+so acknowledgements coalesce by themselves and nothing queues up behind a slow client.
 Rule 2. Credits are given back by the acknowledgement that tells of *received*, not before: a client that does not
 read its acknowledgements runs out of window instead of filling the server's memory.
 Rule 3. An error of the client ends the stream only after what it sent before was received and acknowledged.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memstream.v1 import stream_service_pb2 as pb
-from memstream_server.engine.errors import BacklogFull, ProtocolViolation, WindowExceeded
+from memstream_server.engine.errors import BacklogFull, EngineError, ProtocolViolation, WindowExceeded
 from memstream_server.engine.requests import AckLevel, NewObservation, Outcome, Progress, Refusal
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RETRY_S
@@ -115,16 +115,14 @@ class ObserveStream:
         self._closing = False
         self._going_away = False
         self._grace_over = False
-        self._wake = asyncio.Event()
+        self._wake = session.news
 
     async def responses(self, requests: AsyncIterator[pb.ObserveRequest]) -> AsyncGenerator[pb.ObserveResponse, None]:
         """Every message of the server, until `closed`, the end of the requests, or an error."""
-        self._merge(await self._session.reached(AckLevel.RECEIVED, 0))  # at once: where `indexed` stands
+        self._hear()  # where `indexed` stands
         self._news = False
         reader = asyncio.create_task(self._read(requests))
-        follower = asyncio.create_task(self._follow())
-        for task in (reader, follower):
-            task.add_done_callback(lambda _: self._wake.set())
+        reader.add_done_callback(lambda _: self._wake.set())
         try:
             with self._drain.told(self._drained):
                 yield pb.ObserveResponse(opened=self._opened())
@@ -134,10 +132,12 @@ class ObserveStream:
                     if self._drain.begun and not self._going_away:  # first: what is due may raise
                         self._going_away = True
                         yield pb.ObserveResponse(going_away=self._drain.message())
+                    ended = self._hear()
                     due = self._due()
                     for response in due:
                         yield response
-                    _raise_failure(follower)
+                    if ended is not None:
+                        raise ended
                     if self._grace_over:
                         raise self._drain.error()
                     if due:
@@ -148,8 +148,7 @@ class ObserveStream:
                 yield pb.ObserveResponse(closed=self._closed())
         finally:
             reader.cancel()
-            follower.cancel()
-            await asyncio.gather(reader, follower, return_exceptions=True)
+            await asyncio.gather(reader, return_exceptions=True)
 
     # ---- what is read
     async def _read(self, requests: AsyncIterator[pb.ObserveRequest]) -> None:
@@ -224,10 +223,13 @@ class ObserveStream:
         self._flushes.append((flush_id, self._sent))
 
     # ---- what is heard of the engine
-    async def _follow(self) -> None:
-        while True:
-            self._merge(await self._session.changed())
-            self._wake.set()
+    def _hear(self) -> EngineError | None:
+        """What ended the session, if anything did."""
+        try:
+            self._merge(self._session.progress())
+        except EngineError as error:
+            return error
+        return None
 
     def _merge(self, progress: Progress) -> None:
         before = self._received, self._stored, self._indexed
