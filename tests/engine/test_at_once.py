@@ -126,6 +126,16 @@ async def test_whether_it_was_stored_is_learned_by_opening_again(parts: Assemble
     assert await contents(parts.engine) == words(LINES[:2])
 
 
+async def test_a_memory_that_ends_before_it_is_begun_says_so(parts: Assembled) -> None:
+    session = await opened(parts.engine)
+    receiving = session.submit(1, LINES[:1], STORED)
+    session._receiving._actor.fail(JournalUnavailable("the memory ends", retry_after_s=0.1))
+    with pytest.raises(JournalUnavailable):  # a cancellation would be no answer to whoever waits
+        await receiving
+    await sent(await opened(parts.engine), 1, LINES[:1])
+    assert await contents(parts.engine) == words(LINES[:1])
+
+
 async def test_a_server_that_stops_meanwhile_has_all_of_it_or_nothing(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)

@@ -73,7 +73,7 @@ class Receiving:
         self._order = asyncio.Lock()
         """Held by a batch that is received by being stored."""
         self._at_once: asyncio.Task[None] | None = None
-        """What stores the latest of these."""
+        """What stores one of these just now."""
         self._sessions = 0
         self._opening: set[asyncio.Task[ObserveSession]] = set()
 
@@ -233,8 +233,6 @@ class Receiving:
             state.submitted = new_from + len(fresh) - 1
             state.remember(new_from, batch.receipt.hashes, batch.receipt.rejections)
         task = asyncio.create_task(self._receive(state, first, repeats, batch))
-        if batch is not None and batch.at_once:
-            self._at_once = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if batch is not None:
@@ -284,11 +282,14 @@ class Receiving:
         async with self._order:
             self._actor.raise_if_failed()
             if batch.at_once:
+                self._at_once = asyncio.current_task()
                 try:
                     await self._actor.store_at_once(batch)
                 except asyncio.CancelledError:
                     self._actor.raise_if_failed()  # then it was `end` that gave it up
                     raise
+                finally:
+                    self._at_once = None
                 return
         await self._dependencies.journal.receive(batch.receipt)
 
