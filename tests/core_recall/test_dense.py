@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from memstream_server.core.arrays import BLOCK
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.values import Vector
 
@@ -53,6 +54,28 @@ def test_growth_and_compaction_keep_the_rows() -> None:
     assert np.isnan(at_once.cosines(query)[2])
     assert len(at_once) == 3
     assert at_once.bytes < one_by_one.bytes
+
+
+def test_many_blocks_are_one_matrix() -> None:
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(3 * BLOCK + 5, 4)).astype(np.float32)
+    matrix, query = DenseMatrix(4), unit(1, 2, 3, 4)
+    matrix.extend(rows[: BLOCK - 1])
+    matrix.append(rows[BLOCK - 1])
+    assert matrix.bytes <= BLOCK * 4 * 4 + 2 * BLOCK
+    matrix.extend(rows[BLOCK:])
+    assert len(matrix) == len(rows)
+    np.testing.assert_allclose(matrix.cosines(query), rows @ query, rtol=1e-5, atol=1e-6)
+    for slot in (0, BLOCK - 1, BLOCK, 3 * BLOCK + 4):
+        np.testing.assert_array_equal(matrix.vector(slot), rows[slot])
+    matrix.set(2 * BLOCK, None)
+    assert np.flatnonzero(np.isnan(matrix.cosines(query))).tolist() == [2 * BLOCK]
+    slots = np.flatnonzero(np.arange(len(rows)) % 3)
+    matrix.set(2 * BLOCK, rows[2 * BLOCK])
+    matrix.keep(slots)
+    np.testing.assert_allclose(matrix.cosines(query), rows[slots] @ query, rtol=1e-5, atol=1e-6)
+    matrix.extend(rows[:7])
+    np.testing.assert_allclose(matrix.cosines(query)[-7:], rows[:7] @ query, rtol=1e-5, atol=1e-6)
 
 
 def test_a_vector_is_not_shared_with_the_caller() -> None:

@@ -7,9 +7,16 @@ import asyncio
 import pytest
 
 from memstream_server.engine import turns as turns_module
-from memstream_server.engine.turns import Turns
+from memstream_server.engine.turns import Lane, Turns
 
 
+@pytest.fixture
+def one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two computations are short enough to share a turn."""
+    monkeypatch.setattr(turns_module, "TURN_S", 0.0)
+
+
+@pytest.mark.usefixtures("one_each")
 async def test_namespaces_take_turns_and_each_serves_its_own_in_order() -> None:
     turns, served = Turns(), list[str]()
 
@@ -22,6 +29,43 @@ async def test_namespaces_take_turns_and_each_serves_its_own_in_order() -> None:
     assert served == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
 
 
+@pytest.mark.usefixtures("one_each")
+async def test_a_namespace_that_writes_much_answers_questions_in_between() -> None:
+    turns, served = Turns(), list[str]()
+
+    async def compute(namespace: str, lane: Lane, name: str) -> None:
+        async with turns.of(namespace, lane):
+            served.append(name)
+
+    written = [("a", Lane.WRITE, f"w{number}") for number in range(4)]
+    asked = [("a", Lane.READ, "r0"), ("a", Lane.READ, "r1"), ("b", Lane.WRITE, "b0")]
+    await asyncio.gather(*(compute(*each) for each in written + asked))
+    assert served == ["w0", "w1", "b0", "r0", "w2", "r1", "w3"]
+
+
+async def test_short_ones_share_a_turn_and_what_is_asked_inside_goes_on_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, seen = Turns(), list[str]()
+    monkeypatch.setattr(turns_module, "TURN_S", 60.0)
+
+    async def compute(name: str) -> None:
+        async with turns.of("a"):
+            await asyncio.sleep(0)
+            seen.append(name)
+            async with turns.of("b", Lane.READ):
+                seen.append(f"{name} inside")
+
+    async def other() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        seen.append("other")
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(compute(str(number)) for number in range(50)), other())
+    assert sorted(seen[:100]) == sorted([str(number) for number in range(50)] + [f"{n} inside" for n in range(50)])
+    assert seen[100:] == ["other"]
+
+
+@pytest.mark.usefixtures("one_each")
 async def test_one_at_a_time_and_others_run_between() -> None:
     turns, seen = Turns(), list[str]()
 
@@ -42,6 +86,7 @@ async def test_one_at_a_time_and_others_run_between() -> None:
     assert "other" in seen[seen.index("one ends") : seen.index("two begins")]
 
 
+@pytest.mark.usefixtures("one_each")
 async def test_whoever_gives_up_or_fails_leaves_the_turn_to_the_next() -> None:
     turns, served = Turns(), list[str]()
 
@@ -65,6 +110,7 @@ async def test_whoever_gives_up_or_fails_leaves_the_turn_to_the_next() -> None:
         pass
 
 
+@pytest.mark.usefixtures("one_each")
 async def test_whoever_waits_too_long_in_his_turn_goes_on_beside_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns_module, "TURN_MAX_S", 0.01)
     turns, seen = Turns(), list[str]()

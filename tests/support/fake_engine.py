@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -119,6 +120,9 @@ class FakeSession:
         self._submitted = producer.received
         self._receiving: asyncio.Future[None] | None = None
         self._storing: asyncio.Future[None] | None = None
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     def submit(
         self,

@@ -28,7 +28,7 @@ _OF_THE_CLIENT = {
 }
 """Variables of the other commands: no settings, and not misspelt ones either."""
 
-_GC_THRESHOLDS = (1_000, 10, 200)
+_GC_THRESHOLDS = (1_000, 3, 700)
 """New containers before the young are collected, and how many collections of the younger come before one of the older:
 an observation makes a hundred containers and hardly a cycle, and what is imported is not garbage. Small and often: of
 5,000 a collection held everything up for 5 ms, of 1,000 for one; the oldest stay as rare as one in two million."""
@@ -118,6 +118,7 @@ def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
     import structlog
 
     from memstream_server.app.errors import StartError
+    from memstream_server.app.event_loop import EventLoop
     from memstream_server.app.process import serve
     from memstream_server.engine.errors import EngineError
     from memstream_server.observability import configure_logging
@@ -127,7 +128,8 @@ def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
 
     configure_logging(settings.log_level, settings.log_format)
     try:
-        asyncio.run(serve(settings, announce=announce))
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            runner.run(serve(settings, announce=announce))
     except (StartError, JournalError, EngineError, IndexUnavailable, ModelError, OSError) as error:
         structlog.get_logger(__name__).debug("server_failed", exc_info=error)
         raise Failure(f"the server cannot run: {error}") from error

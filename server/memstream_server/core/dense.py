@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Growing
+from memstream_server.core.arrays import Blocks, Growing
 from memstream_server.core.values import Vector
 
 
@@ -13,7 +13,7 @@ class DenseMatrix:
     """float32 vectors by slot, missing ones allowed. Mutable, with a single owner."""
 
     def __init__(self, dimension: int) -> None:
-        self._vectors = Growing(np.float32, dimension)
+        self._vectors = Blocks(np.float32, dimension)
         self._present = Growing(np.bool_)
         self._dimension = dimension
         self._missing = 0
@@ -39,9 +39,8 @@ class DenseMatrix:
     def append(self, vector: Vector | None) -> int:
         """Add the next slot, with or without a vector. Returns the slot. Raises ValueError for another length."""
         self._check(vector)
-        self._vectors.append(0 if vector is None else vector)
-        self._present.append(vector is not None)
-        self._missing += vector is None
+        row = np.zeros(self._dimension, np.float32) if vector is None else vector
+        self.extend(row[None], np.array([vector is not None]))
         return len(self) - 1
 
     def reserve(self, more: int) -> None:
@@ -64,17 +63,17 @@ class DenseMatrix:
         """Fill in, replace or take away a vector. Raises ValueError for another length."""
         self._check(vector)
         self._missing += int(self._present.view[slot]) - (vector is not None)
-        self._vectors.view[slot] = 0 if vector is None else vector
+        self._vectors[slot][:] = 0 if vector is None else vector
         self._present.view[slot] = vector is not None
 
     def vector(self, slot: int) -> Vector | None:
         """A copy of a slot's vector; None where it has none."""
-        return self._vectors.view[slot].copy() if self._present.view[slot] else None
+        return self._vectors[slot].copy() if self._present.view[slot] else None
 
     def cosines(self, query: Vector) -> npt.NDArray[np.float32]:
         """float32[n], NaN where a slot has no vector. `query` of unit length. Raises ValueError for another length."""
         self._check(query)
-        cosines: npt.NDArray[np.float32] = self._vectors.view @ query
+        cosines: npt.NDArray[np.float32] = np.concatenate([block @ query for block in self._vectors.views()])
         if self._missing:
             cosines[~self._present.view] = np.nan
         return cosines

@@ -13,6 +13,7 @@ import contextlib
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from memstream_server.core.events import Purpose
 from memstream_server.core.tiers import settle
 from memstream_server.core.values import Fragment
 from memstream_server.engine.decision import (
+    TURN,
     Decision,
     account_of,
     commit_of,
@@ -47,6 +49,7 @@ from memstream_server.engine.working_set import WorkingSet
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull, OutcomeUnknown, StorageFull
 from memstream_server.ports.journal.reading import Image
 from memstream_server.ports.journal.records import Recorded
+from memstream_server.ports.journal.writing import Commit
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies
@@ -175,7 +178,10 @@ class Actor:
     async def _prepared(self, batches: tuple[Batch, ...]) -> _Prepared:
         working = self.working
         account = account_of(working.record)
-        gathered = await observations_in(batches, self._dependencies, working.record, account, working.embedding)
+        waits_for_nobody = working.embedding.model.instant and not self._dependencies.gatherer.rates
+        count = sum(batch.count for batch in batches)
+        async with self._one_turn(count) if waits_for_nobody else contextlib.nullcontext():
+            gathered = await observations_in(batches, self._dependencies, working.record, account, working.embedding)
         return _Prepared(batches, tuple(gathered), account)
 
     def _next_group(self) -> tuple[Batch, ...]:
@@ -207,7 +213,7 @@ class Actor:
             deciding = work.decide(self)
             decision = await deciding if inspect.isawaitable(deciding) else deciding
             if decision is not None:
-                await self._commit(decision)
+                await self._commit(*await self._commit_of(decision))
         except EngineError as error:
             _settle(work.done, error)
         except NamespaceFull as error:
@@ -235,12 +241,22 @@ class Actor:
         self.receiving.stored(prepared.batches, outcomes)
 
     async def _decide(self, prepared: _Prepared) -> dict[int, Outcome]:
-        keyed = await self._keyed(prepared.gathered)
-        decision, outcomes = await decide_observations(
-            self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
-        )
-        await self._commit(decision.costing(prepared.account, Purpose.IMPORTANCE))
+        async with self._one_turn(len(prepared.gathered)):
+            keyed = await self._keyed(prepared.gathered)
+            decision, outcomes = await decide_observations(
+                self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
+            )
+            decision = decision.costing(prepared.account, Purpose.IMPORTANCE)
+            decision, commit = await self._commit_of(decision)
+        await self._commit(decision, commit)
         return outcomes
+
+    def _turn(self) -> AbstractAsyncContextManager[None]:
+        return self._dependencies.turns.of(self.working.record.namespace)
+
+    def _one_turn(self, count: int) -> AbstractAsyncContextManager[None]:
+        """For all that is computed of so few observations; more of them take a turn for every few."""
+        return self._turn() if count <= TURN else contextlib.nullcontext()
 
     async def _wait_for_room(self) -> None:
         """A pause in which what was asked for goes on: what adds is refused as well, and what removes makes room.
@@ -264,13 +280,18 @@ class Actor:
         found = await self._dependencies.journal.fragments(self.uid, sorted(wanted))
         return {fragment.external_id: fragment for fragment in found}
 
-    async def _commit(self, decision: Decision) -> None:
+    async def _commit_of(self, decision: Decision) -> tuple[Decision, Commit]:
+        """What is written, and the decision with all that it makes."""
         decision = await self._revector(decision)
-        commit = commit_of(self.working, decision, self._dependencies)
+        async with self._turn():
+            return decision, commit_of(self.working, decision, self._dependencies)
+
+    async def _commit(self, decision: Decision, commit: Commit) -> None:
         started_s = self._dependencies.clock.monotonic_s()
         await self._dependencies.journal.commit(commit)
         self._dependencies.metrics.committed(self._dependencies.clock.monotonic_s() - started_s)
-        self.working.apply(commit, decision)
+        async with self._turn():
+            self.working.apply(commit, decision)
         self._dependencies.committed(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit)
         revised, self._revised = self._revised, asyncio.Event()
         revised.set()

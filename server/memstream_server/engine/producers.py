@@ -13,6 +13,7 @@ from memstream_server.ports.journal.writing import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from memstream_server.engine.receiving import Receiving
     from memstream_server.engine.requests import NewObservation, Refusal
@@ -120,6 +121,10 @@ class ObserveSession:
         """
         self._raise_if_ended()
         return self._receiving.submit(self._state, first_sequence, items, awaited)
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """To read and submit a batch in: both are computed, and a hundred streams may send at once."""
+        return self._receiving.turn()
 
     def progress(self) -> Progress:
         """Where the producer stands, and what was refused and decided since it was asked last.

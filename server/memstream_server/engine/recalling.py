@@ -28,6 +28,7 @@ from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.requests import Query, RecallAnswer, Recollection
 from memstream_server.engine.reranking import Ranked, Reranking
+from memstream_server.engine.turns import Lane
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import EmbeddingModel, ModelError
 
@@ -108,7 +109,9 @@ async def recall(actor: Actor, query: Query, dependencies: Dependencies) -> Reca
 def _turn(working: WorkingSet, dependencies: Dependencies) -> AbstractAsyncContextManager[None]:
     """From the vector to the fragments is computed at once. A memory too large for RAM waits for its index meanwhile,
     which is nobody's turn."""
-    return contextlib.nullcontext() if working.dense is None else dependencies.turns.of(working.record.namespace)
+    if working.dense is None:
+        return contextlib.nullcontext()
+    return dependencies.turns.of(working.record.namespace, Lane.READ)
 
 
 async def _visible(actor: Actor, query: Query) -> None:

@@ -34,6 +34,8 @@ from memstream_server.ports.journal.reading import Image
 from memstream_server.ports.journal.writing import Receipt
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from memstream_server.engine.actor import Actor
     from memstream_server.engine.dependencies import Dependencies
 
@@ -170,6 +172,10 @@ class Receiving:
         """What the journal knows as well leaves RAM, or every producer there ever was would stay in it."""
         if state.session is None and state.stored >= state.submitted and self._producers.get(state.name) is state:
             del self._producers[state.name]
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """See ObserveSession.turn."""
+        return self._dependencies.turns.of(self._actor.working.record.namespace)
 
     def take_position(self) -> int:
         """The next place in the order of receipt, for a fragment that was not observed."""

@@ -190,10 +190,10 @@ class Reembedding:
     async def _made(self, record: MemoryRecord, fragments: Sequence[Fragment], embedding: Embedding) -> list[Made]:
         if not fragments:
             return []
-        policy = replace(record.policy, wait_for_models=False)
+        asking = replace(record, policy=replace(record.policy, wait_for_models=False))
         content = self._dependencies.enhances(record)
-        by_content = content and compares_content(record.kind, policy)
-        found = await self._dependencies.gatherer.embedded(fragments, by_content, policy, embedding)
+        by_content = content and compares_content(record.kind, record.policy)
+        found = await self._dependencies.gatherer.embedded(fragments, by_content, asking, embedding)
         if any(one.missing for one in found):
             raise ModelUnavailable(f"{embedding.name} does not answer")
         return [_made(fragment, one, content) for fragment, one in zip(fragments, found, strict=True)]

@@ -52,7 +52,7 @@ class EmbeddingModel:
     lexical_weight: float = 0.2
     context_weight: float = 0.5
     instant: bool = False
-    """Whether a few texts are embedded within a millisecond, by this process alone: nobody is kept waiting for it."""
+    """Whether a few texts are embedded within a millisecond, by this process alone, and none is refused."""
 
 
 @dataclass(slots=True, eq=False)

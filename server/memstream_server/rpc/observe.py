@@ -171,11 +171,14 @@ class ObserveStream:
     async def _batch(self, batch: pb.ObservationBatch) -> None:
         count = len(batch.observations)
         check_numbers(batch.first_sequence, count, self._limits, "batch.")
-        items, size = observations.read_batch(
-            list(batch.observations), self._opening.session, self._limits, self._dimension
-        )
-        self._check_window(count, size)
-        received = await self._submit(batch.first_sequence, items)
+        async with self._session.turn():
+            items, size = observations.read_batch(
+                list(batch.observations), self._opening.session, self._limits, self._dimension
+            )
+            self._check_window(count, size)
+            received = self._submit(batch.first_sequence, items)
+        if isinstance(received, BacklogFull):
+            received = await self._submit_later(received, batch.first_sequence, items)
         last = batch.first_sequence + count - 1
         self._in_flight.append(_InFlight(last, count, size, last <= self._received, received))
         self._count += count
@@ -198,19 +201,29 @@ class ObserveStream:
                     f"{held} {unit} are in flight and {more} more came, the window is {most}; wait for acknowledgements"
                 )
 
-    async def _submit(self, first: int, items: Sequence[NewObservation | Refusal]) -> asyncio.Future[None]:
-        """Gives the batch to the engine; while the backlog is full, holds it for a while and throttles the client."""
+    def _submit(self, first: int, items: Sequence[NewObservation | Refusal]) -> asyncio.Future[None] | BacklogFull:
+        """Gives the batch to the engine."""
+        try:
+            return self._session.submit(first, items, self._opening.level)
+        except BacklogFull as full:
+            return full
+
+    async def _submit_later(
+        self, full: BacklogFull, first: int, items: Sequence[NewObservation | Refusal]
+    ) -> asyncio.Future[None]:
+        """While the backlog is full, holds the batch for a while and throttles the client."""
         deadline = asyncio.get_running_loop().time() + self._limits.backlog_wait_s
         while True:
-            try:
-                return self._session.submit(first, items, self._opening.level)
-            except BacklogFull as error:
-                delay_s = max(0.01, error.retry_after_s or RETRY_S[error.reason])
-                if asyncio.get_running_loop().time() + delay_s > deadline:
-                    raise
-                self._throttle_s = delay_s
-                self._wake.set()
-                await asyncio.sleep(delay_s)
+            delay_s = max(0.01, full.retry_after_s or RETRY_S[full.reason])
+            if asyncio.get_running_loop().time() + delay_s > deadline:
+                raise full
+            self._throttle_s = delay_s
+            self._wake.set()
+            await asyncio.sleep(delay_s)
+            received = self._submit(first, items)
+            if not isinstance(received, BacklogFull):
+                return received
+            full = received
 
     def _flush(self, flush: pb.ObserveFlush) -> None:
         if flush.flush_id < 1:

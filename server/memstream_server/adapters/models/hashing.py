@@ -39,8 +39,6 @@ _KNOWN_FEATURES_MAX = 1 << 20
 """Past either all words are forgotten and learned anew: a few hundred microseconds a text, once in a long while."""
 _BATCH = 64
 """Texts hashed between two turns of the event loop."""
-_AT_ONCE = 8
-"""So few are hashed without waiting for anybody: a query's, a lone observation's."""
 _FEW_WORDS = 32
 """Up to so many words of one text are joined one by one, beyond it all at once."""
 _STOP = -1
@@ -100,7 +98,6 @@ class HashingEmbedder:
 
     def __init__(self) -> None:
         self._lexicon = _Lexicon()
-        self._batches = asyncio.Lock()
 
     async def model(self) -> EmbeddingModel:
         """The space, known without asking anyone."""
@@ -109,14 +106,11 @@ class HashingEmbedder:
     async def embed(self, texts: Sequence[str]) -> Floats:
         """(len(texts), 384), rows of unit length, finite for every text; an empty one gets a fixed direction."""
         vectors = np.empty((len(texts), DIMENSION), np.float32)
-        if len(texts) <= _AT_ONCE:
-            vectors[:] = self.vectors(texts)
-            return vectors
         for start in range(0, len(texts), _BATCH):
-            batch = texts[start : start + _BATCH]
-            async with self._batches:  # one at a time, so that many callers do not make one long turn of the loop
-                vectors[start : start + len(batch)] = self.vectors(batch)
+            if start:
                 await asyncio.sleep(0)
+            batch = texts[start : start + _BATCH]
+            vectors[start : start + len(batch)] = self.vectors(batch)
         return vectors
 
     async def close(self) -> None:
