@@ -31,7 +31,8 @@ _OF_THE_CLIENT = {
 _GC_THRESHOLDS = (1_000, 3, 700)
 """New containers before the young are collected, and how many collections of the younger come before one of the older:
 an observation makes a hundred containers and hardly a cycle, and what is imported is not garbage. Small and often: of
-5,000 a collection held everything up for 5 ms, of 1,000 for one; the oldest stay as rare as one in two million."""
+5,000 a collection held everything up for 5 ms, of 1,000 for one, and of what ten of these leave for 15; the oldest stay
+as rare as one in two million."""
 
 _HELP = """Run a server until SIGTERM or SIGINT, then let its streams finish and stop.
 
