@@ -78,6 +78,23 @@ def test_many_blocks_are_one_matrix() -> None:
     np.testing.assert_allclose(matrix.cosines(query)[-7:], rows[:7] @ query, rtol=1e-5, atol=1e-6)
 
 
+def test_what_was_reserved_is_one_block_and_what_comes_after_it_others() -> None:
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(3 * BLOCK, 4)).astype(np.float32)
+    matrix, query = DenseMatrix(4), unit(1, 2, 3, 4)
+    matrix.reserve(BLOCK + 10)
+    for start in range(0, len(rows), 100):
+        matrix.extend(rows[start : start + 100])
+    matrix.reserve(10 * BLOCK)
+    assert matrix.bytes < 4 * BLOCK * (4 * 4 + 2)
+    np.testing.assert_allclose(matrix.cosines(query), rows @ query, rtol=1e-5, atol=1e-6)
+    for slot in (0, BLOCK, BLOCK + 9, BLOCK + 10, 2 * BLOCK + 9, 2 * BLOCK + 10, 3 * BLOCK - 1):
+        np.testing.assert_array_equal(matrix.vector(slot), rows[slot])
+    slots = np.arange(5, len(rows), 2)
+    matrix.keep(slots)
+    np.testing.assert_allclose(matrix.cosines(query), rows[slots] @ query, rtol=1e-5, atol=1e-6)
+
+
 def test_a_vector_is_not_shared_with_the_caller() -> None:
     matrix = DenseMatrix(2)
     given = unit(1, 0)

@@ -78,21 +78,27 @@ class Blocks(Generic[Scalar]):
     """Rows that grow at the end, block by block: one that is full is never copied again.
 
     In one array the vectors of a memory of 16,000 fragments, 24 MB, were copied at once and held everything up for
-    30 to 80 ms each time they outgrew it.
+    30 to 80 ms each time they outgrew it. The first block is as large as what was reserved: the allocator keeps one
+    that is large for the next memory, and gives many small ones back to the system, page by page.
     """
 
     def __init__(self, dtype: type[Scalar], columns: int) -> None:
         self._dtype = dtype
         self._columns = columns
+        self._first = BLOCK
+        """Rows of the first block; all others have BLOCK."""
         self._blocks = [self._new()]
 
+    def _new(self) -> Growing[Scalar]:
+        return Growing(self._dtype, self._columns, BLOCK)
+
     def __len__(self) -> int:
-        return (len(self._blocks) - 1) * BLOCK + len(self._blocks[-1])
+        return sum(map(len, self._blocks))
 
     def __getitem__(self, slot: int) -> npt.NDArray[Scalar]:
         """A row; may be written to."""
-        block, place = divmod(slot, BLOCK)
-        row: npt.NDArray[Scalar] = self._blocks[block].view[place]
+        block, place = divmod(slot - self._first, BLOCK)
+        row: npt.NDArray[Scalar] = self._blocks[block + 1].view[place] if block >= 0 else self._blocks[0].view[slot]
         return row
 
     @property
@@ -104,28 +110,30 @@ class Blocks(Generic[Scalar]):
         """All rows in order, without a copy."""
         return [each.view for each in self._blocks]
 
-    def _new(self) -> Growing[Scalar]:
-        return Growing(self._dtype, self._columns, BLOCK)
-
-    def reserve(self, more: int) -> None:
-        """Room for so many more, as far as they go into this block."""
-        last = self._blocks[-1]
-        last.reserve(min(more, BLOCK - len(last)))
+    def reserve(self, rows: int) -> None:
+        """Room for so many at once, while there are none."""
+        if not len(self) and rows > BLOCK:
+            self._first = rows
+            self._blocks[0].reserve(rows)
 
     def extend(self, rows: npt.NDArray[Scalar]) -> None:
         """Add many."""
         taken = 0
         while taken < len(rows):
-            if len(self._blocks[-1]) == BLOCK:
+            room = (BLOCK if len(self._blocks) > 1 else self._first) - len(self._blocks[-1])
+            if not room:
                 self._blocks.append(self._new())
-                self.reserve(BLOCK)
-            some = rows[taken : taken + BLOCK - len(self._blocks[-1])]
+                self._blocks[-1].reserve(BLOCK)
+                continue
+            some = rows[taken : taken + room]
             self._blocks[-1].extend(some)
             taken += len(some)
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
         """Only the rows at `slots`, which ascend; the room of the others is given back."""
-        views, self._blocks = self.views(), [self._new()]
-        for number, view in enumerate(views):
-            first, end = np.searchsorted(slots, [number * BLOCK, (number + 1) * BLOCK])
-            self.extend(view[slots[first:end] - number * BLOCK])
+        views, self._blocks, self._first = self.views(), [self._new()], BLOCK
+        before = 0
+        for view in views:
+            first, end = np.searchsorted(slots, [before, before + len(view)])
+            self.extend(view[slots[first:end] - before])
+            before += len(view)

@@ -43,9 +43,9 @@ class DenseMatrix:
         self.extend(row[None], np.array([vector is not None]))
         return len(self) - 1
 
-    def reserve(self, more: int) -> None:
-        """Room for so many more, so that it is not grown into, copy by copy."""
-        self._vectors.reserve(more)
+    def reserve(self, slots: int) -> None:
+        """Room for so many at once, while there are none."""
+        self._vectors.reserve(slots)
 
     def extend(self, vectors: npt.NDArray[np.float32], present: npt.NDArray[np.bool_] | None = None) -> None:
         """Add many slots, those `present` (all, if None) with a vector: (count, dimension)."""
