@@ -78,8 +78,7 @@ class Blocks(Generic[Scalar]):
     """Rows that grow at the end, block by block: one that is full is never copied again.
 
     In one array the vectors of a memory of 16,000 fragments, 24 MB, were copied at once and held everything up for
-    30 to 80 ms each time they outgrew it. The first block is as large as what was reserved: the allocator keeps one
-    that is large for the next memory, and gives many small ones back to the system, page by page.
+    30 to 80 ms each time they outgrew it. The first block is as large as what was reserved.
     """
 
     def __init__(self, dtype: type[Scalar], columns: int) -> None:

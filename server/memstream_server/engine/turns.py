@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from enum import Enum, auto
 
 TURN_S = 0.001
-"""What one turn computes, about, for one or for several: each turn of the loop costs some 0.05 ms of its own."""
+"""What one turn computes, about, for one or for several: a turn of the loop costs something by itself."""
 TURN_MAX_S = 0.02
 """How long others wait for somebody who waits himself: for a disk, or for a database elsewhere."""
 
