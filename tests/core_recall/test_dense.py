@@ -78,21 +78,30 @@ def test_many_blocks_are_one_matrix() -> None:
     np.testing.assert_allclose(matrix.cosines(query)[-7:], rows[:7] @ query, rtol=1e-5, atol=1e-6)
 
 
-def test_what_was_reserved_is_one_block_and_what_comes_after_it_others() -> None:
+def test_what_is_adopted_is_kept_without_a_copy_and_grows_by_blocks_after_it() -> None:
     random = np.random.default_rng(0)
     rows = random.normal(size=(3 * BLOCK, 4)).astype(np.float32)
+    rows.flags.writeable = False
     matrix, query = DenseMatrix(4), unit(1, 2, 3, 4)
-    matrix.reserve(BLOCK + 10)
-    for start in range(0, len(rows), 100):
+    matrix.extend(rows[:BLOCK], adopt=True)
+    matrix.extend(rows[BLOCK : BLOCK + 10], adopt=True)
+    matrix.extend(rows[BLOCK + 10 : BLOCK + 20])
+    assert matrix.bytes - 10 * 4 * 4 < (BLOCK + 10) * (4 * 4 + 2)
+    matrix.extend(rows[BLOCK + 20 : BLOCK + 30], adopt=True)
+    for start in range(BLOCK + 30, len(rows), 100):
         matrix.extend(rows[start : start + 100])
-    matrix.reserve(10 * BLOCK)
-    assert matrix.bytes < 4 * BLOCK * (4 * 4 + 2)
     np.testing.assert_allclose(matrix.cosines(query), rows @ query, rtol=1e-5, atol=1e-6)
-    for slot in (0, BLOCK, BLOCK + 9, BLOCK + 10, 2 * BLOCK + 9, 2 * BLOCK + 10, 3 * BLOCK - 1):
+    places = (0, BLOCK - 1, BLOCK, BLOCK + 9, BLOCK + 10, BLOCK + 19, BLOCK + 20, BLOCK + 29, BLOCK + 30, 3 * BLOCK - 1)
+    for slot in places:
         np.testing.assert_array_equal(matrix.vector(slot), rows[slot])
+    changed = rows.copy()
+    for number, slot in enumerate(places):
+        changed[slot] = number
+        matrix.set(slot, changed[slot])
+    np.testing.assert_allclose(matrix.cosines(query), changed @ query, rtol=1e-5, atol=1e-6)
     slots = np.arange(5, len(rows), 2)
     matrix.keep(slots)
-    np.testing.assert_allclose(matrix.cosines(query), rows[slots] @ query, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(matrix.cosines(query), changed[slots] @ query, rtol=1e-5, atol=1e-6)
 
 
 def test_a_vector_is_not_shared_with_the_caller() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,33 @@ async def test_two_places_for_eight_memories_in_use_lose_and_double_nothing(
         assert len(loads) > 2 * len(MEMORIES)
         if not journals.DATABASE:  # there what is evicted is released, for other servers
             assert parts.journal.written.count("own") == len(MEMORIES)
+
+
+async def test_an_evicted_memory_leaves_ram_without_the_collector(tmp_path: Path) -> None:
+    async with assembled(tmp_path, active_memories_max=1) as parts:
+        engine = parts.engine
+        for name in ("one", "two"):
+            await create(engine, name)
+        session = await engine.open_observe(NAMESPACE, "one", "bo")
+        await session.submit(1, [observation("Ada has a cat.")], AckLevel.STORED)
+        session.close()
+        del session
+        await observe(engine, "one", "Bo has a dog.")
+        assert len(await recalled(engine, "one", "who has a cat?")) == 2
+        await engine.settled()
+        (evicted,) = [weakref.ref(actor.working) for actor in engine._registry.actors()]
+        gc.collect()
+        gc.disable()
+        try:
+            assert await recalled(engine, "two", "anything") == []
+            await until(lambda: is_free(evicted))
+        finally:
+            gc.enable()
+        assert len(await recalled(engine, "one", "who has a cat?")) == 2
+
+
+async def is_free(reference: weakref.ref[Any]) -> bool:
+    return reference() is None
 
 
 async def test_a_memory_wanted_by_many_at_once_is_read_once(tmp_path: Path) -> None:

@@ -99,11 +99,11 @@ class Gathered:
     """A Gathering that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.told: list[int | str | None] = []
+        self.told: list[bool | str] = []
         self.blocks: list[Block] = []
 
-    def begin(self, vectors: int | None) -> None:
-        self.told.append(vectors)
+    def begin(self, all_vectors: bool) -> None:
+        self.told.append(all_vectors)
 
     def add(self, block: Block) -> None:
         self.blocks.append(block)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-_FIRST_CAPACITY = 64
+_FIRST_BYTES = 512
+"""What an array has room for when it gets its first values, as far as these need no more,"""
+_FIRST_ROWS = 8
+"""and at least so many rows."""
 BLOCK = 1_024
 """Rows of one block: 1.5 MB of the usual vectors, which take a millisecond to copy."""
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -22,7 +27,10 @@ class Growing(Generic[Scalar]):
     def __init__(self, dtype: type[Scalar], columns: int = 0, most: int = 0) -> None:
         self._shape = (columns,) if columns else ()
         self._most = most
-        self._data: npt.NDArray[Scalar] = np.empty((_FIRST_CAPACITY, *self._shape), dtype)
+        self._release(dtype)
+
+    def _release(self, dtype: np.dtype[Scalar] | type[Scalar]) -> None:
+        self._data: npt.NDArray[Scalar] = np.empty((0, *self._shape), dtype)
         self._grown(0)
 
     def _grown(self, count: int) -> None:
@@ -59,15 +67,17 @@ class Growing(Generic[Scalar]):
     def clear(self, release: bool = False) -> None:
         """No values; the room stays, if it is not to be released."""
         if release:
-            self._data = np.empty((_FIRST_CAPACITY, *self._shape), self._data.dtype)
-        self._grown(0)
+            self._release(self._data.dtype)
+        else:
+            self._grown(0)
 
     def reserve(self, more: int) -> None:
         """Room for so many more."""
         needed = self._count + more
         if needed <= len(self._data):
             return
-        room = max(needed, len(self._data) * 3 // 2, _FIRST_CAPACITY)
+        first = max(_FIRST_BYTES // (self._data.itemsize * math.prod(self._shape)), _FIRST_ROWS)
+        room = max(needed, len(self._data) * 3 // 2, first)
         grown = np.empty((min(room, max(needed, self._most or room)), *self._shape), self._data.dtype)
         grown[: self._count] = self.view
         self._data = grown
@@ -78,60 +88,83 @@ class Blocks(Generic[Scalar]):
     """Rows that grow at the end, block by block: one that is full is never copied again.
 
     In one array the vectors of a memory of 16,000 fragments, 24 MB, were copied at once and held everything up for
-    30 to 80 ms each time they outgrew it. The first block is as large as what was reserved.
+    30 to 80 ms each time they outgrew it. Blocks that were adopted have as many rows as they came with.
     """
 
     def __init__(self, dtype: type[Scalar], columns: int) -> None:
         self._dtype = dtype
         self._columns = columns
-        self._first = BLOCK
-        """Rows of the first block; all others have BLOCK."""
-        self._blocks = [self._new()]
+        self._release()
 
-    def _new(self) -> Growing[Scalar]:
-        return Growing(self._dtype, self._columns, BLOCK)
+    def _release(self) -> None:
+        self._full: list[npt.NDArray[Scalar]] = []
+        self._ends: list[int] = []
+        """Rows up to the end of each full block."""
+        self._last = Growing(self._dtype, self._columns, BLOCK)
+
+    @property
+    def _before(self) -> int:
+        """Rows in full blocks."""
+        return self._ends[-1] if self._ends else 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._blocks))
+        return self._before + len(self._last)
+
+    def _place(self, slot: int) -> tuple[int, int]:
+        """(block, row in it)."""
+        block = bisect_right(self._ends, slot)
+        return block, slot - (self._ends[block - 1] if block else 0)
 
     def __getitem__(self, slot: int) -> npt.NDArray[Scalar]:
-        """A row; may be written to."""
-        block, place = divmod(slot - self._first, BLOCK)
-        row: npt.NDArray[Scalar] = self._blocks[block + 1].view[place] if block >= 0 else self._blocks[0].view[slot]
+        """A row, not to be written to."""
+        block, place = self._place(slot)
+        row: npt.NDArray[Scalar] = (self._full[block] if block < len(self._full) else self._last.view)[place]
         return row
+
+    def __setitem__(self, slot: int, row: npt.ArrayLike) -> None:
+        block, place = self._place(slot)
+        if block == len(self._full):
+            self._last.view[place] = row
+            return
+        if not self._full[block].flags.writeable:
+            self._full[block] = self._full[block].copy()
+        self._full[block][place] = row
 
     @property
     def nbytes(self) -> int:
         """Bytes held, spare room included."""
-        return sum(each.nbytes for each in self._blocks)
+        return sum(each.nbytes for each in self._full) + self._last.nbytes
 
     def views(self) -> list[npt.NDArray[Scalar]]:
         """All rows in order, without a copy."""
-        return [each.view for each in self._blocks]
-
-    def reserve(self, rows: int) -> None:
-        """Room for so many at once, while there are none."""
-        if not len(self) and rows > BLOCK:
-            self._first = rows
-            self._blocks[0].reserve(rows)
+        return [*self._full, self._last.view]
 
     def extend(self, rows: npt.NDArray[Scalar]) -> None:
         """Add many."""
         taken = 0
         while taken < len(rows):
-            room = (BLOCK if len(self._blocks) > 1 else self._first) - len(self._blocks[-1])
-            if not room:
-                self._blocks.append(self._new())
-                self._blocks[-1].reserve(BLOCK)
-                continue
-            some = rows[taken : taken + room]
-            self._blocks[-1].extend(some)
+            some = rows[taken : taken + BLOCK - len(self._last)]
+            self._last.extend(some)
             taken += len(some)
+            if len(self._last) == BLOCK:
+                self._end_block()
+
+    def adopt(self, rows: npt.NDArray[Scalar]) -> None:
+        """Add many as a block of their own, without a copy; the caller does not write to them from now on."""
+        if len(self._last):
+            self._end_block()
+        self._full.append(rows)
+        self._ends.append(self._before + len(rows))
+
+    def _end_block(self) -> None:
+        self._ends.append(len(self))
+        self._full.append(self._last.view)
+        self._last = Growing(self._dtype, self._columns, BLOCK)
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
         """Only the rows at `slots`, which ascend; the room of the others is given back."""
-        views, self._blocks, self._first = self.views(), [self._new()], BLOCK
-        before = 0
+        views, before = self.views(), 0
+        self._release()
         for view in views:
             first, end = np.searchsorted(slots, [before, before + len(view)])
             self.extend(view[slots[first:end] - before])

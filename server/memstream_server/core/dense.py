@@ -43,19 +43,23 @@ class DenseMatrix:
         self.extend(row[None], np.array([vector is not None]))
         return len(self) - 1
 
-    def reserve(self, slots: int) -> None:
-        """Room for so many at once, while there are none."""
-        self._vectors.reserve(slots)
+    def extend(
+        self, vectors: npt.NDArray[np.float32], present: npt.NDArray[np.bool_] | None = None, adopt: bool = False
+    ) -> None:
+        """Add many slots, those `present` (all, if None) with a vector: (count, dimension).
 
-    def extend(self, vectors: npt.NDArray[np.float32], present: npt.NDArray[np.bool_] | None = None) -> None:
-        """Add many slots, those `present` (all, if None) with a vector: (count, dimension)."""
+        `adopt`: kept as they are, without a copy; there should be many, and nobody writes to them any more.
+        """
         if present is None:
             present = np.ones(len(vectors), np.bool_)
         if len(vectors) < len(present):
             some, vectors = vectors, np.zeros((len(present), self._dimension), np.float32)
             if len(some):
                 vectors[present] = some
-        self._vectors.extend(vectors)
+        if adopt:
+            self._vectors.adopt(vectors)
+        else:
+            self._vectors.extend(vectors)
         self._present.extend(present)
         self._missing += int((~present).sum())
 
@@ -63,7 +67,7 @@ class DenseMatrix:
         """Fill in, replace or take away a vector. Raises ValueError for another length."""
         self._check(vector)
         self._missing += int(self._present.view[slot]) - (vector is not None)
-        self._vectors[slot][:] = 0 if vector is None else vector
+        self._vectors[slot] = 0 if vector is None else vector
         self._present.view[slot] = vector is not None
 
     def vector(self, slot: int) -> Vector | None:

@@ -320,7 +320,7 @@ class Registry:
         self._spawn(self._retire(actor))
 
     async def _retire(self, actor: Actor) -> None:
-        await actor.stop()
+        await actor.retire()
         if actor.uid not in self._actors and actor.uid not in self._activating:
             await self.ownership.release(actor.uid)
 

@@ -74,14 +74,17 @@ class Reinforcement:
 
     async def _told_loop(self) -> None:
         while True:
-            told = await self._told.get()
-            await asyncio.sleep(0)  # in this turn the answer is sent
-            try:
-                self._recalled(*told)
-            except Exception:  # one answer that breaks must not end all reinforcement
-                log.exception("reinforcement_broke")
-            finally:
-                self._told.task_done()
+            await self._next_told()  # whose actor nobody holds once it returns
+
+    async def _next_told(self) -> None:
+        told = await self._told.get()
+        await asyncio.sleep(0)  # in this turn the answer is sent
+        try:
+            self._recalled(*told)
+        except Exception:  # one answer that breaks must not end all reinforcement
+            log.exception("reinforcement_broke")
+        finally:
+            self._told.task_done()
 
     def _recalled(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
         fragments = tuple(found.fragment for found in answer.recollections)
@@ -115,15 +118,18 @@ class Reinforcement:
     # ---- offers
     async def _offer_loop(self) -> None:
         while True:
-            actor, fragments = await self._offers.get()
-            try:
-                await self._offer(actor, fragments)
-            except (EngineError, ModelError, JournalError) as error:
-                log.info("reinforcement_skipped", reason=str(error))
-            except Exception:  # one offer that breaks must not end all reinforcement
-                log.exception("reinforcement_broke")
-            finally:
-                self._offers.task_done()
+            await self._next_offer()
+
+    async def _next_offer(self) -> None:
+        actor, fragments = await self._offers.get()
+        try:
+            await self._offer(actor, fragments)
+        except (EngineError, ModelError, JournalError) as error:
+            log.info("reinforcement_skipped", reason=str(error))
+        except Exception:  # one offer that breaks must not end all reinforcement
+            log.exception("reinforcement_broke")
+        finally:
+            self._offers.task_done()
 
     async def settled(self) -> None:
         """Waits until every offer made so far has been decided."""

@@ -49,17 +49,14 @@ class WorkingSet:
         """Revisions by id: what was read of that fragment before may hold erased words, and is not to be used."""
         self._dense_max = dense_max
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
-        self.begin(None)
+        self.begin(False)
 
     # ---- what the journal reads
-    def begin(self, vectors: int | None) -> None:
+    def begin(self, all_vectors: bool) -> None:
         """See Gathering."""
         self.columns = Columns()
         self.lexical = LexicalIndex()
-        self.dense: DenseMatrix | None = None
-        if vectors is not None:
-            self.dense = DenseMatrix(self.embedding.model.dimension)
-            self.dense.reserve(vectors)
+        self.dense = DenseMatrix(self.embedding.model.dimension) if all_vectors else None
         self.fresh: dict[str, Vector] = {}
         self.insights: set[str] = set()
         self._unsettled: set[str] = set()
@@ -239,7 +236,7 @@ class WorkingSet:
             if each.forget_time_us is not None:
                 self.lexical.remove(slot)
         if self.dense is not None:
-            self.dense.extend(block.vectors, block.vectored)
+            self.dense.extend(block.vectors, block.vectored, adopt=later)
         else:
             which = np.flatnonzero(block.vectored).tolist()
             self.fresh |= {fragments[at].id: vector.copy() for at, vector in zip(which, block.vectors, strict=True)}

@@ -57,14 +57,14 @@ class Images:
         rows[1_500] = row(fragment(1_500, Tier.SHORT_TERM))
         await journal.commit(transition(1, rows=tuple(rows)))
         vectored = sum(one.vector is not None for one in rows)
-        for vectors_max, told in ((vectored, vectored), (vectored - 1, None)):
+        for vectors_max, told in ((vectored, True), (vectored - 1, False)):
             whole, gathered = await image(journal, vectors_max), Gathered()
             found = await journal.load("u1", MODEL, vectors_max, gathered)
             assert gathered.told == [told, "end"]
             assert len(gathered.blocks) > 1
             assert [one for block in gathered.blocks for one in block.rows()] == list(whole.rows)
             assert [one.fragment for one in whole.rows] == [one.fragment for one in rows]
-            assert sum(one.vector is not None for one in whole.rows) == (told or 1)
+            assert sum(one.vector is not None for one in whole.rows) == (vectored if told else 1)
             assert (found.blocks, found.record, found.next_position) == ((), whole.record, whole.next_position)
             assert [held.fragment.position for held in found.short_term] == [1_500]
 

@@ -78,7 +78,7 @@ class _Kept:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
 
-    def begin(self, vectors: int | None) -> None: ...
+    def begin(self, all_vectors: bool) -> None: ...
 
     def add(self, block: Block) -> None:
         self.blocks.append(block)
@@ -93,7 +93,7 @@ def load(connection: Connection, uid: str, model: str, vectors_max: int, into: G
     all_vectors = vectored <= vectors_max
     kept = _Kept()
     gathering = kept if into is None else into
-    gathering.begin(vectored if all_vectors else None)
+    gathering.begin(all_vectors)
     before_long_term: list[Fragment] = []
     for block in _blocks(connection, uid, memory.number, model, all_vectors):
         gathering.add(block)

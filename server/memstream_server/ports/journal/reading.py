@@ -59,12 +59,12 @@ class Gathering(Protocol):
     Not all at once: what lives no longer than a block costs neither room nor the garbage collector's time.
     """
 
-    def begin(self, vectors: int | None) -> None:
-        """Called first, and once more where the reading begins anew: so many vectors come; None if not all of them."""
+    def begin(self, all_vectors: bool) -> None:
+        """Called first, and once more where the reading begins anew; whether every vector comes (see Image)."""
         ...
 
     def add(self, block: Block) -> None:
-        """The next ones in order of position."""
+        """The next ones in order of position; the block's arrays are the taker's."""
         ...
 
     def end(self) -> None:
