@@ -117,10 +117,10 @@ def test_slots_are_found_by_id_until_the_fragment_is_gone() -> None:
 
 
 def test_access_starts_at_creation_and_only_goes_on() -> None:
-    columns = columns_of(Fragment("a", "", create_time_us=5))
-    columns.touch(0, 9)
-    columns.touch(0, 7)
-    assert columns.access_us.tolist() == [9]
+    columns = columns_of(*(Fragment(id_, "", create_time_us=5) for id_ in "abc"))
+    columns.touch(columns.slots(["a", "c"]), 9)
+    columns.touch(columns.slots(["c", "gone", "a"]), 7)
+    assert columns.access_us.tolist() == [9, 5, 9]
 
 
 def test_bytes_grow() -> None:

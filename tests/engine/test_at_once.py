@@ -54,29 +54,75 @@ async def test_who_waits_for_stored_waits_for_one_commit(
     assert await contents(parts.engine) == words(LINES[: count + 1])
 
 
-async def test_what_comes_meanwhile_is_received_after_it_in_the_order_it_came(parts: Assembled) -> None:
-    session, other = await opened(parts.engine), await opened(parts.engine, "other")
-    writes(parts)
-    release = parts.journal.hold("commit")
-    first = session.submit(1, LINES[:1], STORED)
-    later = [session.submit(number, LINES[number - 1 : number], STORED) for number in (2, 3)]
-    later.append(other.submit(1, LINES[3:4], STORED))
-    opening = asyncio.create_task(opened(parts.engine, "third"))
-
+async def in_the_commit(parts: Assembled) -> None:
     async def begun() -> bool:
         return "commit" in parts.journal.written
 
     await until(begun)
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def test_a_few_that_come_meanwhile_are_stored_together_in_the_order_they_came(parts: Assembled) -> None:
+    session, other = await opened(parts.engine), await opened(parts.engine, "other")
+    writes(parts)
+    release = parts.journal.hold("commit")
+    first = session.submit(1, LINES[:1], STORED)
+    await in_the_commit(parts)
+    later = [session.submit(number, LINES[number - 1 : number], STORED) for number in (2, 3)]
+    later.append(other.submit(1, LINES[3:4], STORED))
+    opening = asyncio.create_task(opened(parts.engine, "third"))
+    for _ in range(20):
+        await asyncio.sleep(0)
     assert parts.journal.written == ["commit"]  # nothing passes it, no newer stream of a producer either
-    assert not first.done()
+    assert not any(one.done() for one in (first, *later))
     release()
     await asyncio.gather(first, *later, opening)
-    await session.reached(STORED, 3)
+    progress = await session.reached(STORED, 3)
+    assert (progress.received, progress.stored) == (3, 3)
     await other.reached(STORED, 1)
-    assert writes(parts)[:4] == ["commit", "receive", "receive", "receive"]
+    assert writes(parts) == ["commit", "commit"]
     assert await contents(parts.engine) == words(LINES[:4])
+    again = await sent(await opened(parts.engine), 1, LINES[:3])
+    assert again.stored == 3
+    assert await contents(parts.engine) == words(LINES[:4])
+
+
+async def test_what_is_more_than_that_is_received_after_it_and_nothing_passes_it(parts: Assembled) -> None:
+    session, other = await opened(parts.engine), await opened(parts.engine, "other")
+    writes(parts)
+    release = parts.journal.hold("commit")
+    first = session.submit(1, LINES[:1], STORED)
+    await in_the_commit(parts)
+    later = [session.submit(2, LINES[1 : 1 + AT_ONCE_MAX], STORED)]
+    later.append(other.submit(1, LINES[1 + AT_ONCE_MAX : 2 + AT_ONCE_MAX], STORED))
+    later.append(other.submit(2, LINES[2 + AT_ONCE_MAX : 3 + AT_ONCE_MAX], STORED))
+    release()
+    await asyncio.gather(first, *later)
+    await session.reached(STORED, 1 + AT_ONCE_MAX)
+    await other.reached(STORED, 2)
+    assert writes(parts)[:4] == ["commit", "commit", "receive", "receive"]
+    assert await contents(parts.engine) == words(LINES[: 3 + AT_ONCE_MAX])
+
+
+async def test_of_several_that_fail_together_each_hears_why_and_none_is_lost_or_doubled(parts: Assembled) -> None:
+    session, other = await opened(parts.engine), await opened(parts.engine, "other")
+    release = parts.journal.hold("commit")
+    first = session.submit(1, LINES[:1], STORED)
+    await in_the_commit(parts)
+    later = [session.submit(number, LINES[number - 1 : number], STORED) for number in (2, 3)]
+    independent = other.submit(1, LINES[3:4], STORED)
+    parts.journal.fail_at(2, Fault.FULL, "commit")  # the first is the one that is held
+    release()
+    await first
+    for waiting in later:
+        with pytest.raises(StorageIsFull):
+            await waiting
+    await independent  # there was room for it when its own turn came
+    await other.reached(STORED, 1)
+    assert await contents(parts.engine) == words([LINES[0], LINES[3]])
+    await sent(await opened(parts.engine), 2, LINES[1:3])
+    assert await contents(parts.engine) == words([LINES[0], LINES[3], *LINES[1:3]])
 
 
 async def test_while_a_stream_opens_nothing_is_received_by_being_stored(parts: Assembled) -> None:
@@ -120,7 +166,7 @@ async def test_whether_it_was_stored_is_learned_by_opening_again(parts: Assemble
         with pytest.raises(JournalUnavailable):
             await waiting
     session = await opened(parts.engine)
-    there = 1 if fault is Fault.DONE else 0
+    there = 2 if fault is Fault.DONE else 0  # both came before the first was begun, and were one commit
     assert (session.opened.received, session.opened.stored) == (there, there)
     await sent(session, 1, LINES[:2])
     assert await contents(parts.engine) == words(LINES[:2])

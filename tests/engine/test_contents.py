@@ -51,9 +51,9 @@ def test_what_the_journal_gave_is_not_kept_when_a_change_may_have_left_meanwhile
 def test_accesses_are_counted_and_the_time_never_goes_back() -> None:
     contents = Contents()
     contents.put([fragment(1, access_count=4, access_time_us=70)])
-    contents.accessed("f00001", 90)
-    contents.accessed("f00001", 80)
-    contents.accessed("f00099", 80)
+    contents.accessed(["f00001"], 90)
+    contents.accessed(["f00001"], 80)
+    contents.accessed(["f00099"], 80)
     found = contents.found(["f00001", "f00099"])
     assert list(found) == ["f00001"]
     assert (found["f00001"].access_count, found["f00001"].access_time_us) == (6, 90)

@@ -126,10 +126,10 @@ async def test_whoever_waits_too_long_in_his_turn_goes_on_beside_the_next(monkey
 
     late = asyncio.create_task(wait("late", goes_on))
     await begun["late"].wait()
-    monkeypatch.setattr(turns_module, "TURN_MAX_S", 60.0)
     following = asyncio.create_task(wait("next", next_goes_on))
     last = asyncio.create_task(wait("last", next_goes_on))
     await begun["next"].wait()
+    monkeypatch.setattr(turns_module, "TURN_MAX_S", 60.0)
     goes_on.set()
     await late
     for _ in range(5):

@@ -54,6 +54,9 @@ class Growing(Generic[Scalar]):
 
     def extend(self, values: npt.ArrayLike) -> None:
         """Add many values (rows, if 2-D)."""
+        if isinstance(values, list) and len(values) == 1:
+            self.append(values[0])  # a lone observation has a score of these, each in a fifth of the time
+            return
         added = np.asarray(values, self._data.dtype)
         self.reserve(len(added))
         self._data[self._count : self._count + len(added)] = added

@@ -179,9 +179,9 @@ class Columns:
         self._write(slot, fragment)
         return slot
 
-    def touch(self, slot: int, time_us: int) -> None:
-        """The fragment was accessed; the later time stays."""
-        self._access_us.view[slot] = max(int(self._access_us.view[slot]), time_us)
+    def touch(self, slots: npt.NDArray[np.int64], time_us: int | npt.NDArray[np.int64]) -> None:
+        """The fragments were accessed; the later time stays."""
+        self._access_us.view[slots] = np.maximum(self._access_us.view[slots], time_us)
 
     def remove(self, slot: int) -> None:
         """The fragment left the memory for good; the slot stays, empty. Repeats change nothing."""

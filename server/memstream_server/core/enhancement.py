@@ -77,6 +77,23 @@ def enhance(
             draft.short_term[place] = strengthened(draft, anchor, (*anchor.enhancements, other))
 
 
+def may_hit(
+    held: Sequence[Held], vectors: Sequence[Vector | None], policy: ShortTermPolicy, similarity_min: float
+) -> list[int]:
+    """Places of those vectors that may hit one of the held, which all others do not: most do not, and all are found by
+    one product. No vector of a fragment changes while it is held."""
+    given = [place for place, vector in enumerate(vectors) if vector is not None]
+    if policy.similarity_rule is not SimilarityRule.COSINE:
+        return given
+    anchors = [each.vector for each in held if each.vector is not None]
+    if not anchors or not given:
+        return []
+    wanted = similarity_min if policy.similarity_min is None else policy.similarity_min
+    cosines = np.array([vectors[place] for place in given]) @ np.array(anchors).T
+    near = np.flatnonzero((cosines >= wanted - _ROUNDING).any(axis=1))
+    return [given[at] for at in near.tolist()]
+
+
 def _perhaps_near(held: Sequence[Held], vector: Vector, similarity_min: float) -> list[int]:
     """Places of those that may be as near as that: a few, found by one product, of which `hit` asks exactly."""
     vectors = [(place, each.vector) for place, each in enumerate(held) if each.vector is not None]

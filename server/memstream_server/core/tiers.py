@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from memstream_server.core.enhancement import enhance, merged_content, strengthened, take_back, told
+from memstream_server.core.enhancement import enhance, may_hit, merged_content, strengthened, take_back, told
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.policy import Overflow, Policy, ShortTermKind
 from memstream_server.core.transition import Draft, InsightRequest, Transition
@@ -107,7 +107,9 @@ def recollect(state: State, recollections: Sequence[Recollected], policy: Policy
     """
     draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
     if rules.enhanced:
-        for found in recollections:
+        near = may_hit(state.short_term, [found.vector for found in recollections], policy.short_term, similarity_min)
+        for place in near:
+            found = recollections[place]
             if draft.removes(found.id):  # an earlier one made it ripe, and its kind has no next tier
                 continue
             other = Enhancement(found.id, found.text, recollection=True, structured=found.structured)

@@ -140,15 +140,15 @@ class Actor:
         self._pending.append(batch)
         self._more.set()
 
-    async def store_at_once(self, batch: Batch) -> None:
-        """Decide and commit what the journal has not received; returns when it is stored.
+    async def store_at_once(self, batches: tuple[Batch, ...]) -> None:
+        """Decide and commit what the journal has not received; returns when all is stored.
 
         Nothing received waits to be stored before it, and nothing is received meanwhile. Raises JournalError.
         """
-        prepared = await self._prepared((batch,))
+        prepared = await self._prepared(batches)
         async with self._deciding:
             outcomes = await self._decide(prepared)
-        self.receiving.stored(prepared.batches, outcomes)
+        self.receiving.stored(batches, outcomes)
 
     async def run(self, decide: Decide) -> int:
         """Decide in the memory's order; returns the revision after it.

@@ -52,13 +52,14 @@ class Contents:
         if left == self.left:
             self.put([one for one in fragments if one.id not in self._fragments])
 
-    def accessed(self, fragment_id: str, time_us: int) -> None:
-        """The fragment was recalled."""
-        fragment = self._fragments.get(fragment_id)
-        if fragment is not None:
-            self._fragments[fragment_id] = fragment.but(
-                access_count=fragment.access_count + 1, access_time_us=max(fragment.access_time_us, time_us)
-            )
+    def accessed(self, ids: Iterable[str], time_us: int) -> None:
+        """The fragments were recalled."""
+        for id_ in ids:
+            fragment = self._fragments.get(id_)
+            if fragment is not None:
+                self._fragments[id_] = fragment.but(
+                    access_count=fragment.access_count + 1, access_time_us=max(fragment.access_time_us, time_us)
+                )
 
     def remove(self, fragment_id: str) -> None:
         """The fragment is gone from the memory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,8 +83,11 @@ def account_of(record: MemoryRecord) -> Account:
 
 def effective_policy(policy: Policy, dependencies: Dependencies) -> Policy:
     """The policy as the core is to follow it: without an LLM nothing asks for insights."""
-    if dependencies.insights is not None:
-        return policy
+    return policy if dependencies.insights is not None else _without_insights(policy)
+
+
+@lru_cache(maxsize=64)
+def _without_insights(policy: Policy) -> Policy:
     return replace(policy, reflection=replace(policy.reflection, threshold=0.0, insight_on_promotion=False))
 
 

@@ -338,5 +338,5 @@ class Engine:
         actor = self._registry.peek(uid)
         for event in recorded.events:
             if event.type is EventType.ECHOED and actor is not None:
-                self._reinforcement.accessed(actor, event.fragment, recorded.time_us)
+                self._reinforcement.accessed(actor, [event.fragment], recorded.time_us)
         self._dependencies.metrics.events(recorded)

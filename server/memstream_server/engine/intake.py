@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from memstream_server.engine.producers import ProducerState
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Batch:
-    """A receipt on its way to be stored, with the producer to tell (None after a restart for unnumbered writes)."""
+    """A receipt on its way to be stored, with the producer to tell (None after a restart for unnumbered writes).
+
+    Whoever makes it says whether it goes at once; from then on it does not change.
+    """
 
     receipt: Receipt
     producer: ProducerState | None

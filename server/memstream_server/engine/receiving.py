@@ -2,9 +2,9 @@
 
 Rule 1. `submit` gives numbers, ids and positions synchronously, so that order is fixed before anything is awaited.
 Rule 2. What the journal has received is handed to the actor (`Actor.store`) in that order, and only then acknowledged.
-Rule 3. A small batch that finds nothing under way, and whose client waits for *stored*, is received by being stored
-(`Actor.store_at_once`): one commit instead of two. What comes meanwhile waits for it, so that the journal has all in
-the order of `submit`.
+Rule 3. A small batch whose client waits for *stored* is received by being stored (`Actor.store_at_once`), one commit
+instead of two, where nothing is received that is not stored. A few that come meanwhile wait, and are stored together;
+what is received otherwise waits for them, so that the journal has all in the order of `submit`.
 Rule 4. A refusal that RAM does not explain ends the actor (`Actor.fail`); the memory is read again from the journal.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 AT_ONCE_MAX = 16
-"""Observations of a batch that is received by being stored."""
+"""Observations that are received by being stored, of a batch and of all that wait for it."""
 STORAGE_RETRY_S = 5.0
 """Pause before a decision that found the disk full is committed again, and what clients are told."""
 
@@ -73,9 +73,13 @@ class Receiving:
         self._unstored: dict[int, Batch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._order = asyncio.Lock()
-        """Held by a batch that is received by being stored."""
+        """Held by batches that are received by being stored."""
+        self._waiting: deque[Batch] = deque()
+        """Those of them that are not begun."""
+        self._storing = 0
+        """Observations of these batches that are not stored; all of the backlog, where the next may be one of them."""
         self._at_once: asyncio.Task[None] | None = None
-        """What stores one of these just now."""
+        """What stores some of these just now."""
         self._sessions = 0
         self._opening: set[asyncio.Task[ObserveSession]] = set()
 
@@ -231,8 +235,10 @@ class Receiving:
                 self._dependencies, self._actor.working.record, state, new_from, fresh, self._next_position
             )
             if awaited is not AckLevel.RECEIVED and self._may_be_at_once(batch):
-                batch = replace(batch, at_once=True)
+                batch.at_once = True
                 self._unstored[batch.receipt.position] = batch
+                self._waiting.append(batch)
+                self._storing += batch.count
             # A batch of refused items takes a position too: a receipt is known by its own.
             self._next_position += max(1, batch.count)
             self._backlog += batch.count
@@ -249,14 +255,16 @@ class Receiving:
     def _may_be_at_once(self, batch: Batch) -> bool:
         """Whether it may be received by being stored: nobody waits for what happens between the two.
 
-        Not while a stream opens, which may be its producer's next one: the commit would be refused, and end the actor.
+        Not behind anything that is not: that is received first, and stored whenever it comes to it. Not while a stream
+        opens, which may be its producer's next one: the commit would be refused, and end the actor.
         """
         record = self._actor.working.record
         gatherer, embeddings = self._dependencies.gatherer, self._dependencies.embeddings
         space = self._actor.working.embedding
         return (
-            not (self._backlog or self._tasks or self._opening or batch.receipt.rejections)
-            and batch.count <= AT_ONCE_MAX
+            not (self._opening or batch.receipt.rejections)
+            and self._backlog == self._storing
+            and sum(one.count for one in self._waiting) + batch.count <= AT_ONCE_MAX
             and space.model.instant
             and embeddings.beside(space.name) is None
             and not (gatherer.rates and record.policy.score_importance)
@@ -287,17 +295,25 @@ class Receiving:
         """Returns once it is received."""
         async with self._order:
             self._actor.raise_if_failed()
-            if batch.at_once:
-                self._at_once = asyncio.current_task()
-                try:
-                    await self._actor.store_at_once(batch)
-                except asyncio.CancelledError:
-                    self._actor.raise_if_failed()  # then it was `end` that gave it up
-                    raise
-                finally:
-                    self._at_once = None
-                return
-        await self._dependencies.journal.receive(batch.receipt)
+            if batch in self._waiting:
+                await self._store_waiting()
+        if not batch.at_once:
+            await self._dependencies.journal.receive(batch.receipt)
+
+    async def _store_waiting(self) -> None:
+        """All that wait, in the name of the first. Where it fails the others find out by themselves."""
+        batches = tuple(self._waiting)
+        self._waiting.clear()
+        self._at_once = asyncio.current_task()
+        try:
+            await self._actor.store_at_once(batches)
+        except BaseException as error:
+            self._waiting.extendleft(reversed(batches[1:]))
+            if isinstance(error, asyncio.CancelledError):
+                self._actor.raise_if_failed()  # then it was `end` that gave it up
+            raise
+        finally:
+            self._at_once = None
 
     async def _repeated(
         self,
@@ -341,6 +357,7 @@ class Receiving:
         """What the refusal of a batch means for its producer. A refusal that RAM does not explain ends the actor."""
         if batch is not None:
             self._backlog -= batch.count
+            self._storing -= batch.count * batch.at_once
             self._unstored.pop(batch.receipt.position, None)
             if batch.receipt.producer_epoch != state.epoch:
                 return ProducerSuperseded(
@@ -366,6 +383,7 @@ class Receiving:
             self._backlog -= batch.count
             del self._unstored[batch.receipt.position]
             if batch.at_once:
+                self._storing -= batch.count
                 self._dependencies.metrics.received(batch.count, 0, self._age_s(batch) or 0.0)
             self._dependencies.metrics.stored(batch.count, self._age_s(batch))
             state, receipt = batch.producer, batch.receipt
@@ -373,7 +391,7 @@ class Receiving:
                 continue
             if state.session is not None:
                 numbered = zip(receipt.sequences, receipt.fragments, strict=True)
-                state.session.decided([replace(outcomes[part.position], sequence=number) for number, part in numbered])
+                state.session.decided([outcomes[part.position].of(number) for number, part in numbered])
             last = receipt.last_sequence
             state.advance(received=last, stored=last, revision=self._actor.revision)
             self._let_go(state)

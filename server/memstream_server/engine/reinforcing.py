@@ -91,8 +91,7 @@ class Reinforcement:
         now_us = self._dependencies.clock.now_us()
         working = actor.working
         working.recalled(query.session, fragments, now_us)
-        for fragment in fragments:
-            self.accessed(actor, fragment.id, now_us)
+        self.accessed(actor, [fragment.id for fragment in fragments], now_us)
         policy = working.record.policy
         wanted = policy.recall.reinforce if query.reinforce is None else query.reinforce
         if wanted and fragments and self._dependencies.enhances(working.record) and working.state.short_term:
@@ -105,15 +104,14 @@ class Reinforcement:
             self._offers.task_done()
         self._offers.put_nowait((actor, tuple(fragments)))
 
-    def accessed(self, actor: Actor, fragment_id: str, now_us: int) -> None:
-        """Count one access, in RAM now and in the journal soon."""
+    def accessed(self, actor: Actor, ids: Sequence[str], now_us: int) -> None:
+        """Count an access of each, in RAM now and in the journal soon."""
         counts = self._accesses.setdefault((actor.uid, actor.working.record.epoch), {})
-        count, _ = counts.get(fragment_id, (0, 0))
-        counts[fragment_id] = (count + 1, now_us)
-        slot = actor.working.columns.slot(fragment_id)
-        if slot is not None:
-            actor.working.columns.touch(slot, now_us)
-        actor.working.contents.accessed(fragment_id, now_us)
+        for id_ in ids:
+            count, _ = counts.get(id_, (0, 0))
+            counts[id_] = (count + 1, now_us)
+        actor.working.columns.touch(actor.working.columns.slots(ids), now_us)
+        actor.working.contents.accessed(ids, now_us)
 
     # ---- offers
     async def _offer_loop(self) -> None:

@@ -80,6 +80,10 @@ class Outcome:
     other: str
     tier: Tier | None
 
+    def of(self, sequence: int) -> Outcome:
+        """The same of the observation with that number."""
+        return Outcome(sequence, self.fragment, self.type, self.other, self.tier)
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:

@@ -87,10 +87,8 @@ class WorkingSet:
     def follow(self, earlier: WorkingSet) -> None:
         """Take over what an earlier reading of the same memory knew and the journal does not."""
         self._recalled = earlier._recalled
-        for id_, slot in earlier.columns.live_ids().items():
-            here = self.columns.slot(id_)
-            if here is not None:
-                self.columns.touch(here, int(earlier.columns.access_us[slot]))
+        known = [id_ for id_ in earlier.columns.live_ids() if id_ in self.columns]
+        self.columns.touch(self.columns.slots(known), earlier.columns.access_us[earlier.columns.slots(known)])
 
     def overlay(self, vectors: Mapping[str, bytes]) -> None:
         """Vectors that the index may not show yet."""
@@ -161,6 +159,9 @@ class WorkingSet:
     # ---- after a commit
     def apply(self, commit: Commit, decision: Decision) -> None:
         """Show what was committed."""
+        if decision.transition is not None:
+            changed = {row.fragment.id for row in commit.rows}
+            self.state = _at_version(decision.transition.state, changed, commit.revision + 1)
         self.record = replace(
             self.record,
             revision=commit.revision + 1,
@@ -173,9 +174,6 @@ class WorkingSet:
         )
         if decision.transition is None:
             return
-        changed = {row.fragment.id for row in commit.rows}
-        self.state = _at_version(decision.transition.state, changed, commit.revision + 1)
-        self.record = replace(self.record, reflection_aggregate=self.state.reflection_aggregate)
         new = [row for row in commit.rows if row.fragment.id not in self.columns]
         known = [row for row in commit.rows if row.fragment.id in self.columns]
         self._extend(Block.of(new))
@@ -301,7 +299,9 @@ def _at_version(state: State, changed: Set[str], version: int) -> State:
 
     def stamped(tier: tuple[Held, ...]) -> tuple[Held, ...]:
         return tuple(
-            replace(held, fragment=held.fragment.but(version=version)) if held.fragment.id in changed else held
+            Held(held.fragment.but(version=version), held.vector, held.enhancements)
+            if held.fragment.id in changed
+            else held
             for held in tier
         )
 
