@@ -350,7 +350,7 @@ class Actor:
         """As `stop`, for one that nobody uses any more.
 
         Its RAM is free at once: the two refer to each other, and the collector looks for such once in two million
-        containers. A server with room for one memory of 10,000 held 150 of them before.
+        containers. A server with room for one memory of 10,000 had grown to 4 GB after 180 activations.
         """
         await self.stop()
         del self.receiving

@@ -64,18 +64,20 @@ def recollections(
     size = part.ByteSize()
     for rank, recollection in enumerate(answer.recollections, 1):
         message = _recollection(recollection, rank, answer.formula if explain else "")
-        if size + message.ByteSize() > PART_BYTES and size:
+        more = message.ByteSize()
+        if size + more > PART_BYTES and size:
             yield part
             part, size = pb.Recollections(query_id=query_id), 0
         part.recollections.append(message)
-        size += message.ByteSize()
+        size += more
     for fragment in answer.working:
         held = fragments.fragment_message(fragment)
-        if size + held.ByteSize() > PART_BYTES and size:
+        more = held.ByteSize()
+        if size + more > PART_BYTES and size:
             yield part
             part, size = pb.Recollections(query_id=query_id), 0
         part.working_memory.append(held)
-        size += held.ByteSize()
+        size += more
     if done is not None:
         part.done.CopyFrom(done)
     yield part
