@@ -106,6 +106,34 @@ async def test_an_evicted_memory_leaves_ram_without_the_collector(tmp_path: Path
         assert len(await recalled(engine, "one", "who has a cat?")) == 2
 
 
+@pytest.mark.parametrize("how", ["deleted", "failed"])
+async def test_a_memory_that_ends_leaves_ram_once_its_streams_have_ended(tmp_path: Path, how: str) -> None:
+    async with assembled(tmp_path) as parts:
+        engine = parts.engine
+        await create(engine, "one")
+        session = await engine.open_observe(NAMESPACE, "one", "bo")
+        await session.submit(1, [observation("Ada has a cat.")], AckLevel.STORED)
+        await engine.settled()
+        (ended,) = [weakref.ref(actor.working) for actor in engine._registry.actors()]
+        gc.collect()
+        gc.disable()
+        try:
+            if how == "deleted":
+                await engine.memories.delete(NAMESPACE, "one")
+            else:
+                engine._registry.reread(engine._registry.actors()[0].uid)
+            with pytest.raises((MemoryNotFound, JournalUnavailable)):
+                await session.reached(AckLevel.STORED, 2)
+            await engine._registry.shrink()
+            assert ended() is not None
+            session.close()
+            del session
+            await engine._registry.shrink()
+            await until(lambda: is_free(ended))
+        finally:
+            gc.enable()
+
+
 async def is_free(reference: weakref.ref[Any]) -> bool:
     return reference() is None
 

@@ -32,7 +32,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         # What was imported lives as long as the process: the collector need not look at its 120,000 objects. It did so
         # every second while observations came in, and held everything up for 60 to 280 ms each time. No collection
         # before: it finds 80 objects, 1,300 at a first start, and takes a tenth of the start. Not frozen again later:
-        # a memory whose actor failed is a cycle that must be found.
+        # what lives then may become a cycle that must be found.
         gc.freeze()
         info = server.engine.info()
         announce(f"memstream listens on {server.address}")

@@ -118,6 +118,11 @@ class Actor:
         """Whether nothing is under way that an eviction would cut off."""
         return self.receiving.idle and not (self._inbox.qsize() or self._uses or self._deciding.locked())
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a call or a stream holds it, or something given to the journal is not answered."""
+        return bool(self._uses) or self.receiving.held
+
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Somebody works with it: it is not evicted meanwhile."""
@@ -354,6 +359,8 @@ class Actor:
         """
         await self.stop()
         del self.receiving
+        if self.failed is not None:
+            self.failed.__traceback__ = None  # the frames of those who were told of it know it, too
 
     def gone(self) -> None:
         """The memory was deleted."""

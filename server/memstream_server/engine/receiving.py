@@ -103,9 +103,14 @@ class Receiving:
         return [*self._producers.values(), *self._unnumbered]
 
     @property
+    def held(self) -> bool:
+        """Whether somebody holds a producer open, or waits for the journal."""
+        return bool(self._tasks or self._sessions)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing waits and nobody holds a producer open."""
-        return not (self._backlog or self._tasks or self._sessions)
+        return not (self._backlog or self.held)
 
     def unstored(self, ids: Collection[str]) -> bool:
         """Whether one of these was received and is not stored yet."""

@@ -62,6 +62,8 @@ class Registry:
         """Memories whose deletion was begun: what RAM has of them is checked against the journal."""
         self._outlived: set[str] = set()
         """Memories whose deletion ended while they were being activated, perhaps from an older reading."""
+        self._ended: set[Actor] = set()
+        """Actors that failed, and whose streams may hold them."""
         self._losses: dict[str, tuple[float, float]] = {}
         """When a memory's actor failed last, and the pause that followed."""
         self._reviving: set[str] = set()
@@ -195,6 +197,7 @@ class Registry:
         """An actor is finished before its time: forget it, and read the memory again, for observations may wait."""
         if self._actors.get(actor.uid) is actor:
             self._forget(actor)
+            self._ended.add(actor)
             self.ownership.forget(actor.uid)
         if not self._closed and not isinstance(actor.failed, (MemoryNotFound, LeaseLost)):
             self._spawn(self._revive(actor.uid, self._pause(actor.uid)))
@@ -283,9 +286,16 @@ class Registry:
         await asyncio.gather(*(actor.stop() for actor in self.actors()))
         self._actors.clear()
         self._sizes.clear()
+        self._ended.clear()
 
     async def shrink(self) -> None:
-        """Memories grow while they are active: measure them, and hold the bounds again. The one used last stays."""
+        """Memories grow while they are active: measure them, and hold the bounds again. The one used last stays.
+
+        Those that have ended leave for good once the streams and calls that held them have ended, too.
+        """
+        for actor in [one for one in self._ended if not one.in_use]:
+            self._ended.discard(actor)
+            self._spawn(actor.retire())
         for number, actor in enumerate(self.actors(), 1):
             if self._actors.get(actor.uid) is actor:
                 self._sizes[actor.uid] = actor.working.size_bytes
