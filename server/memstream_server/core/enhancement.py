@@ -65,11 +65,8 @@ def enhance(
     """Let `other` strengthen every short-term fragment it hits. Without a vector it hits none."""
     if vector is None:
         return
-    places: Iterable[int] = range(len(draft.short_term))
-    if policy.similarity_rule is SimilarityRule.COSINE:
-        wanted = similarity_min if policy.similarity_min is None else policy.similarity_min
-        places = _perhaps_near(draft.short_term, vector, wanted)
-    for place in places:
+    anchors = [each.vector for each in draft.short_term]
+    for place in _perhaps_near(anchors, [vector], policy, similarity_min):
         anchor = draft.short_term[place]
         found = hit(anchor, other, vector, policy, similarity_min, draft.seed)
         if found is not None:
@@ -80,28 +77,30 @@ def enhance(
 def may_hit(
     held: Sequence[Held], vectors: Sequence[Vector | None], policy: ShortTermPolicy, similarity_min: float
 ) -> list[int]:
-    """Places of those vectors that may hit one of the held, which all others do not: most do not, and all are found by
-    one product. No vector of a fragment changes while it is held."""
-    given = [place for place, vector in enumerate(vectors) if vector is not None]
+    """Places of those vectors that may hit one of the held; all others hit none.
+
+    No vector of a fragment changes while it is held.
+    """
+    return _perhaps_near(vectors, [each.vector for each in held], policy, similarity_min)
+
+
+def _perhaps_near(
+    ones: Sequence[Vector | None], others: Sequence[Vector | None], policy: ShortTermPolicy, similarity_min: float
+) -> list[int]:
+    """Places of those of `ones` that may be near enough to one of the `others`, of which `hit` asks exactly.
+
+    By cosine these are few, and found by one product; otherwise all that have a vector.
+    """
+    given = [(place, one) for place, one in enumerate(ones) if one is not None]
+    known = [other for other in others if other is not None]
+    if not given or not known:
+        return []
     if policy.similarity_rule is not SimilarityRule.COSINE:
-        return given
-    anchors = [each.vector for each in held if each.vector is not None]
-    if not anchors or not given:
-        return []
+        return [place for place, _ in given]
     wanted = similarity_min if policy.similarity_min is None else policy.similarity_min
-    cosines = np.array([vectors[place] for place in given]) @ np.array(anchors).T
+    cosines = np.array([one for _, one in given]) @ np.array(known).T
     near = np.flatnonzero((cosines >= wanted - _ROUNDING).any(axis=1))
-    return [given[at] for at in near.tolist()]
-
-
-def _perhaps_near(held: Sequence[Held], vector: Vector, similarity_min: float) -> list[int]:
-    """Places of those that may be as near as that: a few, found by one product, of which `hit` asks exactly."""
-    vectors = [(place, each.vector) for place, each in enumerate(held) if each.vector is not None]
-    if not vectors:
-        return []
-    matrix = np.concatenate([each for _, each in vectors]).reshape(len(vectors), -1)
-    near = np.flatnonzero(matrix @ vector >= similarity_min - _ROUNDING)
-    return [vectors[at][0] for at in near.tolist()]
+    return [given[at][0] for at in near.tolist()]
 
 
 def take_back(draft: Draft, gone: Iterable[str]) -> None:

@@ -128,7 +128,7 @@ class Turns:
 
 
 class _Computing:
-    """Of one who computes. A class, for every observation takes several: a generator would cost three times as much."""
+    """Of one who computes. A class, for every observation takes several, and as a generator each takes a µs more."""
 
     __slots__ = ("_began_s", "_lane", "_namespace", "_task", "_turn", "_turns")
 

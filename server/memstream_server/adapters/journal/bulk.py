@@ -6,16 +6,19 @@ beside a busy event loop makes a row cost 0.3 to 2 ms instead of 2 to 15 µs. A 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, CursorResult, Select, Table
 
 from memstream_server.adapters.journal import postgres, sqlite
 from memstream_server.adapters.journal.packed import by_row
+
+T = TypeVar("T")
 
 ROWS_MAX = 256
 """Rows a statement; SQLite takes 32,766 parameters, the widest table here has 15 columns."""
@@ -90,6 +93,19 @@ def _executions(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ..
         values = tuple(chain.from_iterable(rows[start : start + count]))
         yield connection.exec_driver_sql(_text(bulk, count, mark), values)
         start += count
+
+
+def rounds(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """The items in their order, in rounds in which each key is there once: a statement updates a row once."""
+    found: list[list[T]] = []
+    taken: Counter[Hashable] = Counter()
+    for item in items:
+        which = key(item)
+        if taken[which] == len(found):
+            found.append([])
+        found[taken[which]].append(item)
+        taken[which] += 1
+    return found
 
 
 PAGE_ROWS = 1_024

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.records import Job
 from memstream_server.ports.journal.rows import Anchor, Row
-from memstream_server.ports.journal.writing import Access, Commit, Receipt
+from memstream_server.ports.journal.writing import Access, Commit
 
 _FRAGMENTS = bulk.insertion(
     fragments,
@@ -129,7 +128,7 @@ def commit(connection: Connection, given: Sequence[Commit]) -> None:
     numbers = _advance(connection, given)
     commits = [(numbers[one.memory], one) for one in given]
     received = [(number, receipt) for number, one in commits for receipt in one.receipts]
-    for some in _rounds(received):
+    for some in bulk.rounds(received, lambda one: (one[0], one[1].producer)):
         count_received(connection, some, stored=True)
     for number, one in commits:
         _delete(connection, _REMOVE, one.removed, number)
@@ -147,19 +146,6 @@ def commit(connection: Connection, given: Sequence[Commit]) -> None:
         _forget_traces(connection, number, one.erased)
         put_answer(connection, one.answer)
     log(connection, [(number, one.revision + 1, one.time_us, one.events) for number, one in commits])
-
-
-def _rounds(received: Sequence[tuple[int, Receipt]]) -> Iterator[list[tuple[int, Receipt]]]:
-    """In the order given, each producer's next one at a time: a statement updates a row once."""
-    rounds: list[list[tuple[int, Receipt]]] = []
-    taken: Counter[tuple[int, str]] = Counter()
-    for number, receipt in received:
-        which = (number, receipt.producer)
-        if taken[which] == len(rounds):
-            rounds.append([])
-        rounds[taken[which]].append((number, receipt))
-        taken[which] += 1
-    yield from rounds
 
 
 def _forget_traces(connection: Connection, number: int, erased: Sequence[str]) -> None:

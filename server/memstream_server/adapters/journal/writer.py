@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -17,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from memstream_server.adapters.journal import bulk
 from memstream_server.adapters.journal.database import Database
 from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown, StorageFull
 
@@ -244,22 +244,20 @@ def _done(connection: Connection, works: Sequence[Work]) -> list[Any]:
     """What each returned. Joint work is done in rounds, in which every memory has at most one; all else by itself,
     after what came before it."""
     values: list[Any] = []
-    rounds: list[dict[Callable[..., None], list[Any]]] = []
-    taken: Counter[str] = Counter()
+    joint: list[Joint[Any]] = []
 
     def finish() -> None:
-        for one_round in rounds:
-            for work, items in one_round.items():
+        for one_round in bulk.rounds(joint, lambda one: one.memory):
+            together: dict[Callable[..., None], list[Any]] = {}
+            for one in one_round:
+                together.setdefault(one.work, []).append(one.item)
+            for work, items in together.items():
                 work(connection, items)
-        rounds.clear()
-        taken.clear()
+        joint.clear()
 
     for work in works:
         if isinstance(work, Joint):
-            if taken[work.memory] == len(rounds):
-                rounds.append({})
-            rounds[taken[work.memory]].setdefault(work.work, []).append(work.item)
-            taken[work.memory] += 1
+            joint.append(work)
             values.append(None)
         else:
             finish()
