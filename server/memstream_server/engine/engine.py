@@ -205,7 +205,7 @@ class Engine:
         actors = self._registry.actors()
         return Holdings(
             memories=len(actors),
-            size_bytes=sum(actor.working.size_bytes for actor in actors),
+            size_bytes=self._registry.size_bytes,
             backlog=sum(actor.receiving.backlog for actor in actors),
             sessions=sum(actor.receiving.sessions for actor in actors),
             producers=sum(len(actor.receiving.producers()) for actor in actors),

@@ -53,6 +53,8 @@ class Registry:
         self._actors: OrderedDict[str, Actor] = OrderedDict()
         self._sizes: dict[str, int] = {}
         """Bytes of each actor's working set when it was measured last."""
+        self._changed: set[str] = set()
+        """Memories that were used since."""
         self._uids: dict[tuple[str, str], str] = {}
         self._activating: dict[str, asyncio.Task[Actor]] = {}
         self.ownership = Ownership(dependencies, self._disowned)
@@ -72,6 +74,11 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._actors)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all working sets, about: a memory that is used is measured from time to time."""
+        return sum(self._sizes.values())
 
     def actors(self) -> list[Actor]:
         """Those active now."""
@@ -117,6 +124,7 @@ class Registry:
             with actor.used():
                 if self._actors.get(uid) is actor:
                     self._actors.move_to_end(uid)
+                    self._changed.add(uid)
                 yield actor
         finally:
             self._settle()
@@ -296,9 +304,12 @@ class Registry:
         for actor in [one for one in self._ended if not one.in_use]:
             self._ended.discard(actor)
             self._spawn(actor.retire())
-        for number, actor in enumerate(self.actors(), 1):
-            if self._actors.get(actor.uid) is actor:
-                self._sizes[actor.uid] = actor.working.size_bytes
+        changed = self._changed
+        # These change without being asked for again: by their streams, and when the index has got their latest.
+        self._changed = {actor.uid for actor in self.actors() if actor.in_use or actor.working.fresh}
+        for number, uid in enumerate(changed | self._changed, 1):
+            if (actor := self._actors.get(uid)) is not None:
+                self._sizes[uid] = actor.working.size_bytes
             if number % MEASURED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         if self._actors:
