@@ -9,7 +9,7 @@ from memstream_server.adapters.journal import SqlJournal
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery, Plan, PlanQuery
 from memstream_server.ports.journal.records import Answer, IndexEntry, Job
 from memstream_server.ports.journal.rows import Anchor
-from memstream_server.ports.journal.writing import Access, Commit
+from memstream_server.ports.journal.writing import Access, Accesses, Commit
 from memstream_server.ports.operations import Operation
 from tests.journal.samples import MODEL, fragment, receipt, record, row, transition
 
@@ -42,7 +42,7 @@ WRITES: dict[str, Callable[[SqlJournal], Any]] = {
     "delete": lambda journal: journal.delete_memory("u1"),
     "own": lambda journal: journal.own("u1"),
     "open_producer": lambda journal: journal.open_producer("u1", 1, "q"),
-    "touch": lambda journal: journal.touch("u1", [Access(fragment(9).id, 1, 1)]),
+    "touch": lambda journal: journal.touch(Accesses("u1", 1, (Access(fragment(9).id, 1, 1),))),
     "append": lambda journal: journal.conversations.append(TALK, Message("ann"), 1, lambda _: _ANSWER),
     "complete": lambda journal: journal.conversations.complete(TALK, 1, lambda _: _ANSWER),
     "save_plans": lambda journal: journal.conversations.save_plans(TALK, PLANS, 1, lambda _: _ANSWER),

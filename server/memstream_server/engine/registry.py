@@ -308,8 +308,8 @@ class Registry:
         # These change without being asked for again: by their streams, and when the index has got their latest.
         self._changed = {actor.uid for actor in self.actors() if actor.in_use or actor.working.fresh}
         for number, uid in enumerate(changed | self._changed, 1):
-            if (actor := self._actors.get(uid)) is not None:
-                self._sizes[uid] = actor.working.size_bytes
+            if uid in self._actors:
+                self._sizes[uid] = self._actors[uid].working.size_bytes
             if number % MEASURED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         if self._actors:

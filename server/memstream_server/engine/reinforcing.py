@@ -22,7 +22,7 @@ from memstream_server.engine.errors import EngineError
 from memstream_server.engine.gather import compares_content
 from memstream_server.engine.requests import Query, RecallAnswer
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.writing import Access
+from memstream_server.ports.journal.writing import Access, Accesses
 from memstream_server.ports.models import ModelError
 
 if TYPE_CHECKING:
@@ -36,8 +36,9 @@ CONTENT_VECTORS_BYTES_MAX = 32 << 20
 """Content vectors of recalled fragments kept, of all memories, so that a model is rarely asked twice for one text."""
 OFFERS_MAX = 64
 """Offers waiting at once; past it the oldest waiting are let go, so that reading never becomes a backlog."""
-WRITTEN_TOGETHER = 16
-"""Fragments whose accesses are one write: each is a page of the journal, and whoever observes waits behind them."""
+WRITTEN_TOGETHER = 64
+"""Fragments whose accesses are one write, of one memory or of several: each may be a page of the journal, and whoever
+observes waits behind them."""
 
 
 class Reinforcement:
@@ -203,15 +204,32 @@ class Reinforcement:
 
     async def _write_accesses(self) -> None:
         counted, self._accesses = self._accesses, {}
+        lost: list[tuple[Accesses, JournalError]] = []
+        together: list[Accesses] = []
+        room = WRITTEN_TOGETHER
         for (uid, epoch), counts in counted.items():
-            accesses = [Access(id_, count, time_us) for id_, (count, time_us) in counts.items()]
-            for start in range(0, len(accesses), WRITTEN_TOGETHER):
-                some = accesses[start : start + WRITTEN_TOGETHER]
-                try:
-                    await self._dependencies.journal.touch(uid, some, epoch)
-                except JournalError as error:  # statistics: lost ones are not an error, but are said
-                    log.warning("accesses_not_written", count=len(accesses) - start, error=str(error))
-                    break
+            left = [Access(id_, count, time_us) for id_, (count, time_us) in counts.items()]
+            while left:
+                some, left = left[:room], left[room:]
+                together.append(Accesses(uid, epoch, tuple(some)))
+                room -= len(some)
+                if not room:
+                    lost += await self._not_written(together)
+                    together, room = [], WRITTEN_TOGETHER
+        lost += await self._not_written(together)
+        if lost:  # statistics: that is not an error, but is said
+            log.warning("accesses_not_written", count=sum(len(one.each) for one, _ in lost), error=str(lost[0][1]))
+
+    async def _not_written(self, accesses: Sequence[Accesses]) -> list[tuple[Accesses, JournalError]]:
+        """What is given to the journal at once is one commit there; what cannot be written fails by itself."""
+        writing = (self._dependencies.journal.touch(one) for one in accesses)
+        lost = []
+        for one, error in zip(accesses, await asyncio.gather(*writing, return_exceptions=True), strict=True):
+            if isinstance(error, JournalError):
+                lost.append((one, error))
+            elif error is not None:
+                raise error
+        return lost
 
 
 def unpacked(raw: bytes | None) -> Vector | None:

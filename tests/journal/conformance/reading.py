@@ -9,7 +9,7 @@ from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import Counts, IndexEntry
 from memstream_server.ports.journal.rows import Row
-from memstream_server.ports.journal.writing import Access
+from memstream_server.ports.journal.writing import Access, Accesses
 from tests.journal.samples import MODEL, fragment, image, receipt, record, row, transition
 
 
@@ -53,8 +53,8 @@ class Reading:
 
     async def test_touches_add_up_and_no_commit_undoes_them(self, journal: Journal) -> None:
         await journal.commit(transition(1, rows=(row(fragment(0, access_count=2)), row(fragment(1)))))
-        await journal.touch("u1", [Access(fragment(0).id, 1, 5_000), Access(fragment(0).id, 2, 4_000)])
-        await journal.touch("u1", [Access(fragment(0).id, 1, 10), Access("nobody", 1, 1)])
+        await journal.touch(Accesses("u1", 1, (Access(fragment(0).id, 1, 5_000), Access(fragment(0).id, 2, 4_000))))
+        await journal.touch(Accesses("u1", 1, (Access(fragment(0).id, 1, 10), Access("nobody", 1, 1))))
         await journal.commit(transition(2, rows=(Row(fragment(0, importance=0.9)),)))
         touched, other = await journal.fragments("u1", [fragment(0).id, fragment(1).id])
         assert (touched.access_count, touched.access_time_us, touched.importance) == (6, 5_000, 0.9)

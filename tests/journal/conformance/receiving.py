@@ -13,7 +13,7 @@ from memstream_server.core.policy import DEFAULT
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer, Producer
-from memstream_server.ports.journal.writing import Access, Receipt, Rejection
+from memstream_server.ports.journal.writing import Access, Accesses, Receipt, Rejection
 from tests.journal.samples import DAY_US, MODEL, Now, digest, fragment, image, receipt, record, row, transition
 
 
@@ -89,7 +89,7 @@ class Receiving:
             journal.receive(replace(receipt(1, 3, 0, rejected=(2,)), memory="u3")),
             journal.commit(transition(1, rows=(row(fragment(0)), row(fragment(1))), **stored)),
             journal.commit(replace(transition(1, rows=(row(fragment(0)),)), memory="u3")),
-            journal.touch("u1", [Access(fragment(1).id, 2, 9_999)]),
+            journal.touch(Accesses("u1", 1, (Access(fragment(1).id, 2, 9_999),))),
             journal.commit(transition(2, removed=(fragment(0).id,), **more)),
             journal.receive(receipt(3, 1, 2)),
             journal.commit(replace(transition(2, reflection_aggregate=0.5), memory="u3")),

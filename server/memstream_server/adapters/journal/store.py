@@ -44,7 +44,7 @@ from memstream_server.ports.journal.records import (
     Recorded,
 )
 from memstream_server.ports.journal.spaces import Made, Space, Spaces
-from memstream_server.ports.journal.writing import Access, Commit, Receipt, Rejection
+from memstream_server.ports.journal.writing import Accesses, Commit, Receipt, Rejection
 
 RESERVE_BYTES = 64 << 20
 """Free space below which writes that add data are refused (beside what a checkpoint may need)."""
@@ -219,8 +219,8 @@ class SqlJournal:
         adds = bool(commit.rows or commit.anchors or commit.jobs or commit.receipts)
         await self._writer.submit(Joint(transition.commit, commit, commit.memory), rows, adds)
 
-    async def touch(self, uid: str, accesses: Sequence[Access], epoch: int | None = None) -> None:
-        await self._write(transition.touch, len(accesses), True, uid, accesses, epoch)
+    async def touch(self, accesses: Accesses) -> None:
+        await self._writer.submit(Joint(transition.touch, accesses, accesses.memory), len(accesses.each), True)
 
     # ---- reads
 

@@ -21,12 +21,12 @@ from memstream_server.adapters.journal.schema import (
     requests,
     vectors,
 )
-from memstream_server.adapters.journal.writes import check_room, count_received, find, log, owned, put_answer
+from memstream_server.adapters.journal.writes import check_room, count_received, log, not_owned, put_answer
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.records import Job
 from memstream_server.ports.journal.rows import Anchor, Row
-from memstream_server.ports.journal.writing import Access, Commit
+from memstream_server.ports.journal.writing import Accesses, Commit
 
 _FRAGMENTS = bulk.insertion(
     fragments,
@@ -55,6 +55,12 @@ _TOUCH = bulk.update_from(
     "access_count = access_count + given.added,"
     " access_time_us = CASE WHEN access_time_us < given.at THEN given.at ELSE access_time_us END",
     "fragments.id = given.id AND fragments.memory = given.memory",
+)
+_OWNED = bulk.Bulk(
+    "WITH given (uid, epoch) AS (VALUES ",
+    2,
+    ") SELECT memories.uid, memories.number FROM given"
+    " JOIN memories ON memories.uid = given.uid AND memories.epoch = given.epoch",
 )
 _ADVANCE = bulk.update_from(
     "memories",
@@ -251,10 +257,16 @@ def _put_jobs(connection: Connection, given: Sequence[tuple[int, Job]]) -> None:
     bulk.execute(connection, _JOBS, rows)
 
 
-def touch(connection: Connection, uid: str, accesses: Sequence[Access], epoch: int | None) -> None:
-    number = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
-    merged: dict[str, tuple[int, int]] = {}  # UPDATE ... FROM applies only one of several rows for a fragment
-    for access in accesses:
-        count, time_us = merged.get(access.fragment, (0, 0))
-        merged[access.fragment] = (count + access.count, max(time_us, access.time_us))
-    bulk.execute(connection, _TOUCH, [(number, name, count, at) for name, (count, at) in merged.items()])
+def touch(connection: Connection, given: Sequence[Accesses]) -> None:
+    """Of different memories."""
+    owned = [(one.memory, one.epoch) for one in given]
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.returned(connection, _OWNED, owned)}
+    merged: dict[tuple[int, str], tuple[int, int]] = {}  # of several rows for a fragment UPDATE ... FROM applies one
+    for one in given:
+        if one.memory not in numbers:
+            raise not_owned(one.memory, one.epoch)
+        for access in one.each:
+            which = numbers[one.memory], access.fragment
+            count, time_us = merged.get(which, (0, 0))
+            merged[which] = count + access.count, max(time_us, access.time_us)
+    bulk.execute(connection, _TOUCH, [(*which, *added) for which, added in merged.items()])

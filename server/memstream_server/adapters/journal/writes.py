@@ -155,11 +155,11 @@ def find(connection: Connection, uid: str) -> int:
 def owned(connection: Connection, uid: str, epoch: int) -> int:
     number: int | None = run(connection, _OWNED, {"u": uid, "e": epoch}).scalar_one_or_none()
     if number is None:
-        raise _not_owned(uid, epoch)
+        raise not_owned(uid, epoch)
     return number
 
 
-def _not_owned(uid: str, epoch: int) -> Conflict:
+def not_owned(uid: str, epoch: int) -> Conflict:
     return Conflict(f"memory {uid} is gone or no longer at epoch {epoch}")
 
 
@@ -325,7 +325,7 @@ def _reserve(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]
     numbers: dict[str, int] = {row[0]: row[1] for row in bulk.returned(connection, _RESERVE, rows)}
     for receipt in given:
         if receipt.memory not in numbers:
-            raise _not_owned(receipt.memory, receipt.epoch)
+            raise not_owned(receipt.memory, receipt.epoch)
     return numbers
 
 

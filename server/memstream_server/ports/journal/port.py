@@ -29,7 +29,7 @@ from memstream_server.ports.journal.records import (
     Recorded,
 )
 from memstream_server.ports.journal.spaces import Made, Space, Spaces
-from memstream_server.ports.journal.writing import Access, Commit, Receipt, Rejection
+from memstream_server.ports.journal.writing import Accesses, Commit, Receipt, Rejection
 
 T = TypeVar("T")
 
@@ -160,11 +160,8 @@ class Journal(Protocol):
 
     async def commit(self, commit: Commit) -> None: ...
 
-    async def touch(self, uid: str, accesses: Sequence[Access], epoch: int | None = None) -> None:
-        """Add access statistics. Not part of any revision; lost ones are not an error.
-
-        Raises Conflict when the memory is gone, or is at another epoch than the one given.
-        """
+    async def touch(self, accesses: Accesses) -> None:
+        """Add access statistics. Raises Conflict when the memory is gone, or is at another epoch."""
         ...
 
     # ---- reads

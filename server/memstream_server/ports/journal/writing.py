@@ -102,8 +102,17 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Access statistics of one fragment, written in batches without a revision. Counts add, times take the later."""
+    """Access statistics of one fragment. Counts add, times take the later."""
 
     fragment: str
     count: int
     time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """Of a memory's fragments, written without a revision: lost ones are not an error."""
+
+    memory: str
+    epoch: int
+    each: tuple[Access, ...]
