@@ -59,7 +59,9 @@ async def wire(engine: Any) -> AsyncIterator[Wire]:
     drain = Drain(grace_s=0.3)
     server = build_server(engine, LIMITS, drain)
     address = await server.start("127.0.0.1:0")
-    async with grpc.aio.insecure_channel(address) as channel:
+    # Takes little that is not read, so that a server is soon held up by who does not read.
+    options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1_024))
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
         wire = Wire(channel, server, drain, engine.dimension)
         await wire.memories.CreateMemory(CreateMemoryRequest(namespace="ns", memory="m"))
         yield wire

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 from typing import Any
 
 import grpc
@@ -301,6 +303,44 @@ async def test_of_a_large_answer_the_last_part_alone_has_done(told: Wire, script
     assert [part.HasField("done") for part in parts] == [False, False, True]
     await call.send(close=pb.RecallClose())
     assert await call.next() is None
+
+
+async def unread(wire: Wire, script: Any, count: int) -> RecallCall:
+    """A stream of which so many answers wait: each is larger than what the transport takes before it is read."""
+    for start in range(0, 60, 4):
+        items = [fragments.Observation(content=f"fact {n} {'x' * 2_000}") for n in range(start, start + 4)]
+        await wire.streams.ObserveBatch(pb.ObserveBatchRequest(namespace="ns", memory="m", observations=items))
+    call = await wire.recall()
+    for number in range(count):
+        await call.query(f"q{number}", "fact", limit=60)
+    await until(lambda: len(script.queries) == count)
+    return call
+
+
+async def test_queries_cancelled_while_their_answers_wait_leave_the_stream_whole(wire: Wire, script: Any) -> None:
+    call = await unread(wire, script, 4)
+    for number in range(4):
+        await call.send(cancel=pb.RecallCancel(query_id=f"q{number}"))
+    await call.query("last", "fact", limit=60)
+    parts, done = await answer(call, "last")
+    assert (len(parts[0].recollections), done.query_id) == (60, "last")
+    await call.send(close=pb.RecallClose())
+    assert await call.next() is None
+
+
+@pytest.mark.parametrize("how", ["cancelled", "refused"])
+async def test_a_stream_that_ends_while_answers_wait_leaves_nothing(
+    wire: Wire, script: Any, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    call = await unread(wire, script, 4)
+    if how == "cancelled":
+        call.call.cancel()
+    else:
+        await call.send()
+        assert (await call.error()).reason == "PROTOCOL_VIOLATION"
+    await until(lambda: wire.drain.memories.open_streams == 0)
+    gc.collect()  # a task whose error nobody has looked at says so when it goes
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_draining_tells_the_stream_and_answers_what_is_in_flight(told: Wire, script: Any) -> None:

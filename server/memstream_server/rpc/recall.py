@@ -1,16 +1,17 @@
 """Recall: many queries in flight on one stream, each answered, failed or cancelled by itself.
 
-Rule 1. Every query is a task; all of them write to one bounded queue, which the generator alone empties.
+Rule 1. Every query is a task and writes its answer itself, one message of the stream at a time: a queue to the
+generator would be a turn of the event loop more. The generator begins the stream and ends it.
 Rule 2. A query that fails says so under its id and the others go on; only what cannot be told under an id (no id,
 an id that is in flight, messages out of order) ends the stream.
 Rule 3. A query is over when its `done` (in its last part where the client reads it there, else by itself) or `failed`
-was queued, or when it was cancelled; its id is free again.
+was written, or when it was cancelled; its id is free again. A message that is being written is not cut off.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
     from memstream_server.engine.requests import RecallAnswer
 
-QUEUE_MAX = 8
-"""Messages written and not yet taken by the transport: about 8 MB of answers at the most."""
-
 
 @dataclass(frozen=True, slots=True)
 class RecallOpening:
@@ -46,13 +44,6 @@ class RecallOpening:
     memory: str
     session: str
     done_in_recollections: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Ends the stream, with an error or well."""
-
-    error: Exception | None = None
 
 
 def read_open(message: pb.RecallRequest, limits: Limits) -> RecallOpening:
@@ -67,36 +58,58 @@ def read_open(message: pb.RecallRequest, limits: Limits) -> RecallOpening:
 
 
 class RecallStream:
-    """One open stream. `responses` is run once."""
+    """One open stream. `responses` is run once; what it does not yield goes to `write`, which returns when the
+    transport has taken it."""
 
-    def __init__(self, engine: Engine, opening: RecallOpening, limits: Limits, drain: Drain) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        opening: RecallOpening,
+        limits: Limits,
+        drain: Drain,
+        write: Callable[[pb.RecallResponse], Awaitable[None]],
+    ) -> None:
         self._engine = engine
         self._opening = opening
         self._limits = limits
         self._drain = drain
         self._queries: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._out: asyncio.Queue[pb.RecallResponse | _End] = asyncio.Queue(QUEUE_MAX)
+        self._to_transport = write
+        self._writing = asyncio.Lock()
+        self._writer: asyncio.Task[Any] | None = None
+        """Whose message the transport is being given."""
+        self._ended = asyncio.Event()
+        self._error: Exception | None = None
 
     async def responses(self, requests: AsyncIterator[pb.RecallRequest]) -> AsyncGenerator[pb.RecallResponse, None]:
-        """Every message of the server, until all queries are answered after `close`, or an error."""
+        """The first message of the server; ends when all queries are answered after `close`, or with an error."""
         record = await self._engine.memories.get(self._opening.namespace, self._opening.memory)
+        opened = pb.RecallOpened(memory_uid=record.uid, revision=record.revision, limits=self._limits.message())
+        yield pb.RecallResponse(opened=opened)  # before anything else is written
         try:
             with self._drain.told(self._drained):
-                yield pb.RecallResponse(
-                    opened=pb.RecallOpened(
-                        memory_uid=record.uid, revision=record.revision, limits=self._limits.message()
-                    )
-                )
                 self._start(self._serve(requests))
-                while not isinstance(item := await self._out.get(), _End):
-                    yield item
-                if item.error is not None:
-                    raise item.error
+                await self._ended.wait()
+            if self._error is not None:
+                raise self._error
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _end(self, error: Exception | None = None) -> None:
+        if not self._ended.is_set():
+            self._error = error
+            self._ended.set()
+
+    async def _write(self, message: pb.RecallResponse) -> None:
+        async with self._writing:
+            self._writer = asyncio.current_task()
+            try:
+                await self._to_transport(message)
+            finally:
+                self._writer = None
 
     def _drained(self) -> None:
         self._start(self._go_away())
@@ -104,8 +117,13 @@ class RecallStream:
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
         return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._end(error)  # it could not be written: the stream is broken
 
     async def _serve(self, requests: AsyncIterator[pb.RecallRequest]) -> None:
         """Reads requests to their end; then the queries in flight are answered and the stream ends."""
@@ -115,10 +133,10 @@ class RecallStream:
                     break
                 await self._take(message)
         except Exception as error:
-            await self._out.put(_End(error))
+            self._end(error)
             return
         await asyncio.gather(*self._queries.values(), return_exceptions=True)
-        await self._out.put(_End())
+        self._end()
 
     async def _take(self, message: pb.RecallRequest) -> None:
         kind = message.WhichOneof("message")
@@ -126,7 +144,7 @@ class RecallStream:
             await self._begin(message.query)
         elif kind == "cancel":
             task = self._queries.pop(message.cancel.query_id, None)
-            if task is not None:
+            if task is not None and task is not self._writer:
                 task.cancel()
         elif kind == "open":
             raise ProtocolViolation("a second `open` came; a stream has one, its first message")
@@ -158,26 +176,32 @@ class RecallStream:
             done = queries.done(message.query_id, answer, message.token_budget > 0)
             inside = done if self._opening.done_in_recollections else None
             for part in queries.recollections(message.query_id, answer, message.explain, inside):
-                await self._out.put(pb.RecallResponse(recollections=part))
-            if inside is None:
-                await self._out.put(pb.RecallResponse(done=done))
+                if not self._wanted(message):
+                    return
+                await self._write(pb.RecallResponse(recollections=part))
+            if inside is None and self._wanted(message):
+                await self._write(pb.RecallResponse(done=done))
         except (OwnedElsewhere, LeaseLost) as error:  # the memory moved: the stream has to move with it
-            await self._out.put(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
-            await self._out.put(_End(error))
+            await self._write(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
+            self._end(error)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
-            if self._queries.get(message.query_id) is asyncio.current_task():  # else it was cancelled
+            if self._wanted(message):
                 await self._fail(message.query_id, error)
+
+    def _wanted(self, message: pb.RecallQuery) -> bool:
+        """Whether the query that runs was not cancelled."""
+        return self._queries.get(message.query_id) is asyncio.current_task()
 
     async def _fail(self, query_id: str, error: BaseException) -> None:
         failed = pb.RecallFailed(query_id=query_id, status=status_of_any(error))
-        await self._out.put(pb.RecallResponse(failed=failed))
+        await self._write(pb.RecallResponse(failed=failed))
 
     async def _go_away(self) -> None:
-        await self._out.put(pb.RecallResponse(going_away=self._drain.message()))
+        await self._write(pb.RecallResponse(going_away=self._drain.message()))
         await asyncio.sleep(self._drain.grace_s)
-        await self._out.put(_End(self._drain.error()))
+        self._end(self._drain.error())
 
 
 async def recall_once(

@@ -52,15 +52,14 @@ class StreamService:
             session.close()
 
     async def recall(
-        self, requests: AsyncIterator[pb.RecallRequest], _context: _Context
+        self, requests: AsyncIterator[pb.RecallRequest], context: _Context
     ) -> AsyncIterator[pb.RecallResponse]:
         """See rpc/recall.py."""
         first = await anext(requests, None)
         if first is None:
             raise ProtocolViolation("the stream ended before `open`")
-        stream = recall.RecallStream(
-            self._engine, recall.read_open(first, self._limits), self._limits, self._drain.memories
-        )
+        opening = recall.read_open(first, self._limits)
+        stream = recall.RecallStream(self._engine, opening, self._limits, self._drain.memories, context.write)
         async with aclosing(stream.responses(requests)) as responses:
             async for response in responses:
                 yield response
