@@ -144,10 +144,10 @@ class CoreMemory:
     async def update(self, change: Change) -> None:
         fragment = self.known[change.id]
         if change.content is not None:
-            fragment = replace(fragment, content=change.content)
+            fragment = fragment.but(content=change.content)
             self.vectors[change.id] = change.vector
         if change.importance is not None:
-            fragment = replace(fragment, importance=change.importance)
+            fragment = fragment.but(importance=change.importance)
         if change.pinned is not None:
             self.apply(lifecycle.pin(self.state, fragment, change.pinned))
         else:
@@ -207,7 +207,7 @@ class CoreMemory:
     def fill(self, command: Command) -> None:
         """A vector that was missing arrives."""
         self.vectors[command.words[0]] = command.vector()
-        fragment = replace(self.known[command.words[0]], model="given")
+        fragment = self.known[command.words[0]].but(model="given")
         self.apply(lifecycle.fill_vectors(self.state, [Held(fragment, command.vector())]))
 
     def refuse(self, command: Command) -> None:

@@ -57,8 +57,7 @@ def test_fifo_overflow_promotes_the_oldest_and_nothing_twice() -> None:
 def test_every_fragment_keeps_metadata_of_its_own() -> None:
     """DB-GPT handed one dict to all fragments of a memory."""
     newcomers = [
-        replace(said(number), fragment=replace(said(number).fragment, metadata=(("row", number),)))
-        for number in (1, 2, 3)
+        replace(said(number), fragment=said(number).fragment.but(metadata=(("row", number),))) for number in (1, 2, 3)
     ]
     done = all_of(MemoryKind.HYBRID, policy(DEFAULT, short_term__capacity=1), newcomers)
     assert [fragment.metadata for fragment in done.puts] == [(("row", 1),), (("row", 2),), (("row", 3),)]

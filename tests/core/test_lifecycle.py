@@ -29,7 +29,7 @@ def held(*ids: str) -> State:
 
 def test_an_enhancer_that_is_changed_is_told_on_as_changed() -> None:
     state = held("tea", "more tea")
-    changed = replace(state.short_term[1].fragment, content="coffee")
+    changed = state.short_term[1].fragment.but(content="coffee")
     anchor = lifecycle.update(state, changed, EAST).state.short_term[0]
     assert merged_text(anchor.fragment, anchor.enhancements) == "tea;coffee"
 
@@ -56,7 +56,7 @@ def test_a_held_fragment_is_forgotten_as_it_is_now() -> None:
     """A value read before the last enhancement must not bring back the older one."""
     state = held("tea")
     stale = state.short_term[0].fragment
-    now = lifecycle.update(state, replace(stale, importance=0.9)).state
+    now = lifecycle.update(state, stale.but(importance=0.9)).state
     assert lifecycle.forget(now, [stale], 7, Reason.REQUESTED).puts[0].importance == 0.9
 
 
@@ -71,7 +71,7 @@ def test_naming_a_fragment_twice_does_nothing_twice() -> None:
 
 def test_an_importance_that_came_late_is_the_held_fragments_too_and_folds() -> None:
     state = held("tea", "rain")
-    rated = lifecycle.rate(state, [replace(state.short_term[0].fragment, importance=0.9)])
+    rated = lifecycle.rate(state, [state.short_term[0].fragment.but(importance=0.9)])
     assert [one.fragment.importance for one in rated.state.short_term] == [0.9, 0.5]
     assert rated.state.short_term[0].enhancements == state.short_term[0].enhancements
     observed = Event(EventType.OBSERVED, "tea", to_tier=Tier.SHORT_TERM, importance=0.5)

@@ -22,7 +22,7 @@ def told(id: str, content: str, *sources: str, count: int | None = None) -> Frag
 
 
 def insight(id: str, content: str, *sources: str) -> Fragment:
-    return replace(told(id, content, *sources, count=0), kind=FragmentKind.INSIGHT)
+    return told(id, content, *sources, count=0).but(kind=FragmentKind.INSIGHT)
 
 
 def followed(named: Sequence[str], *fragments: Fragment, merges: bool = False) -> tuple[set[str], dict[str, str]]:
@@ -52,7 +52,7 @@ def test_merged_words_are_cut_out(merges: bool) -> None:
 
 
 def test_what_is_told_anew_keeps_its_other_sources() -> None:
-    merged = replace(told("f", "tea;more", "a", "b", count=3), token_count=9)
+    merged = told("f", "tea;more", "a", "b", count=3).but(token_count=9)
     (after,) = lineage.follow(["a"], [told("a", "more"), merged], merges=False).retold
     assert (after.sources, after.enhancement_count, after.token_count, after.content) == (("b",), 2, 0, "tea")
 
@@ -99,7 +99,7 @@ def test_an_insight_of_a_fragment_that_only_loses_a_source_stays() -> None:
 
 def test_the_events_fold_to_what_is_left() -> None:
     merged, plain = told("f", "tea;secret", "a", "b"), told("g", "rain", "a", count=4)
-    held = Held(replace(told("h", "snow", "a"), tier=Tier.SHORT_TERM))
+    held = Held(told("h", "snow", "a").but(tier=Tier.SHORT_TERM))
     before = {one.id: one for one in (told("a", "secret"), merged, plain, held.fragment, insight("i", "!", "a"))}
     erasure = lineage.follow(["a"], before.values(), merges=False)
     step = lineage.erase(replace(EMPTY, short_term=(held,)), erasure, before, {})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +39,7 @@ policies = st.builds(
 def aged(age_hours: float, **changes: object) -> Fragment:
     seen_us = int(NOW_US - age_hours * HOUR_US)
     plain = Fragment(id="f", content="words", create_time_us=seen_us, access_time_us=seen_us)
-    return replace(plain, **changes)  # type: ignore[arg-type]  # the test names fields of Fragment
+    return plain.but(**changes)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +60,7 @@ def test_an_average_fragment_halves_every_half_life(fragment: Fragment, expected
 
 def test_an_access_starts_the_decay_anew() -> None:
     old = aged(100)
-    again = replace(old, access_time_us=NOW_US, access_count=1)
+    again = old.but(access_time_us=NOW_US, access_count=1)
     assert retention.strength(old, NOW_US, HOUR_S) < 1e-6
     assert retention.strength(again, NOW_US, HOUR_S) == 1.0
 
@@ -72,7 +70,7 @@ def test_strength_is_bounded_and_only_time_lowers_it(fragment: Fragment, half_li
     now = retention.strength(fragment, NOW_US, half_life_s)
     later = retention.strength(fragment, NOW_US + later_hours * HOUR_US, half_life_s)
     assert 0 <= later <= now <= 1
-    valued = replace(fragment, importance=1.0, access_count=fragment.access_count + 1)
+    valued = fragment.but(importance=1.0, access_count=fragment.access_count + 1)
     assert retention.strength(valued, NOW_US, half_life_s) >= now
 
 

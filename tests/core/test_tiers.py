@@ -25,7 +25,7 @@ STEP = Structured(thought="tea")
 
 def newcomer(id_: str, vector: Vector = EAST, **fields: object) -> Newcomer:
     fragment = Fragment(id=id_, content=id_, position=ord(id_))
-    return Newcomer(replace(fragment, **fields), vector)  # type: ignore[arg-type]  # fields are checked by replace
+    return Newcomer(fragment.but(**fields), vector)
 
 
 def test_a_merged_promotion_says_that_its_vector_is_stale() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -67,8 +65,8 @@ def test_the_mask_is_what_the_filter_says_of_each(
     pairs: list[tuple[Fragment, Fragment]], chosen: Filter, now_us: int
 ) -> None:
     """Each fragment is appended in one state and updated to another: only the last one counts."""
-    befores = [replace(before, id=str(place)) for place, (before, _) in enumerate(pairs)]
-    afters = [replace(after, id=str(place)) for place, (_, after) in enumerate(pairs)]
+    befores = [before.but(id=str(place)) for place, (before, _) in enumerate(pairs)]
+    afters = [after.but(id=str(place)) for place, (_, after) in enumerate(pairs)]
     columns = columns_of(*befores)
     for fragment in afters:
         columns.update(fragment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def fragment(position: int, tier: Tier = Tier.LONG_TERM, **changes: object) -> F
         model=MODEL,
         position=position,
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]  # the test names fields of Fragment
+    return plain.but(**changes)
 
 
 def vector(position: int) -> bytes:

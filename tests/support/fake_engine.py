@@ -308,7 +308,7 @@ class FakeFragments:
         if etag and etag not in map(fragment_etag, known):
             raise EtagMismatch("it has changed since")
         if known:
-            changed = self._change(memory, replace(known[0], content=new.content, structured=new.structured))
+            changed = self._change(memory, known[0].but(content=new.content, structured=new.structured))
             return self._once(once, Put(changed, False, memory.record.revision))
         self._engine.store(memory, 1, new)
         return self._once(once, Put(memory.fragments[-1], True, memory.record.revision))
@@ -320,7 +320,7 @@ class FakeFragments:
         if change.etag and change.etag != fragment_etag(fragment):
             raise EtagMismatch("it has changed since")
         memory = self._engine.find(namespace, name)
-        changed = self._change(memory, replace(fragment, content=change.content or fragment.content))
+        changed = self._change(memory, fragment.but(content=change.content or fragment.content))
         return self._once(once, (changed, memory.record.revision))
 
     async def forget(
@@ -348,7 +348,7 @@ class FakeFragments:
             and (passes(each, which) if isinstance(which, Filter) else each.id in which)
         ]
         for each in meant:
-            self._change(memory, replace(each, forget_time_us=after_us))
+            self._change(memory, each.but(forget_time_us=after_us))
         return self._once(once, Changed(len(meant), memory.record.revision))
 
     async def clear(
@@ -361,7 +361,7 @@ class FakeFragments:
         return self._once(once, Changed(count, memory.commit()))
 
     def _change(self, memory: _Memory, changed: Fragment) -> Fragment:
-        changed = replace(changed, version=memory.commit(Event(EventType.UPDATED, changed.id)))
+        changed = changed.but(version=memory.commit(Event(EventType.UPDATED, changed.id)))
         memory.fragments[:] = [changed if each.id == changed.id else each for each in memory.fragments]
         return changed
 

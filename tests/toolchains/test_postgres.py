@@ -373,7 +373,7 @@ async def test_a_nul_is_refused_before_it_could_wedge_a_memory(journal: SqlJourn
     """What is received must be storable. The wire lets no such text in; a journal must not rely on it."""
     poison: dict[str, Any] = {field: "a\0b"}
     batch = receipt(1, 1, 0)
-    poisoned = replace(batch, fragments=tuple(replace(one, **poison) for one in batch.fragments))
+    poisoned = replace(batch, fragments=tuple(one.but(**poison) for one in batch.fragments))
     with pytest.raises(JournalError, match="NUL"):
         await journal.receive(poisoned)
     results = await asyncio.gather(

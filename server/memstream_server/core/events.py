@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 from memstream_server.core.values import FragmentKind, Tier
 
 
@@ -84,9 +86,9 @@ class Imported:
     forgotten: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One step. Fields that do not apply to `type` keep their defaults."""
+class Event(Struct, frozen=True, array_like=True):
+    """One step. Fields that do not apply to `type` keep their defaults. The log has it as an array of its fields, so a
+    new one is added at the end."""
 
     type: EventType
     fragment: str

@@ -50,7 +50,7 @@ def forget(state: State, fragments: Iterable[Fragment], time_us: int, reason: Re
     for fragment in leaving:
         draft.record(EventType.FORGOTTEN, fragment.id, from_tier=fragment.tier, reason=reason)
         kept = fragment.enhancement_count if fragment.tier is Tier.LONG_TERM else fragment.duplicate_count
-        draft.put(replace(fragment, forget_time_us=time_us, enhancement_count=kept))
+        draft.put(fragment.but(forget_time_us=time_us, enhancement_count=kept))
     _release(draft, {fragment.id for fragment in leaving})
     return draft.finish()
 
@@ -67,7 +67,7 @@ def restore(state: State, forgotten: Iterable[Held], policy: Policy) -> Transiti
         if held.fragment.forget_time_us is None or tier is None:
             continue
         draft.record(EventType.RESTORED, held.fragment.id, from_tier=held.fragment.tier, to_tier=tier)
-        fragment = replace(held.fragment, forget_time_us=None, tier=tier)
+        fragment = held.fragment.but(forget_time_us=None, tier=tier)
         draft.put(fragment)
         if tier is not Tier.LONG_TERM:
             _insert(draft.sensory if tier is Tier.SENSORY else draft.short_term, Held(fragment, held.vector))
@@ -104,7 +104,7 @@ def update(state: State, fragment: Fragment, vector: Vector | None = None) -> Tr
 
 def pin(state: State, fragment: Fragment, pinned: bool) -> Transition:
     """Exempt a fragment from forgetting by age and from being dropped, or no longer."""
-    return update(state, replace(fragment, pinned=pinned))
+    return update(state, fragment.but(pinned=pinned))
 
 
 def fill_vectors(state: State, filled: Iterable[Held]) -> Transition:
@@ -144,7 +144,7 @@ def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: 
     the newer, it leaves out: nothing is evidence of itself. The memory's kind must have a long-term tier.
     """
     draft = Draft(state)
-    fragment = replace(insight.fragment, tier=Tier.LONG_TERM)
+    fragment = insight.fragment.but(tier=Tier.LONG_TERM)
     draft.record(
         EventType.REFLECTED,
         fragment.id,
@@ -156,8 +156,7 @@ def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: 
     if nearest is None or value < policy.reflection.merge_cosine:
         draft.put(fragment)
         return draft.finish()
-    kept = replace(
-        nearest,
+    kept = nearest.but(
         sources=tuple(dict.fromkeys(each for each in (*nearest.sources, *fragment.sources) if each != nearest.id)),
         importance=max(nearest.importance, fragment.importance),
     )

@@ -8,7 +8,7 @@ and stay. Where it merged words that can no longer be told apart it is erased wh
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memstream_server.core import lifecycle
 from memstream_server.core.events import EventType
@@ -70,8 +70,7 @@ def _without(
     sources = tuple(id_ for id_ in before.sources if id_ not in gone)
     count = max(0, before.enhancement_count - (len(before.sources) - len(sources)))
     same = content == before.content
-    return replace(
-        now,
+    return now.but(
         sources=sources,
         enhancement_count=count,
         content=content,
@@ -133,7 +132,7 @@ def _weakened(state: State, old: Fragment, fragment: Fragment) -> Transition:
     for id_ in old.sources:
         if id_ not in fragment.sources:
             draft.record(EventType.WEAKENED, fragment.id, other=id_)
-    kept = replace(old, sources=fragment.sources, enhancement_count=fragment.enhancement_count)
+    kept = old.but(sources=fragment.sources, enhancement_count=fragment.enhancement_count)
     draft.put(kept)
     for tier in (draft.sensory, draft.short_term):
         tier[:] = [Held(kept, one.vector, one.enhancements) if one.fragment.id == old.id else one for one in tier]

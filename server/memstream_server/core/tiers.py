@@ -154,7 +154,7 @@ def _repeated(draft: Draft, rules: _Rules, fragment: Fragment) -> bool:
         for place, held in enumerate(tier):
             if held.fragment.content == fragment.content and _words(held.fragment) == words:
                 draft.record(EventType.REPEATED, held.fragment.id, other=fragment.id)
-                again = replace(held.fragment, duplicate_count=held.fragment.duplicate_count + 1)
+                again = held.fragment.but(duplicate_count=held.fragment.duplicate_count + 1)
                 tier[place] = strengthened(draft, replace(held, fragment=again), held.enhancements)
                 if rules.enhanced:
                     _promote_ripe(draft, rules)
@@ -279,7 +279,7 @@ def _promoted(held: Held, *, merge: bool) -> Fragment:
     content = merged_content(fragment, held.enhancements)
     if content == fragment.content:
         return fragment
-    return replace(fragment, content=content, structured=None)
+    return fragment.but(content=content, structured=None)
 
 
 # ---- long-term

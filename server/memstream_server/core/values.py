@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 Vector = npt.NDArray[np.float32]
 MetadataValue = str | int | float | bool
@@ -67,11 +68,11 @@ class Structured:
         return "\n".join(self.parts().values())
 
 
-@dataclass(frozen=True, slots=True)
-class Fragment:
+class Fragment(Struct, frozen=True):
     """An observation once it is in a memory, or an insight derived from others.
 
-    `content` is always the text (for a structured observation, `structured.text()`).
+    `content` is always the text (for a structured observation, `structured.text()`). A Struct, not a frozen dataclass:
+    every step of every observation makes one anew, and every recall ten, each in a twentieth of the time.
     """
 
     id: str
@@ -112,22 +113,12 @@ class Fragment:
     """The client gave the vector: it serves the comparison of contents too, and is not the model's to make anew."""
 
     def but(self, **changes: Any) -> Fragment:
-        """The same with these fields changed: dataclasses.replace in a third of its time (3 µs instead of 8).
-
-        For the steps that every observation takes. Raises KeyError for an unknown field.
-        """
-        values = list(_values_of(self))
-        for name, value in changes.items():
-            values[_PLACES[name]] = value
-        return Fragment(*values)
+        """The same with these fields changed. Raises TypeError for an unknown field."""
+        return replace(self, **changes)
 
     def at(self, tier: Tier) -> Fragment:
         """The same in that tier; itself when it is there."""
         return self if self.tier is tier else self.but(tier=tier)
-
-
-_PLACES = {each.name: place for place, each in enumerate(fields(Fragment))}
-_values_of = attrgetter(*_PLACES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Decision:
             return self
         found = {part.fragment.id: part for part in more}
         puts = tuple(
-            replace(put, model=found[put.id].fragment.model) if put.id in found else put for put in self.transition.puts
+            put.but(model=found[put.id].fragment.model) if put.id in found else put for put in self.transition.puts
         )
         return replace(self, transition=replace(self.transition, puts=puts), gathered={**self.gathered, **found})
 
@@ -185,8 +185,7 @@ def _existing(state: State, external_id: str, by_key: dict[str, Fragment]) -> Fr
 
 def updated(existing: Fragment, new: Fragment) -> Fragment:
     """The existing fragment saying what the new observation of the same external id says."""
-    return replace(
-        existing,
+    return existing.but(
         content=new.content,
         structured=new.structured,
         speaker=new.speaker,

@@ -95,13 +95,13 @@ async def update(
         changed = _changed(current, change)
         part = None if made is None else made.under(now.working.embedding.name)
         if part is not None:
-            changed = replace(changed, model=part.fragment.model, own_vector=part.fragment.own_vector)
+            changed = changed.but(model=part.fragment.model, own_vector=part.fragment.own_vector)
         state = now.working.state
         transition = lifecycle.update(state, changed, None if part is None else part.content_vector)
         gathered = {} if part is None else {change.id: part}
         jobs = jobs_of(now.working, transition, gathered.values(), dependencies)
         decision = Decision(transition=transition, gathered=gathered, jobs=jobs)
-        return decision, lambda revision: (replace(changed, version=revision), revision)
+        return decision, lambda revision: (changed.but(version=revision), revision)
 
     return await decided(actor, once, dependencies, decide)
 
@@ -114,9 +114,7 @@ def _says_else(change: FragmentChange) -> bool:
 def _changed(fragment: Fragment, change: FragmentChange) -> Fragment:
     if change.content is not None:
         own = change.vector is not None
-        fragment = replace(
-            fragment, content=change.content, structured=change.structured, token_count=0, own_vector=own
-        )
+        fragment = fragment.but(content=change.content, structured=change.structured, token_count=0, own_vector=own)
     wanted: Mapping[str, object] = {
         "speaker": change.speaker,
         "importance": change.importance,
@@ -126,8 +124,8 @@ def _changed(fragment: Fragment, change: FragmentChange) -> Fragment:
     }
     for name, value in wanted.items():
         if value is not None:
-            fragment = replace(fragment, **{name: value})  # type: ignore[arg-type]  # names and types as declared above
-    return replace(fragment, expire_time_us=None) if change.never_expires else fragment
+            fragment = fragment.but(**{name: value})
+    return fragment.but(expire_time_us=None) if change.never_expires else fragment
 
 
 async def _gathered(actor: Actor, seen: Fragment, change: FragmentChange, dependencies: Dependencies) -> Gathered:

@@ -66,7 +66,7 @@ def _result(decision: Decision, outcome: Outcome, revision: int) -> Put:
     kept = None if outcome.other else _kept(decision, outcome.fragment)
     if kept is None:
         return Put(None, False, revision)
-    return Put(replace(kept, version=revision), outcome.type is not EventType.UPDATED, revision)
+    return Put(kept.but(version=revision), outcome.type is not EventType.UPDATED, revision)
 
 
 def _kept(decision: Decision, fragment_id: str) -> Fragment | None:

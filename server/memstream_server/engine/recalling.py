@@ -397,7 +397,7 @@ def _answer(
     recollections = [Recollection(fragment, scored) for scored, fragment in ranked if scored.id in kept]
     if fitted.top_cut:
         first = recollections[0]
-        cut = replace(first.fragment, content=fitted.ranked[0].text, structured=None)
+        cut = first.fragment.but(content=fitted.ranked[0].text, structured=None)
         recollections[0] = Recollection(cut, first.scored, truncated=True)
     working_ids = tuple(item.id for item in fitted.working)
     removed = set(fitted.removed)

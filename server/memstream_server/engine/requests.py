@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+from msgspec import Struct
+
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import Policy
@@ -37,8 +39,7 @@ class AckLevel(StrEnum):
     INDEXED = "indexed"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NewObservation:
+class NewObservation(Struct, frozen=True, eq=False):
     """A validated observation as the wire brought it; ids, order and times are given at receipt."""
 
     content: str
@@ -70,8 +71,7 @@ class Refusal:
     """For ErrorInfo.metadata."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What became of an observation when it was stored."""
 
     sequence: int

@@ -105,7 +105,7 @@ class Committing:
     async def test_rows_replace_but_keep_terms_and_vectors_they_do_not_bring(self, journal: Journal) -> None:
         before = row(fragment(0, Tier.SHORT_TERM))
         await journal.commit(transition(1, rows=(before,)))
-        promoted = replace(before.fragment, tier=Tier.LONG_TERM, importance=1.0)
+        promoted = before.fragment.but(tier=Tier.LONG_TERM, importance=1.0)
         await journal.commit(transition(2, rows=(Row(promoted),)))
         assert (await image(journal)).rows == (Row(promoted, before.terms, before.vector),)
 

@@ -18,7 +18,7 @@ class Indexing:
         live, forgotten, erased = fragment(0), fragment(1), fragment(2)
         entries = tuple(IndexEntry("u1", one.id) for one in (live, forgotten, erased))
         await journal.commit(transition(1, rows=(row(live), row(forgotten), row(erased)), index=entries))
-        later = replace(forgotten, forget_time_us=5)
+        later = forgotten.but(forget_time_us=5)
         await journal.commit(transition(2, rows=(Row(later),), removed=(erased.id,)))
         found = await journal.outbox(10)
         assert [(entry.memory, entry.fragment, entry.delete) for entry, _ in found] == [

@@ -33,7 +33,7 @@ class Reading:
         assert await journal.expiring(300, 10) == due
         assert await journal.expiring(300, 2) == due[:2]
         assert await journal.expiring(99, 10) == []
-        changed = (Row(replace(rows[1], expire_time_us=None)), Row(replace(rows[2], pinned=False)))
+        changed = (Row(rows[1].but(expire_time_us=None)), Row(rows[2].but(pinned=False)))
         await journal.commit(transition(2, rows=changed))
         assert await journal.expiring(100, 10) == [("u1", rows[2].id)]
         await journal.delete_memory("u2")
@@ -48,7 +48,7 @@ class Reading:
         assert await journal.purgeable("u1", 30, 1) == [rows[1].id]
         assert await journal.purgeable("u1", 29, 10) == [rows[1].id]
         assert await journal.purgeable("nobody", 30, 10) == []
-        await journal.commit(transition(2, rows=(Row(replace(rows[0], forget_time_us=None)),), removed=(rows[1].id,)))
+        await journal.commit(transition(2, rows=(Row(rows[0].but(forget_time_us=None)),), removed=(rows[1].id,)))
         assert await journal.oldest_forgotten() == []
 
     async def test_touches_add_up_and_no_commit_undoes_them(self, journal: Journal) -> None:

@@ -7,14 +7,12 @@ without names: the log is kept for good and a name would cost more than the valu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import MISSING, fields
-from operator import attrgetter
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import astuple
+from msgspec.structs import force_setattr
 
 from memstream_server.adapters.journal.packed import Packed
 from memstream_server.core.events import Event
@@ -46,23 +44,11 @@ def _native(value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_native)
 _json = msgspec.json.Encoder(enc_hook=_native)
-_event_values = attrgetter(*[item.name for item in fields(Event)])
-_hints = get_type_hints(Event)
-_EventRecord = (
-    msgspec.defstruct(  # an Event as an array: fields added at its end read as their defaults from older rows
-        "_EventRecord",
-        [
-            (item.name, _hints[item.name]) if item.default is MISSING else (item.name, _hints[item.name], item.default)
-            for item in fields(Event)
-        ],
-        array_like=True,
-    )
-)
 
 _fragment = msgspec.msgpack.Decoder(Fragment)
 _fragments = msgspec.msgpack.Decoder(list[int | Fragment])
 _receipt = msgspec.msgpack.Decoder(Receipt)
-_events: msgspec.msgpack.Decoder[list[msgspec.Struct]] = msgspec.msgpack.Decoder(list[_EventRecord])  # type: ignore[valid-type]  # defined at run time
+_events = msgspec.msgpack.Decoder(tuple[Event, ...])
 _enhancements = msgspec.msgpack.Decoder(tuple[Enhancement, ...])
 _rejections = msgspec.msgpack.Decoder(tuple[Rejection, ...])
 _policy = msgspec.json.Decoder(Policy)
@@ -122,12 +108,12 @@ def decode_fragments(
 
 
 def _bring_up(fragment: Fragment, access_count: int, access_time_us: int, model: str) -> None:
-    """Set on a value nobody else holds yet: replace() would cost five times the decoding, for every row touched."""
+    """Set on a value nobody else holds yet."""
     if fragment.model != model:
-        object.__setattr__(fragment, "model", model)
-        object.__setattr__(fragment, "own_vector", False)
-    object.__setattr__(fragment, "access_count", access_count)
-    object.__setattr__(fragment, "access_time_us", access_time_us)
+        force_setattr(fragment, "model", model)
+        force_setattr(fragment, "own_vector", False)
+    force_setattr(fragment, "access_count", access_count)
+    force_setattr(fragment, "access_time_us", access_time_us)
 
 
 def encode_receipt(receipt: Receipt) -> bytes:
@@ -139,11 +125,11 @@ def decode_receipt(blob: bytes) -> Receipt:
 
 
 def encode_events(events: tuple[Event, ...]) -> bytes:
-    return _pack([_event_values(event) for event in events])
+    return _pack(events)
 
 
 def decode_events(blob: bytes) -> tuple[Event, ...]:
-    return tuple([Event(*astuple(record)) for record in _unpack(_events, blob)])
+    return _unpack(_events, blob)
 
 
 def encode_enhancements(enhancements: tuple[Enhancement, ...]) -> bytes:
