@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 BYTES_PER_TOKEN = 4
 """Of UTF-8: the usual estimate where the client counts no tokens itself."""
 
@@ -19,8 +21,7 @@ def estimated_tokens(text: str) -> int:
     return -(-len(text.encode()) // BYTES_PER_TOKEN)
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(Struct, frozen=True):
     """A fragment's cost in a prompt: its text, and the client's own count of its tokens if it gave one."""
 
     id: str

@@ -24,6 +24,7 @@ from operator import mul
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from memstream_server.core.columns import Columns, Mask
 from memstream_server.core.dense import DenseMatrix
@@ -92,8 +93,7 @@ class Part:
     contribution: float
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(Struct, frozen=True):
     """A fragment with its score and all that makes it up: parallel names, values and weights of its parts."""
 
     slot: int

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import mul
+
+from msgspec.structs import replace
 
 from memstream_server.core.ranking import Scored
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import Struct
+
 from memstream_server.core.enhancement import enhance, may_hit, merged_content, strengthened, take_back, told
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.policy import Overflow, Policy, ShortTermKind
@@ -50,8 +52,7 @@ class Newcomer:
     """The embedding model refused the text for good (a vector that only waits for its model is not refused)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Recollected:
+class Recollected(Struct, frozen=True, eq=False):
     """A recalled fragment offered to short-term: it may enhance and is never appended."""
 
     id: str

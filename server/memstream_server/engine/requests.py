@@ -173,8 +173,7 @@ class Query:
     working_memory: bool = True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Recollection:
+class Recollection(Struct, frozen=True, eq=False):
     """A recalled fragment with its scores."""
 
     fragment: Fragment
