@@ -21,7 +21,7 @@ def estimated_tokens(text: str) -> int:
     return -(-len(text.encode()) // BYTES_PER_TOKEN)
 
 
-class Item(Struct, frozen=True):
+class Item(Struct, frozen=True, gc=False):
     """A fragment's cost in a prompt: its text, and the client's own count of its tokens if it gave one."""
 
     id: str

@@ -86,7 +86,7 @@ class Imported:
     forgotten: bool = False
 
 
-class Event(Struct, frozen=True, array_like=True):
+class Event(Struct, frozen=True, gc=False, array_like=True):
     """One step. Fields that do not apply to `type` keep their defaults. The log has it as an array of its fields, so a
     new one is added at the end."""
 

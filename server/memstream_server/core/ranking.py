@@ -93,7 +93,7 @@ class Part:
     contribution: float
 
 
-class Scored(Struct, frozen=True):
+class Scored(Struct, frozen=True, gc=False):
     """A fragment with its score and all that makes it up: parallel names, values and weights of its parts."""
 
     slot: int

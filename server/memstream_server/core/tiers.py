@@ -52,7 +52,7 @@ class Newcomer:
     """The embedding model refused the text for good (a vector that only waits for its model is not refused)."""
 
 
-class Recollected(Struct, frozen=True, eq=False):
+class Recollected(Struct, frozen=True, gc=False, eq=False):
     """A recalled fragment offered to short-term: it may enhance and is never appended."""
 
     id: str

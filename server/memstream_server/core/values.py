@@ -68,11 +68,12 @@ class Structured:
         return "\n".join(self.parts().values())
 
 
-class Fragment(Struct, frozen=True):
+class Fragment(Struct, frozen=True, gc=False):
     """An observation once it is in a memory, or an insight derived from others.
 
     `content` is always the text (for a structured observation, `structured.text()`). A Struct, not a frozen dataclass:
-    every step of every observation makes one anew, and every recall ten, each in a twentieth of the time.
+    every step of every observation makes one anew, and every recall ten, each in a twentieth of the time. The garbage
+    collector does not look at it: what it holds cannot lead back to it.
     """
 
     id: str

@@ -39,7 +39,7 @@ class AckLevel(StrEnum):
     INDEXED = "indexed"
 
 
-class NewObservation(Struct, frozen=True, eq=False):
+class NewObservation(Struct, frozen=True, gc=False, eq=False):
     """A validated observation as the wire brought it; ids, order and times are given at receipt."""
 
     content: str
@@ -71,7 +71,7 @@ class Refusal:
     """For ErrorInfo.metadata."""
 
 
-class Outcome(Struct, frozen=True):
+class Outcome(Struct, frozen=True, gc=False):
     """What became of an observation when it was stored."""
 
     sequence: int
@@ -173,7 +173,7 @@ class Query:
     working_memory: bool = True
 
 
-class Recollection(Struct, frozen=True, eq=False):
+class Recollection(Struct, frozen=True, gc=False, eq=False):
     """A recalled fragment with its scores."""
 
     fragment: Fragment
