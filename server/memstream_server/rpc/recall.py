@@ -74,7 +74,10 @@ class RecallStream:
         self._limits = limits
         self._drain = drain
         self._queries: dict[str, asyncio.Task[None]] = {}
+        """Those that are not over, by id."""
+        self._answering: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        """These and all others."""
         self._to_transport = write
         self._writing = asyncio.Lock()
         self._writer: asyncio.Task[Any] | None = None
@@ -103,11 +106,17 @@ class RecallStream:
             self._error = error
             self._ended.set()
 
-    async def _write(self, message: pb.RecallResponse) -> None:
+    async def _write(self, message: pb.RecallResponse, over: str = "") -> None:
+        """`over` is the query whose last message it is: its id is free before the client can have read that."""
         async with self._writing:
             self._writer = asyncio.current_task()
+            if over and self._queries.get(over) is self._writer:
+                del self._queries[over]
             try:
                 await self._to_transport(message)
+            except Exception as error:  # there is no more to say on this stream
+                self._end(error)
+                raise
             finally:
                 self._writer = None
 
@@ -122,8 +131,9 @@ class RecallStream:
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._answering.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._end(error)  # it could not be written: the stream is broken
+            self._end(error)
 
     async def _serve(self, requests: AsyncIterator[pb.RecallRequest]) -> None:
         """Reads requests to their end; then the queries in flight are answered and the stream ends."""
@@ -135,7 +145,7 @@ class RecallStream:
         except Exception as error:
             self._end(error)
             return
-        await asyncio.gather(*self._queries.values(), return_exceptions=True)
+        await asyncio.gather(*self._answering, return_exceptions=True)
         self._end()
 
     async def _take(self, message: pb.RecallRequest) -> None:
@@ -163,6 +173,7 @@ class RecallStream:
             return
         task = self._start(self._answer(message))
         self._queries[query_id] = task
+        self._answering.add(task)
         task.add_done_callback(lambda done: self._over(query_id, done))
 
     def _over(self, query_id: str, task: asyncio.Task[None]) -> None:
@@ -178,9 +189,10 @@ class RecallStream:
             for part in queries.recollections(message.query_id, answer, message.explain, inside):
                 if not self._wanted(message):
                     return
-                await self._write(pb.RecallResponse(recollections=part))
+                over = message.query_id if part.HasField("done") else ""
+                await self._write(pb.RecallResponse(recollections=part), over)
             if inside is None and self._wanted(message):
-                await self._write(pb.RecallResponse(done=done))
+                await self._write(pb.RecallResponse(done=done), message.query_id)
         except (OwnedElsewhere, LeaseLost) as error:  # the memory moved: the stream has to move with it
             await self._write(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
             self._end(error)
@@ -196,7 +208,7 @@ class RecallStream:
 
     async def _fail(self, query_id: str, error: BaseException) -> None:
         failed = pb.RecallFailed(query_id=query_id, status=status_of_any(error))
-        await self._write(pb.RecallResponse(failed=failed))
+        await self._write(pb.RecallResponse(failed=failed), query_id)
 
     async def _go_away(self) -> None:
         await self._write(pb.RecallResponse(going_away=self._drain.message()))
