@@ -16,6 +16,7 @@ from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import JournalUnavailable, MemoryNotFound, ModelMismatch
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, Query
+from memstream_server.engine.working_set import WorkingSet
 from memstream_server.ports.models import EmbeddingModel
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, gone, hasty
 from tests.engine.memory import observation
@@ -322,3 +323,43 @@ async def test_an_engine_that_stops_while_a_model_is_waited_for_keeps_what_it_re
 
         await until(stored)
         assert await contents(parts.engine, "joy") == ["badgers dig", "the otter eats fish"]
+
+
+async def test_accesses_of_several_memories_are_written_though_one_is_gone(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        for name in MEMORIES:
+            await create(parts.engine, name)
+            await observe(parts.engine, name, f"hello {name}")
+        for name in MEMORIES:
+            assert await recalled(parts.engine, name, "hello")
+        await parts.engine.settled()
+        await parts.engine.memories.delete(NAMESPACE, MEMORIES[3])
+        await parts.engine._reinforcement._write_accesses()  # what the background does every few seconds
+        for name in MEMORIES[:3] + MEMORIES[4:]:
+            (row,) = (await check(parts.engine, name)).rows
+            assert row.fragment.access_count == 1
+
+
+async def test_only_memories_that_were_used_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with assembled(tmp_path) as parts:
+        registry = parts.engine._registry
+        for name in MEMORIES:
+            await create(parts.engine, name)
+            await observe(parts.engine, name, "hello")
+        for _ in range(2):  # what was in use the first time is looked at once more
+            await registry.shrink()
+        measured: list[str] = []
+        size = WorkingSet.size_bytes.fget
+        assert size is not None
+
+        def seen(working: WorkingSet) -> int:
+            measured.append(working.record.name)
+            return int(size(working))
+
+        monkeypatch.setattr(WorkingSet, "size_bytes", property(seen))
+        before = parts.engine.held().size_bytes
+        await observe(parts.engine, MEMORIES[3], *(f"{number} {'x' * 1_000}" for number in range(20)))
+        for _ in range(2):
+            await registry.shrink()
+        assert set(measured) == {MEMORIES[3]}
+        assert parts.engine.held().size_bytes > before + 20_000
