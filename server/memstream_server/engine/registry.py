@@ -200,6 +200,7 @@ class Registry:
             working.overlay(await journal.vectors(actor.uid, embedding.name, lately))
         working.follow(actor.working)
         actor.working = working
+        self._changed.add(actor.uid)
 
     def lost(self, actor: Actor) -> None:
         """An actor is finished before its time: forget it, and read the memory again, for observations may wait."""
