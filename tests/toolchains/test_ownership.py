@@ -28,7 +28,7 @@ from memstream_server.engine.errors import EngineError, LeaseLost, OwnedElsewher
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Query
 from memstream_server.observability import Metrics
 from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, Unreadable
-from memstream_server.ports.journal.writing import Access
+from memstream_server.ports.journal.writing import Access, Accesses
 from memstream_server.ports.processes import Owner
 from memstream_server.settings import Settings
 from tests.journal.samples import MODEL, Now, receipt, record, transition
@@ -191,7 +191,7 @@ async def test_a_stale_owner_writes_nothing(postgres: Cluster, url: str) -> None
             one.journal.open_producer("u1", 1, "p"),
             one.journal.receive(receipt(1, 2, 0)),
             one.journal.commit(transition(1)),
-            one.journal.touch("u1", [Access("f1", 1, 1)], 1),
+            one.journal.touch(Accesses("u1", 1, (Access("f1", 1, 1),))),
             one.journal.delete_memory("u1", None, 1),
         ):
             with pytest.raises(Conflict):
