@@ -5,7 +5,8 @@ generator would be a turn of the event loop more. The generator begins the strea
 Rule 2. A query that fails says so under its id and the others go on; only what cannot be told under an id (no id,
 an id that is in flight, messages out of order) ends the stream.
 Rule 3. A query is over when its `done` (in its last part where the client reads it there, else by itself) or `failed`
-was written, or when it was cancelled; its id is free again. A message that is being written is not cut off.
+is given to the transport, or when it was cancelled; its id is free again. A message that is being written is not cut
+off by that.
 """
 
 from __future__ import annotations
@@ -131,7 +132,6 @@ class RecallStream:
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._answering.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._end(error)
 
@@ -177,6 +177,7 @@ class RecallStream:
         task.add_done_callback(lambda done: self._over(query_id, done))
 
     def _over(self, query_id: str, task: asyncio.Task[None]) -> None:
+        self._answering.discard(task)
         if self._queries.get(query_id) is task:
             del self._queries[query_id]
 

@@ -56,7 +56,7 @@ _TOUCH = bulk.update_from(
     " access_time_us = CASE WHEN access_time_us < given.at THEN given.at ELSE access_time_us END",
     "fragments.id = given.id AND fragments.memory = given.memory",
 )
-_OWNED = bulk.Bulk(
+_OWNED = bulk.Bulk(  # without a lock: a count that meets a taking under way belongs to the fragment all the same
     "WITH given (uid, epoch) AS (VALUES ",
     2,
     ") SELECT memories.uid, memories.number FROM given"
