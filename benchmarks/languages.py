@@ -106,7 +106,8 @@ def found(texts: Texts, analyze: Analyze, weights: Weights = USUAL) -> str:
     for asked in texts.questions:
         hashes = query_terms(analyze(asked.text).hashes)
         question = Question(asked.text, hashes, asked.vector, NOW_US, limit=max(DEPTHS))
-        ids = [scored.id for scored in rank(columns, lexical, dense, question, weights, allowed).results]
+        legs, cosines = lexical.legs(hashes), dense.cosines(asked.vector)
+        ids = [scored.id for scored in rank(columns, legs, cosines, question, weights, allowed).results]
         places.append(ids.index(asked.evidence) if asked.evidence in ids else max(DEPTHS))
     return " / ".join(f"{np.mean(np.array(places) < depth):.1%}".rstrip("%") for depth in DEPTHS)
 

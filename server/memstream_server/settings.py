@@ -347,8 +347,9 @@ class Settings(BaseSettings):
         1_073_741_824, "estimated bytes of the memories held in RAM", "bytes", 1_048_576, 1_099_511_627_776
     )
     dense_in_memory_max: int = _setting(
-        20_000,
-        "fragments up to which an active memory holds its vectors and searches them exactly",
+        200_000,
+        "fragments up to which an active memory holds its vectors, where they take less than a quarter of "
+        "active_bytes_max, and searches them exactly",
         "fragments",
         0,
         10_000_000,

@@ -122,3 +122,41 @@ def test_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="3 numbers"):
         matrix.cosines(unit(1, 0))
     assert len(matrix) == 0
+
+
+def test_a_scan_tells_the_cosines_of_the_moment_they_are_asked_for() -> None:
+    random = np.random.default_rng(1)
+    rows = random.normal(size=(2 * BLOCK + 5, 4)).astype(np.float32)
+    matrix, query = DenseMatrix(4), unit(1, 2, 3, 4)
+    matrix.extend(rows[:-1])
+    with matrix.scan(query) as scan:
+        matrix.set(3, rows[-1])
+        scan.compute()
+        matrix.set(BLOCK, None)
+        matrix.set(7, None)
+        matrix.set(7, rows[0])
+        matrix.extend(rows[-2:])
+        np.testing.assert_allclose(scan.cosines(), matrix.cosines(query), rtol=1e-5, atol=1e-6)
+        assert np.flatnonzero(np.isnan(scan.cosines())).tolist() == [BLOCK]
+        matrix.keep(np.arange(0, len(matrix), 3))
+        matrix.append(rows[5])
+        np.testing.assert_array_equal(scan.cosines(), matrix.cosines(query))
+    matrix.set(0, None)
+    assert 0 not in scan.changed, "over, it is told nothing any more"
+
+
+def test_a_scan_of_an_empty_matrix() -> None:
+    matrix = DenseMatrix(2)
+    with matrix.scan(unit(1, 0)) as scan:
+        scan.compute()
+        assert len(scan.cosines()) == 0
+        matrix.append(unit(1, 0))
+        assert scan.cosines().tolist() == [1.0]
+
+
+def test_a_matrix_is_large_by_its_bytes() -> None:
+    matrix = DenseMatrix(1_536)
+    matrix.extend(np.zeros((5_000, 1_536), np.float32))
+    assert not matrix.large
+    matrix.extend(np.zeros((1_000, 1_536), np.float32))
+    assert matrix.large

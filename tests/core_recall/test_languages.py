@@ -72,10 +72,10 @@ def test_a_question_finds_its_answer_first(texts: list[str], language: str, ques
         columns.append(fragment)
         lexical.append(terms.hashes, terms.counts, place, len(text))
         dense.append(EMBEDDER.vectors([text])[0])
-    asked = Question(
-        question, query_terms(ANALYZER.terms(question, language).hashes), EMBEDDER.vectors([question])[0], now_us=0
-    )
-    top, second = rank(columns, lexical, dense, asked, WEIGHTS, mask(columns, Filter(), 0)).results[:2]
+    vector = EMBEDDER.vectors([question])[0]
+    asked = Question(question, query_terms(ANALYZER.terms(question, language).hashes), vector, now_us=0)
+    legs, cosines = lexical.legs(asked.terms), dense.cosines(vector)
+    top, second = rank(columns, legs, cosines, asked, WEIGHTS, mask(columns, Filter(), 0)).results[:2]
     assert top.slot == best
     assert top.relevance > second.relevance
     lexical_part = next(part for part in top.parts if part.name == "lexical")

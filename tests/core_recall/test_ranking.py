@@ -45,7 +45,10 @@ class Memory:
     def ask(self, text: str, weights: Weights | None = None, chosen: Filter | None = None, **fields: object) -> Ranking:
         question = replace(asking(text), **fields)  # type: ignore[arg-type]  # any field of Question
         allowed = mask(self.columns, chosen or Filter(), question.now_us)
-        return rank(self.columns, self.lexical, self.dense, question, weights or Weights(), allowed)
+        cosines = np.full(len(self.columns), np.nan, np.float32)
+        if question.vector is not None:
+            cosines = self.dense.cosines(question.vector)
+        return rank(self.columns, self.lexical.legs(question.terms), cosines, question, weights or Weights(), allowed)
 
 
 def asking(text: str) -> Question:

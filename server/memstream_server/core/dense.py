@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import TracebackType
+
 import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.arrays import Blocks, Growing
 from memstream_server.core.values import Vector
+
+Cosines = npt.NDArray[np.float32]
+_LARGE_BYTES = 32 << 20
+"""20,000 vectors of 384: what is read of RAM in a millisecond or two."""
 
 
 class DenseMatrix:
@@ -17,6 +23,7 @@ class DenseMatrix:
         self._present = Growing(np.bool_)
         self._dimension = dimension
         self._missing = 0
+        self._scans: list[Scan] = []
 
     def __len__(self) -> int:
         return len(self._present)
@@ -25,6 +32,11 @@ class DenseMatrix:
     def dimension(self) -> int:
         """Length of each vector."""
         return self._dimension
+
+    @property
+    def large(self) -> bool:
+        """Whether cosines take so long that they are better computed by a `scan`, beside the owner."""
+        return len(self) * self._dimension * 4 > _LARGE_BYTES
 
     @property
     def bytes(self) -> int:
@@ -69,15 +81,24 @@ class DenseMatrix:
         self._missing += int(self._present.view[slot]) - (vector is not None)
         self._vectors[slot] = 0 if vector is None else vector
         self._present.view[slot] = vector is not None
+        for scan in self._scans:
+            scan.changed.add(slot)
 
     def vector(self, slot: int) -> Vector | None:
         """A copy of a slot's vector; None where it has none."""
         return self._vectors[slot].copy() if self._present.view[slot] else None
 
-    def cosines(self, query: Vector) -> npt.NDArray[np.float32]:
+    def cosines(self, query: Vector) -> Cosines:
         """float32[n], NaN where a slot has no vector. `query` of unit length. Raises ValueError for another length."""
         self._check(query)
-        cosines: npt.NDArray[np.float32] = np.concatenate([block @ query for block in self._vectors.views()])
+        return self._without_missing(_products(self._vectors.views(), query))
+
+    def scan(self, query: Vector) -> Scan:
+        """`cosines`, computed elsewhere; see Scan. Raises ValueError for another length."""
+        self._check(query)
+        return Scan(self, query)
+
+    def _without_missing(self, cosines: Cosines) -> Cosines:
         if self._missing:
             cosines[~self._present.view] = np.nan
         return cosines
@@ -87,7 +108,57 @@ class DenseMatrix:
         self._vectors.keep(slots)
         self._present.keep(slots)
         self._missing = int((~self._present.view).sum())
+        for scan in self._scans:
+            scan.void = True
 
     def _check(self, vector: Vector | None) -> None:
         if vector is not None and vector.shape != (self._dimension,):
             raise ValueError(f"a vector of this space has {self._dimension} numbers, not shape {vector.shape}")
+
+
+class Scan:
+    """Cosines computed in another thread while the owner goes on changing the matrix.
+
+    The owner makes it, enters it and asks it for `cosines`; in between anyone may `compute`. What changed meanwhile is
+    computed once more, so that the cosines are those of the moment they are asked for.
+    """
+
+    def __init__(self, matrix: DenseMatrix, query: Vector) -> None:
+        self.changed: set[int] = set()
+        """Slots that were set since."""
+        self.void = False
+        """Whether slots were renumbered since."""
+        self._matrix = matrix
+        self._query = query
+        self._views = matrix._vectors.views()
+        self._computed: Cosines = np.empty(0, np.float32)
+
+    def __enter__(self) -> Scan:
+        self._matrix._scans.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._matrix._scans.remove(self)
+
+    def compute(self) -> None:
+        """The long part. A row may be half written while it is read: its slot is then among the changed."""
+        self._computed = _products(self._views, self._query)
+
+    def cosines(self) -> Cosines:
+        """As DenseMatrix.cosines, now."""
+        matrix, done = self._matrix, len(self._computed)
+        if self.void:
+            return matrix.cosines(self._query)
+        later = [*self.changed, *range(done, len(matrix))]
+        cosines = np.empty(len(matrix), np.float32)
+        cosines[:done] = self._computed
+        if later:
+            cosines[later] = np.stack([matrix._vectors[slot] for slot in later]) @ self._query
+        return matrix._without_missing(cosines)
+
+
+def _products(views: list[npt.NDArray[np.float32]], query: Vector) -> Cosines:
+    products: Cosines = np.concatenate([view @ query for view in views])
+    return products

@@ -59,6 +59,10 @@ class Leg:
         return self.shares * np.float32(self.attainable)
 
 
+Legs = tuple[Leg, Leg]
+"""Of the fragment, and of the fragment with its neighbours."""
+
+
 def idf(total: int, holding: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Inverse document frequency of terms that `holding` of `total` documents have."""
     return np.log1p((total - holding + 0.5) / (holding + 0.5))
@@ -155,8 +159,10 @@ class LexicalIndex:
         """Do now what the next question would have to wait for."""
         self._postings.settle()
         self._neighbours.settle()
+        if len(self):
+            self._both_norms()
 
-    def legs(self, terms: Hashes) -> tuple[Leg, Leg]:
+    def legs(self, terms: Hashes) -> Legs:
         """`bm25` and `bm25_context` from one look at the postings."""
         found = self._held(terms)
         return self._alone(found, len(terms)), self._around(found, len(terms))

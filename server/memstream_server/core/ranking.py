@@ -27,8 +27,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from memstream_server.core.columns import Columns, Mask
-from memstream_server.core.dense import DenseMatrix
-from memstream_server.core.lexical import Floats, LexicalIndex
+from memstream_server.core.lexical import Floats, Legs
 from memstream_server.core.postings import Hashes
 from memstream_server.core.speakers import named_speaker
 from memstream_server.core.values import Vector
@@ -229,12 +228,13 @@ def rank_candidates(columns: Columns, signals: Signals, question: Question, weig
     return _choose(columns, _assess(columns, signals, question, weights), question, allowed, allowed)
 
 
-def rank(
-    columns: Columns, lexical: LexicalIndex, dense: DenseMatrix, question: Question, weights: Weights, allowed: Mask
-) -> Ranking:
-    """Rank a memory that is in RAM whole. `allowed` is `filters.mask`. An empty memory gives an empty answer."""
-    words, around = (leg.shares for leg in lexical.legs(question.terms))
-    cosines = np.full(len(columns), np.nan, np.float32) if question.vector is None else dense.cosines(question.vector)
+def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weights: Weights, allowed: Mask) -> Ranking:
+    """Rank a memory that is in RAM whole. An empty memory gives an empty answer.
+
+    `legs` are the lexical ones of the question's terms; `cosines` float32[n] by slot, NaN where query or fragment has
+    no vector; `allowed` is `filters.mask`.
+    """
+    words, around = (leg.shares for leg in legs)
     chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
     considered = np.zeros(len(columns), np.bool_)
     considered[chosen] = True

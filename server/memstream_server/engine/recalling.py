@@ -20,8 +20,9 @@ import structlog
 from memstream_server.core import ranking, ranking_dbgpt
 from memstream_server.core.budget import Fit, Item, fit
 from memstream_server.core.columns import Mask
+from memstream_server.core.dense import Cosines, DenseMatrix
 from memstream_server.core.filters import Filter, mask
-from memstream_server.core.lexical import query_terms
+from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.policy import Policy, RankingRule
 from memstream_server.core.ranking import NearMiss, Question, Scored, Stage, Weights
 from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
@@ -107,9 +108,9 @@ async def recall(actor: Actor, query: Query, dependencies: Dependencies) -> Reca
 
 
 def _turn(working: WorkingSet, dependencies: Dependencies) -> AbstractAsyncContextManager[None]:
-    """From the vector to the fragments is computed at once. A memory too large for RAM waits for its index meanwhile,
-    which is nobody's turn."""
-    if working.dense is None:
+    """From the vector to the fragments is computed at once. A large memory waits meanwhile for its scan, one too large
+    for RAM for its index, which is nobody's turn."""
+    if working.dense is None or working.dense.large:
         return contextlib.nullcontext()
     return dependencies.turns.of(working.record.namespace, Lane.READ)
 
@@ -145,10 +146,34 @@ async def _search(
 ) -> tuple[_Found, str]:
     question = _question(working, query, vector, dependencies)
     if working.dense is not None:
-        found = _rank(working, query, question, dependencies, None)
-        watch.step("score")
-        return found, ""
-    return await _search_index(working, query, question, dependencies, watch)
+        cosines, legs = await _heard(working, working.dense, question)
+    if working.dense is None:  # perhaps only now: it has outgrown RAM
+        return await _search_index(working, query, question, dependencies, watch)
+    found = _rank(working, query, question, dependencies, cosines, legs)
+    watch.step("score")
+    return found, ""
+
+
+async def _heard(working: WorkingSet, dense: DenseMatrix, question: Question) -> tuple[Cosines, Legs]:
+    """What the legs say of the fragments that are there when it returns.
+
+    The cosines of a large memory come from a thread, so that nobody waits for them but whoever asks.
+    """
+    vector = question.vector
+    if vector is None or not dense.large:
+        cosines = _no_cosines(len(dense)) if vector is None else dense.cosines(vector)
+        return cosines, working.lexical.legs(question.terms)
+    with dense.scan(vector) as scan:
+        scanning = asyncio.get_running_loop().run_in_executor(None, scan.compute)
+        revision, legs = working.record.revision, working.lexical.legs(question.terms)
+        await scanning
+        if working.record.revision != revision:
+            legs = working.lexical.legs(question.terms)
+        return scan.cosines(), legs
+
+
+def _no_cosines(count: int) -> Cosines:
+    return np.full(count, np.nan, np.float32)
 
 
 def _question(working: WorkingSet, query: Query, vector: Vector | None, dependencies: Dependencies) -> Question:
@@ -210,24 +235,24 @@ def _rank(
     query: Query,
     question: Question,
     dependencies: Dependencies,
-    cosines: np.ndarray[tuple[int], np.dtype[np.float32]] | None,
+    cosines: Cosines,
+    legs: Legs,
 ) -> _Found:
-    """Rank over RAM; `cosines` by slot stand in for the dense matrix of a memory whose vectors are not in RAM."""
+    """Rank over RAM; `cosines` by slot, of a memory whose vectors are not in RAM those of its candidates."""
     allowed = _allowed(working, query.filter, dependencies.clock.now_us())
     policy, columns = working.record.policy, working.columns
     if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
-        return _whole(working, query, question, dependencies, allowed)
+        return _whole(working, query, question, allowed, cosines, legs)
     if policy.recall.ranking is RankingRule.DBGPT:
-        return _rank_dbgpt(working, query, question, allowed, cosines)
+        return _rank_dbgpt(working, query, question, allowed, cosines, legs)
     weights = weights_of(policy, query, working.embedding.model)
     if working.dense is not None:
-        ranked = ranking.rank(columns, working.lexical, working.dense, question, weights, allowed)
+        ranked = ranking.rank(columns, legs, cosines, question, weights, allowed)
     else:
-        words, around = (leg.shares for leg in working.lexical.legs(question.terms))
-        known = np.full(len(columns), np.nan, np.float32) if cosines is None else cosines
-        dense = ranking.best(known, allowed, question.per_leg)
+        words, around = (leg.shares for leg in legs)
+        dense = ranking.best(cosines, allowed, question.per_leg)
         chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
-        signals = ranking.Signals(chosen, known[chosen], words[chosen], around[chosen])
+        signals = ranking.Signals(chosen, cosines[chosen], words[chosen], around[chosen])
         ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
     return _Found(
         working.record.revision,
@@ -241,13 +266,17 @@ def _rank(
     )
 
 
-def _whole(working: WorkingSet, query: Query, question: Question, dependencies: Dependencies, allowed: Mask) -> _Found:
+def _whole(
+    working: WorkingSet,
+    query: Query,
+    question: Question,
+    allowed: Mask,
+    cosines: Cosines,
+    legs: Legs,
+) -> _Found:
     """A sensory or FIFO memory is read whole, in order; a query's own limit takes the latest of it."""
     slots = allowed.nonzero()[0]
-    words, around = (leg.shares for leg in working.lexical.legs(question.terms))
-    cosines = np.full(len(working.columns), np.nan, np.float32)
-    if working.dense is not None and question.vector is not None:
-        cosines = working.dense.cosines(question.vector)
+    words, around = (leg.shares for leg in legs)
     signals = ranking.Signals(slots, cosines[slots], words[slots], around[slots])
     everything = replace(question, limit=max(1, len(slots)))
     weights = weights_of(working.record.policy, query, working.embedding.model)
@@ -269,17 +298,13 @@ def _rank_dbgpt(
     query: Query,
     question: Question,
     allowed: Mask,
-    cosines: np.ndarray[tuple[int], np.dtype[np.float32]] | None,
+    cosines: Cosines,
+    legs: Legs,
 ) -> _Found:
     """DB-GPT's ranking of long-term by closeness, then all of short-term."""
     columns = working.columns
     by_words = question.vector is None
-    if by_words:
-        closeness = working.lexical.bm25(question.terms).shares
-    elif working.dense is not None and question.vector is not None:
-        closeness = working.dense.cosines(question.vector)
-    else:
-        closeness = np.full(len(columns), np.nan, np.float32) if cosines is None else cosines
+    closeness = legs[0].shares if by_words else cosines
     ranked_tier = columns.tier_is((Tier.LONG_TERM,)) if working.record.kind is MemoryKind.HYBRID else allowed
     chosen = ranking.best(closeness, allowed & ranked_tier, question.per_leg)
     alone = working.record.kind is MemoryKind.LONG_TERM
@@ -308,7 +333,8 @@ async def _search_index(
 ) -> tuple[_Found, str]:
     """A memory too large for RAM: candidates from the index and the overlay, their vectors from the journal."""
     if question.vector is None:
-        found = _rank(working, query, question, dependencies, None)
+        nothing, legs = _no_cosines(len(working.columns)), working.lexical.legs(question.terms)
+        found = _rank(working, query, question, dependencies, nothing, legs)
         watch.step("score")
         return found, ""
     degraded = dependencies.index_degraded()
@@ -333,12 +359,12 @@ async def _search_index(
     packed = await dependencies.journal.vectors(working.record.uid, working.embedding.name, missing)
     watch.step("search")
     vectors = {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in packed.items()} | fresh | working.fresh
-    cosines = np.full(len(working.columns), np.nan, np.float32)
+    cosines = _no_cosines(len(working.columns))
     held = [(slot, vector) for id_, vector in vectors.items() if (slot := working.columns.slot(id_)) is not None]
     if held:
         matrix = np.stack([vector for _, vector in held])
         cosines[[slot for slot, _ in held]] = matrix @ question.vector
-    found = _rank(working, query, question, dependencies, cosines)
+    found = _rank(working, query, question, dependencies, cosines, working.lexical.legs(question.terms))
     watch.step("score")
     return found, degraded
 

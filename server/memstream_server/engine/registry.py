@@ -175,7 +175,7 @@ class Registry:
 
     async def _read(self, uid: str, embedding: Embedding) -> tuple[Image, WorkingSet]:
         """What the journal has of a memory, and its working set. Raises Conflict, JournalError."""
-        vectors_max = self._dependencies.limits.dense_in_memory_max
+        vectors_max = self._dependencies.limits.dense_max(embedding.model.dimension)
         working = WorkingSet(embedding, vectors_max)
         image = await self._dependencies.journal.load(uid, embedding.name, vectors_max, working)
         working.woken(image)

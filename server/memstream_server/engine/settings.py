@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_DENSE_SHARE = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -13,8 +15,9 @@ class Limits:
     """Memories whose working set is in RAM; the least recently used leave first."""
     active_bytes_max: int = 2 << 30
     """Bytes of all working sets together."""
-    dense_in_memory_max: int = 20_000
-    """Fragments up to which a memory's vectors are in RAM too; larger ones search the vector index."""
+    dense_in_memory_max: int = 200_000
+    """Fragments up to which a memory's vectors are in RAM too, if they fit (`dense_max`); larger ones search the
+    vector index."""
     decide_max: int = 256
     """Observations decided and committed together."""
     flush_interval_s: float = 15.0
@@ -37,3 +40,10 @@ class Limits:
     """Fragments of one memory up to which it takes observations, forgotten ones included; 0 is no limit."""
     embed_deadline_s: float = 2.0
     """How long a recall waits for the query's vector before it answers from the lexical legs alone."""
+
+    def dense_max(self, dimension: int) -> int:
+        """Vectors of that many numbers that one memory may have in RAM: a quarter of what all active memories may take.
+
+        They leave when they are twice as many.
+        """
+        return min(self.dense_in_memory_max, self.active_bytes_max // (_DENSE_SHARE * 4 * dimension))

@@ -1,0 +1,135 @@
+"""Large memories, whose cosines come from a thread: what is written meanwhile is in the answer, or no longer in it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from memstream_server.core import dense
+from memstream_server.core.dense import DenseMatrix, Scan
+from memstream_server.core.policy import DEFAULT
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.requests import AckLevel, NewMemory, Query, RecallAnswer
+from memstream_server.engine.settings import Limits
+from tests.engine.assembled import Assembled, assembled
+from tests.engine.memory import observation
+from tests.support.waiting import until
+
+TEXTS = [f"{animal} eats {food}" for animal in ("otter", "heron", "badger") for food in ("fish", "frogs", "roots")]
+
+
+class Gate:
+    """Holds every scan, once it has computed, until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        self.waiting = 0
+        compute = Scan.compute
+
+        def computed_and_held(scan: Scan) -> None:
+            compute(scan)
+            self.waiting += 1
+            assert self.open.wait(30)
+
+        monkeypatch.setattr(Scan, "compute", computed_and_held)
+
+    async def somebody_waits(self) -> bool:
+        return self.waiting > 0
+
+
+@pytest.fixture
+async def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Assembled]:
+    """Every memory is large from here on."""
+    monkeypatch.setattr(dense, "_LARGE_BYTES", 0)
+    async with assembled(tmp_path, dense_in_memory_max=10) as made:
+        await made.engine.memories.create(NewMemory("test", "zoo", MemoryKind.LONG_TERM, DEFAULT))
+        await observe(made.engine, *TEXTS)
+        yield made
+
+
+async def observe(engine: Engine, *texts: str) -> None:
+    await engine.observe_batch("test", "zoo", "", 1, [observation(text) for text in texts], AckLevel.STORED)
+
+
+async def asked(engine: Engine, text: str) -> RecallAnswer:
+    return await engine.recall("test", "zoo", Query(text=text, limit=20, now_us=0, reinforce=False))
+
+
+async def matrix(engine: Engine) -> DenseMatrix | None:
+    async with engine._registry.use("test", "zoo") as actor:
+        return actor.working.dense
+
+
+def contents(answer: RecallAnswer) -> list[str]:
+    return [one.fragment.content for one in answer.recollections]
+
+
+async def test_a_large_memory_answers_as_any_other(parts: Assembled, monkeypatch: pytest.MonkeyPatch) -> None:
+    aside = [await asked(parts.engine, text) for text in TEXTS]
+    monkeypatch.setattr(dense, "_LARGE_BYTES", 1 << 30)
+    for text, found in zip(TEXTS, aside, strict=True):
+        at_once = await asked(parts.engine, text)
+        assert [one.scored for one in found.recollections] == [one.scored for one in at_once.recollections]
+        assert contents(found)[0] == text
+
+
+async def test_what_is_written_during_a_scan_is_in_its_answer_and_what_is_forgotten_is_not(
+    parts: Assembled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await asked(parts.engine, TEXTS[0])
+    gate = Gate(monkeypatch)
+    asking = asyncio.create_task(asked(parts.engine, "lynx eats hares"))
+    await until(gate.somebody_waits)
+    await observe(parts.engine, "lynx eats hares", "lynx eats roots")
+    await parts.engine.fragments.forget("test", "zoo", [before.recollections[0].fragment.id])
+    gate.open.set()
+    answer = await asking
+    first = answer.recollections[0]
+    assert first.fragment.content == "lynx eats hares"
+    assert (first.scored.cosine or 0.0) > 0.5
+    assert "lynx eats roots" in contents(answer)
+    assert TEXTS[0] not in contents(answer)
+    again = await asked(parts.engine, "lynx eats hares")
+    assert answer.revision == again.revision
+    assert contents(again) == contents(answer)
+    for one, other in zip(answer.recollections, again.recollections, strict=True):
+        assert one.scored.relevance == pytest.approx(other.scored.relevance)
+
+
+async def test_a_memory_that_outgrows_ram_during_a_scan_answers_from_its_index(
+    parts: Assembled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    asking = asyncio.create_task(asked(parts.engine, "lynx number 7"))
+    await until(gate.somebody_waits)
+    await observe(parts.engine, *[f"lynx number {number}" for number in range(20)])
+    assert await matrix(parts.engine) is None
+    gate.open.set()
+    assert contents(await asking)[0] == "lynx number 7"
+
+
+async def test_a_question_that_is_given_up_leaves_no_scan(parts: Assembled, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    asking = asyncio.create_task(asked(parts.engine, TEXTS[0]))
+    await until(gate.somebody_waits)
+    vectors = await matrix(parts.engine)
+    assert vectors is not None
+    assert len(vectors._scans) == 1
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert vectors._scans == []
+    gate.open.set()
+    assert contents(await asked(parts.engine, TEXTS[0]))[0] == TEXTS[0]
+
+
+@pytest.mark.parametrize(("dimension", "most"), [(384, 174_762), (1_536, 43_690), (3_072, 21_845), (1, 200_000)])
+def test_one_memory_takes_a_quarter_of_the_room_for_vectors(dimension: int, most: int) -> None:
+    limits = Limits(active_bytes_max=1 << 30)
+    assert limits.dense_max(dimension) == most
+    assert most * dimension * 4 <= limits.active_bytes_max / 4
