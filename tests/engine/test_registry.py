@@ -14,7 +14,7 @@ from memstream_server.app.models import Models
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
-from memstream_server.engine.errors import JournalUnavailable, MemoryNotFound, ModelMismatch
+from memstream_server.engine.errors import EngineError, JournalUnavailable, MemoryNotFound, ModelMismatch
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, Query
 from memstream_server.engine.working_set import WorkingSet
 from memstream_server.ports.models import EmbeddingModel
@@ -81,7 +81,7 @@ async def test_two_places_for_eight_memories_in_use_lose_and_double_nothing(
         assert len(parts.engine._registry) <= 2
         assert len(loads) > 2 * len(MEMORIES)
         if not journals.DATABASE:  # there what is evicted is released, for other servers
-            assert parts.journal.written.count("own") == len(MEMORIES)
+            assert "own" not in parts.journal.written, "whoever is alone has nothing to take"
 
 
 async def test_an_evicted_memory_leaves_ram_without_the_collector(tmp_path: Path) -> None:
@@ -137,6 +137,20 @@ async def test_a_memory_that_ends_leaves_ram_once_its_streams_have_ended(tmp_pat
 
 async def is_free(reference: weakref.ref[Any]) -> bool:
     return reference() is None
+
+
+async def test_a_small_memory_that_was_just_read_is_not_asked_for_its_fragments_again(tmp_path: Path) -> None:
+    async with assembled(tmp_path, active_memories_max=1) as parts:
+        for name in MEMORIES[:2]:
+            await create(parts.engine, name)
+            await observe(parts.engine, name, *[f"otter number {number} of {name}" for number in range(70)])
+        loads, reads = counted(parts, "load"), counted(parts, "fragments")
+        latest = f"otter number 69 of {MEMORIES[0]}"
+        assert (await recalled(parts.engine, MEMORIES[0], latest))[0] == latest
+        assert len(loads) == 1
+        asked = {id_ for call in reads for id_ in call[1]}
+        held = {row.fragment.id: row.fragment.content for row in (await check(parts.engine, MEMORIES[0])).rows}
+        assert {held[id_] for id_ in asked} <= {f"otter number {number} of {MEMORIES[0]}" for number in range(6)}
 
 
 async def test_a_memory_wanted_by_many_at_once_is_read_once(tmp_path: Path) -> None:
@@ -289,11 +303,8 @@ async def test_what_was_received_is_stored_after_failures_though_nobody_asks(tmp
         embedder.fail(times=1_000_000)
         await observe(parts.engine, "joy", "the otter eats fish", level=AckLevel.RECEIVED)
 
-        async def active() -> bool:
-            return parts.engine._registry.peek(uid) is not None
-
         for _ in range(3):  # and when it is read again that fails, too
-            await until(active)
+            await until(lambda: active(parts, uid))
             parts.journal.fail_at(1, Fault.LOST)
             parts.engine._registry.reread(uid)
             await until(lambda: failed(parts))
@@ -304,6 +315,51 @@ async def test_what_was_received_is_stored_after_failures_though_nobody_asks(tmp
 
         await until(stored)
         assert await contents(parts.engine, "joy") == ["the otter eats fish"]
+
+
+@journals.only_sqlite("taking a memory is a write of the journal that can be made to fail")
+@pytest.mark.parametrize("fault", [Fault.FULL, Fault.LOST, Fault.DONE])
+async def test_a_memory_is_read_again_though_taking_it_fails(tmp_path: Path, fault: Fault) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        await observe(parts.engine, "joy", "the otter eats fish")
+        uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
+        parts.journal.fail_at(1, fault, "own")
+        parts.engine._registry.reread(uid)
+        await until(lambda: failed(parts))
+        await until(lambda: active(parts, uid))
+        await observe(parts.engine, "joy", "badgers dig")
+        assert await contents(parts.engine, "joy") == ["badgers dig", "the otter eats fish"]
+        await check(parts.engine, "joy")
+
+
+@journals.only_sqlite("on a database another port takes: tests/toolchains/test_ownership.py")
+async def test_what_an_ended_actor_still_writes_is_refused_once_the_memory_was_read_again(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        await observe(parts.engine, "joy", "the otter eats fish")
+        uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
+        first = (await parts.engine._journal.load(uid, parts.engine.info().embedding.name, 0)).record.epoch
+        let_go = parts.journal.hold("receive")
+        late = asyncio.create_task(observe(parts.engine, "joy", "a late lynx", level=AckLevel.RECEIVED))
+        await until(lambda: written(parts, "receive"))
+        parts.engine._registry.reread(uid)
+        await until(lambda: active(parts, uid))
+        assert (await parts.engine.memories.get(NAMESPACE, "joy")).epoch == first + 1
+        let_go()
+        with pytest.raises(EngineError):
+            await late
+        await observe(parts.engine, "joy", "badgers dig")
+        assert await contents(parts.engine, "joy") == ["badgers dig", "the otter eats fish"]
+        await check(parts.engine, "joy")
+
+
+async def written(parts: Assembled, name: str) -> bool:
+    return name in parts.journal.written
+
+
+async def active(parts: Assembled, uid: str) -> bool:
+    return parts.engine._registry.peek(uid) is not None
 
 
 async def failed(parts: Assembled) -> bool:

@@ -1,4 +1,7 @@
-"""The fragments of an active memory that recall is likely to return, so that it need not ask the journal."""
+"""The fragments of an active memory that recall is likely to return, so that it need not ask the journal.
+
+The latest are known from when the memory was read, the others once they were written or recalled.
+"""
 
 from __future__ import annotations
 

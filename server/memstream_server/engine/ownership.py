@@ -1,6 +1,7 @@
 """Which memories this process may answer for: its lease, and the epochs it took them at.
 
-Rule 1. Where the journal is this process's alone (SQLite) its lock is the lease: all that follows costs nothing.
+Rule 1. Where the journal is this process's alone (SQLite) its lock is the lease: all that follows costs nothing, and a
+memory that is read writes nothing, unless writes of its own past may still be on their way (`distrust`).
 Rule 2. The lease counts from before its renewal was asked for, by the local monotonic clock and less a margin, and
 only while the connection it was asked over is there: nobody else can own what this process believes it owns.
 Rule 3. A lease that was lost stays lost. The process drops what it has in RAM, takes a new number and begins with
@@ -54,6 +55,7 @@ class Ownership:
         self._lost = [lost]
         self._now = dependencies.clock.monotonic_s
         self._epochs: dict[str, int] = {}
+        self._distrusted: set[str] = set()
         self._number = 0
         self._until_s = 0.0
         self._renewed_s = 0.0
@@ -189,12 +191,16 @@ class Ownership:
             callback()
 
     # ---- memories
-    async def take(self, uid: str) -> int:
-        """The epoch this process has the memory at, now its own. Raises OwnedElsewhere, LeaseLost, JournalError."""
+    async def take(self, uid: str) -> int | None:
+        """The epoch this process has the memory at, now its own; None: the one it is read at, for nobody raises it.
+
+        Raises OwnedElsewhere, LeaseLost, JournalError.
+        """
         if self._processes is None:
-            if uid not in self._epochs:
+            if uid in self._distrusted:
                 self._epochs[uid] = (await self._dependencies.journal.own(uid)).epoch
-            return self._epochs[uid]
+                self._distrusted.discard(uid)
+            return self._epochs.get(uid)
         number = self._number
         if not self.valid():
             raise _lease_lost()
@@ -210,17 +216,27 @@ class Ownership:
         self._epochs[uid] = taken
         return taken
 
-    def confirm(self, uid: str, epoch: int, read: int) -> None:
+    def confirm(self, uid: str, epoch: int | None, read: int) -> None:
         """That the memory, read at epoch `read`, is still this process's. Raises OwnedElsewhere, LeaseLost."""
+        if epoch is None:
+            return
         if self._epochs.get(uid) != epoch:
             raise _lease_lost()
         if read != epoch:
             self.forget(uid)
             raise OwnedElsewhere("another server has taken the memory", retry_after_s=RETRY_AFTER_S)
 
-    def forget(self, uid: str) -> None:
-        """The memory is to be taken anew before it is used again."""
+    def distrust(self, uid: str) -> None:
+        """The memory is to be taken anew before it is read again: that waits for what is written at its epoch, and
+        refuses what comes after."""
         self._epochs.pop(uid, None)
+        if self._processes is None:
+            self._distrusted.add(uid)
+
+    def forget(self, uid: str) -> None:
+        """The memory is gone, or another process's."""
+        self._epochs.pop(uid, None)
+        self._distrusted.discard(uid)
 
     async def release(self, uid: str) -> None:
         """Others may have it. A process that has the journal for itself keeps what it took."""

@@ -159,6 +159,7 @@ class Registry:
             image, working = await self._read(uid, embedding)
             await dependencies.understand(image.record.policy)
         except Conflict as error:
+            self.ownership.forget(uid)
             raise MemoryNotFound(f"the memory was deleted: {error}") from error
         except JournalError as error:
             raise JournalUnavailable(f"the memory could not be read: {error}", retry_after_s=0.5) from error
@@ -207,7 +208,7 @@ class Registry:
         if self._actors.get(actor.uid) is actor:
             self._forget(actor)
             self._ended.add(actor)
-            self.ownership.forget(actor.uid)
+            self.ownership.distrust(actor.uid)
         if not self._closed and not isinstance(actor.failed, (MemoryNotFound, LeaseLost)):
             self._spawn(self._revive(actor.uid, self._pause(actor.uid)))
 

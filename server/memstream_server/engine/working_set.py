@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +27,8 @@ from memstream_server.ports.journal.writing import Commit
 
 _RECALLED_MAX = 4_096
 """Recalled contents remembered for telling echoes, over all sessions."""
+_KNOWN_AT_ONCE = 64
+"""The latest fragments, kept as they were read: all of a small memory, which is then read once and not twice."""
 _DEAD_MIN = 1_024
 """Empty slots before they are given back (and at least a quarter of all)."""
 
@@ -61,6 +63,7 @@ class WorkingSet:
         self.insights: set[str] = set()
         self._unsettled: set[str] = set()
         """Vectors the index may not have yet, also while all vectors are in RAM."""
+        self._latest: Sequence[Fragment] = ()
         self._keys: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
 
@@ -68,10 +71,12 @@ class WorkingSet:
         """See Gathering."""
         self._extend(block, later=True)
         self._unsettled.update([each.id for each in block.fragments if each.tier is not Tier.LONG_TERM])
+        self._latest = block.fragments[-_KNOWN_AT_ONCE:]
 
     def end(self) -> None:
         """See Gathering."""
         self.lexical.settle()
+        self.contents.put(self._latest)
 
     def woken(self, image: Image) -> None:
         """The rest of what was read."""
