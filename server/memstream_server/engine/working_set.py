@@ -77,6 +77,7 @@ class WorkingSet:
         """See Gathering."""
         self.lexical.settle()
         self.contents.put(self._latest)
+        self._latest = ()  # from here on they are the contents' alone, which gives up what is erased
 
     def woken(self, image: Image) -> None:
         """The rest of what was read."""
