@@ -382,7 +382,7 @@ async def test_an_engine_that_stops_while_a_model_is_waited_for_keeps_what_it_re
 
 
 async def test_accesses_of_several_memories_are_written_though_one_is_gone(tmp_path: Path) -> None:
-    async with assembled(tmp_path) as parts:
+    async with assembled(tmp_path, access_flush_interval_s=3_600.0) as parts:
         for name in MEMORIES:
             await create(parts.engine, name)
             await observe(parts.engine, name, f"hello {name}")
