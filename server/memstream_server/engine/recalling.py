@@ -154,22 +154,20 @@ async def _search(
     return found, ""
 
 
-async def _heard(working: WorkingSet, dense: DenseMatrix, question: Question) -> tuple[Cosines, Legs]:
-    """What the legs say of the fragments that are there when it returns.
+async def _heard(working: WorkingSet, dense: DenseMatrix, question: Question) -> tuple[Cosines, Legs | None]:
+    """What the legs say of the fragments that are there when it returns; the lexical ones where there was time.
 
     The cosines of a large memory come from a thread, so that nobody waits for them but whoever asks.
     """
     vector = question.vector
     if vector is None or not dense.large:
         cosines = _no_cosines(len(dense)) if vector is None else dense.cosines(vector)
-        return cosines, working.lexical.legs(question.terms)
+        return cosines, None
     with dense.scan(vector) as scan:
         scanning = asyncio.get_running_loop().run_in_executor(None, scan.compute)
         revision, legs = working.record.revision, working.lexical.legs(question.terms)
         await scanning
-        if working.record.revision != revision:
-            legs = working.lexical.legs(question.terms)
-        return scan.cosines(), legs
+        return scan.cosines(), legs if working.record.revision == revision else None
 
 
 def _no_cosines(count: int) -> Cosines:
@@ -236,15 +234,17 @@ def _rank(
     question: Question,
     dependencies: Dependencies,
     cosines: Cosines,
-    legs: Legs,
+    legs: Legs | None = None,
 ) -> _Found:
-    """Rank over RAM; `cosines` by slot, of a memory whose vectors are not in RAM those of its candidates."""
+    """Rank over RAM; `cosines` by slot, of a memory whose vectors are not in RAM those of its candidates. `legs` are
+    the lexical ones, where they are known."""
     allowed = _allowed(working, query.filter, dependencies.clock.now_us())
     policy, columns = working.record.policy, working.columns
     if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
-        return _whole(working, query, question, allowed, cosines, legs)
+        return _whole(working, query, question, allowed, cosines)
     if policy.recall.ranking is RankingRule.DBGPT:
-        return _rank_dbgpt(working, query, question, allowed, cosines, legs)
+        return _rank_dbgpt(working, query, question, allowed, cosines)
+    legs = legs or working.lexical.legs(question.terms)
     weights = weights_of(policy, query, working.embedding.model)
     if working.dense is not None:
         ranked = ranking.rank(columns, legs, cosines, question, weights, allowed)
@@ -272,11 +272,10 @@ def _whole(
     question: Question,
     allowed: Mask,
     cosines: Cosines,
-    legs: Legs,
 ) -> _Found:
     """A sensory or FIFO memory is read whole, in order; a query's own limit takes the latest of it."""
     slots = allowed.nonzero()[0]
-    words, around = (leg.shares for leg in legs)
+    words, around = (leg.shares for leg in working.lexical.legs(question.terms))
     signals = ranking.Signals(slots, cosines[slots], words[slots], around[slots])
     everything = replace(question, limit=max(1, len(slots)))
     weights = weights_of(working.record.policy, query, working.embedding.model)
@@ -299,12 +298,11 @@ def _rank_dbgpt(
     question: Question,
     allowed: Mask,
     cosines: Cosines,
-    legs: Legs,
 ) -> _Found:
     """DB-GPT's ranking of long-term by closeness, then all of short-term."""
     columns = working.columns
     by_words = question.vector is None
-    closeness = legs[0].shares if by_words else cosines
+    closeness = working.lexical.bm25(question.terms).shares if by_words else cosines
     ranked_tier = columns.tier_is((Tier.LONG_TERM,)) if working.record.kind is MemoryKind.HYBRID else allowed
     chosen = ranking.best(closeness, allowed & ranked_tier, question.per_leg)
     alone = working.record.kind is MemoryKind.LONG_TERM
@@ -333,8 +331,7 @@ async def _search_index(
 ) -> tuple[_Found, str]:
     """A memory too large for RAM: candidates from the index and the overlay, their vectors from the journal."""
     if question.vector is None:
-        nothing, legs = _no_cosines(len(working.columns)), working.lexical.legs(question.terms)
-        found = _rank(working, query, question, dependencies, nothing, legs)
+        found = _rank(working, query, question, dependencies, _no_cosines(len(working.columns)))
         watch.step("score")
         return found, ""
     degraded = dependencies.index_degraded()
@@ -364,7 +361,7 @@ async def _search_index(
     if held:
         matrix = np.stack([vector for _, vector in held])
         cosines[[slot for slot, _ in held]] = matrix @ question.vector
-    found = _rank(working, query, question, dependencies, cosines, working.lexical.legs(question.terms))
+    found = _rank(working, query, question, dependencies, cosines)
     watch.step("score")
     return found, degraded
 
