@@ -17,7 +17,7 @@ from memstream_server.core.columns import GONE, Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.lexical import LexicalIndex
 from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
-from memstream_server.engine.contents import Contents
+from memstream_server.engine.contents import FRAGMENTS_MAX, Contents
 from memstream_server.engine.decision import Decision
 from memstream_server.engine.embeddings import Embedding
 from memstream_server.ports.journal.reading import Image
@@ -27,8 +27,6 @@ from memstream_server.ports.journal.writing import Commit
 
 _RECALLED_MAX = 4_096
 """Recalled contents remembered for telling echoes, over all sessions."""
-_KNOWN_AT_ONCE = 64
-"""The latest fragments, kept as they were read: all of a small memory, which is then read once and not twice."""
 _DEAD_MIN = 1_024
 """Empty slots before they are given back (and at least a quarter of all)."""
 
@@ -63,7 +61,7 @@ class WorkingSet:
         self.insights: set[str] = set()
         self._unsettled: set[str] = set()
         """Vectors the index may not have yet, also while all vectors are in RAM."""
-        self._latest: Sequence[Fragment] = ()
+        self._latest: list[Fragment] = []
         self._keys: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
 
@@ -71,13 +69,13 @@ class WorkingSet:
         """See Gathering."""
         self._extend(block, later=True)
         self._unsettled.update([each.id for each in block.fragments if each.tier is not Tier.LONG_TERM])
-        self._latest = block.fragments[-_KNOWN_AT_ONCE:]
+        self._latest = [*self._latest, *block.fragments][-FRAGMENTS_MAX:]
 
     def end(self) -> None:
         """See Gathering."""
         self.lexical.settle()
-        self.contents.put(self._latest)
-        self._latest = ()  # from here on they are the contents' alone, which gives up what is erased
+        self.contents.put(self._latest)  # as they were read: all of a small memory, which is not read again
+        self._latest = []  # from here on they are the contents' alone, which gives up what is erased
 
     def woken(self, image: Image) -> None:
         """The rest of what was read."""
