@@ -2,8 +2,8 @@
 
 Rule 1. The package's own retries are off: attempts, waits and the deadline are resilience.py's.
 Rule 2. A reply that is not exactly what was asked for, or has no end, is a failed attempt, never a vector.
-Rule 3. A refused batch is halved until the refused inputs stand alone. When nothing of a call is accepted, a
-harmless text is tried before the inputs are blamed: a misconfigured endpoint must not strip a memory of vectors.
+Rule 3. Calls share requests (batches.py). When nothing of a call is accepted, a harmless text is tried before its
+inputs are blamed: a misconfigured endpoint must not strip a memory of vectors.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import openai
 
+from memstream_server.adapters.models.batches import Batches
 from memstream_server.adapters.models.openai_errors import RefusedError, bounded, translated
 from memstream_server.adapters.models.resilience import Resilience, ResilientCalls, TransientError
 from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable
@@ -70,8 +71,13 @@ class OpenAIEmbedder:
             timeout=settings.timeout_s,
         )
         self._calls = calls or ResilientCalls(settings.resilience)
-        self._slots = asyncio.Semaphore(settings.concurrency)
-        self._asking = asyncio.Lock()
+        self._batches: Batches[Floats] = Batches(
+            self._vectors,
+            texts_max=settings.batch_texts,
+            characters_max=settings.batch_characters,
+            concurrency=settings.concurrency,
+        )
+        self._asking, self._doubting = asyncio.Lock(), asyncio.Lock()
         self._spent = spent
         self._model: EmbeddingModel | None = None
 
@@ -89,50 +95,27 @@ class OpenAIEmbedder:
         Raises ModelUnavailable, or ModelRefused with the places of the texts the model will never take.
         """
         model = await self.model()
-        cut = [text[: self._settings.input_characters] for text in texts]
-        vectors = np.zeros((len(texts), model.dimension), np.float32)
-        batches = [asyncio.ensure_future(self._fill(vectors, cut, places)) for places in self._batches(cut)]
-        try:
-            refused = sorted(place for each in await asyncio.gather(*batches) for place in each)
-        finally:
-            for batch in batches:  # the first failure decides; the rest is not worth its requests
-                batch.cancel()
-            await asyncio.gather(*batches, return_exceptions=True)
+        found = await self._batches.answers([text[: self._settings.input_characters] for text in texts])
+        refused = [place for place, vector in enumerate(found) if vector is None]
         if refused and len(refused) == len(texts):
-            await self._harmless()
+            async with self._doubting:  # one at a time, beside those that are shared
+                await self._harmless()
         if refused:
             raise ModelRefused(f"{self._settings.model} refuses {len(refused)} of {len(texts)} texts", refused)
-        return vectors
+        vectors = [vector for vector in found if vector is not None]
+        return np.stack(vectors) if vectors else np.zeros((0, model.dimension), np.float32)
 
     async def close(self) -> None:
         """Close the connections."""
+        await self._batches.close()
         await self._client.close()
 
-    def _batches(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        batch: list[int] = []
-        room = self._settings.batch_characters
-        for place, text in enumerate(texts):
-            if batch and (len(batch) == self._settings.batch_texts or len(text) > room):
-                yield batch
-                batch, room = [], self._settings.batch_characters
-            batch.append(place)
-            room -= len(text)
-        if batch:
-            yield batch
-
-    async def _fill(self, vectors: Floats, texts: Sequence[str], places: list[int]) -> list[int]:
-        """Write the vectors of `places`; returns those that are refused."""
-        try:
-            found = await self._request([texts[place] for place in places], vectors.shape[1])
-        except RefusedError:
-            if len(places) == 1:
-                return places
-            middle = len(places) // 2
-            left = await self._fill(vectors, texts, places[:middle])
-            return left + await self._fill(vectors, texts, places[middle:])
+    async def _vectors(self, texts: list[str]) -> list[Floats | None]:
+        """Of unit length; None of one that has no direction at all. Raises RefusedError, ModelUnavailable."""
+        found = await self._request(texts, (await self.model()).dimension)
         lengths = np.linalg.norm(found.astype(np.float64), axis=1)
-        vectors[places] = found / np.where(lengths > 0, lengths, 1.0)[:, None]
-        return [place for place, length in zip(places, lengths, strict=True) if length == 0]  # no direction at all
+        unit = (found / np.where(lengths > 0, lengths, 1.0)[:, None]).astype(np.float32)
+        return [vector if length > 0 else None for vector, length in zip(unit, lengths, strict=True)]
 
     async def _harmless(self) -> Floats:
         """A vector of a text no model refuses. Raises ModelUnavailable when even that is refused, or has no length."""
@@ -145,8 +128,7 @@ class OpenAIEmbedder:
         return found
 
     async def _request(self, texts: list[str], dimension: int | None) -> Floats:
-        async with self._slots:
-            return await self._calls.run(lambda: self._attempt(texts, dimension))
+        return await self._calls.run(lambda: self._attempt(texts, dimension))
 
     async def _attempt(self, texts: list[str], dimension: int | None) -> Floats:
         with translated():
