@@ -6,6 +6,7 @@ its own). "Kept" is *stored*: committed to the journal with fsync, and seen by e
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -89,7 +90,18 @@ def _line(fragment: memstream.Fragment) -> str:
 
 async def make(given: Given) -> Memstream:
     settings = {"embedding": "onnx", "embedding_model_dir": given.model} if given.model else {}
-    return Memstream(given, Served(given.directory / "data", **settings).start())
+    server = Served(given.directory / "data", **settings).start()
+    async with memstream.connect(server.address) as client:
+        await _whole(client)
+    return Memstream(given, server)
+
+
+async def _whole(client: memstream.Client) -> None:
+    """Waits for the index, which the server brings up while it serves; the peers have theirs by now, too."""
+    while True:
+        if not (await client.server_info()).degraded:
+            return
+        await asyncio.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 from memstream_server.app.models import Models
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
+from memstream_server.engine.contents import FRAGMENTS_MAX
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, JournalUnavailable, MemoryNotFound, ModelMismatch
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, Query
@@ -139,18 +140,22 @@ async def is_free(reference: weakref.ref[Any]) -> bool:
     return reference() is None
 
 
-async def test_a_small_memory_that_was_just_read_is_not_asked_for_its_fragments_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [70, FRAGMENTS_MAX + 80])
+async def test_what_was_just_read_of_a_memory_is_not_asked_for_again(tmp_path: Path, count: int) -> None:
     async with assembled(tmp_path, active_memories_max=1) as parts:
         for name in MEMORIES[:2]:
             await create(parts.engine, name)
-            await observe(parts.engine, name, *[f"otter number {number} of {name}" for number in range(70)])
+            await observe(parts.engine, name, *[f"otter number {number} of {name}" for number in range(count)])
         loads, reads = counted(parts, "load"), counted(parts, "fragments")
-        latest = f"otter number 69 of {MEMORIES[0]}"
-        assert (await recalled(parts.engine, MEMORIES[0], latest))[0] == latest
+        # What is older is read, and takes the place of the oldest that are there.
+        older = count - FRAGMENTS_MAX + 20 if count > FRAGMENTS_MAX else 0
+        for number in (count - 1, older + 10):
+            wanted = f"otter number {number} of {MEMORIES[0]}"
+            assert (await recalled(parts.engine, MEMORIES[0], wanted))[0] == wanted
         assert len(loads) == 1
         asked = {id_ for call in reads for id_ in call[1]}
         held = {row.fragment.id: row.fragment.content for row in (await check(parts.engine, MEMORIES[0])).rows}
-        assert {held[id_] for id_ in asked} <= {f"otter number {number} of {MEMORIES[0]}" for number in range(6)}
+        assert {held[id_] for id_ in asked} <= {f"otter number {number} of {MEMORIES[0]}" for number in range(older)}
 
 
 async def test_a_memory_wanted_by_many_at_once_is_read_once(tmp_path: Path) -> None:
