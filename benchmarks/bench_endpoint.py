@@ -29,8 +29,8 @@ import memstream
 MEMORIES = {Size.TINY: 4, Size.SHORT: 100, Size.FULL: 100}
 EACH = 10
 """Fragments of a memory before."""
-QUERIES = {Size.TINY: 3, Size.SHORT: 100, Size.FULL: 300}
-ROUNDS = {Size.TINY: 1, Size.SHORT: 3, Size.FULL: 5}
+QUERIES = {Size.TINY: 3, Size.SHORT: 50, Size.FULL: 100}
+ROUNDS = {Size.TINY: 1, Size.SHORT: 3, Size.FULL: 3}
 AT_ONCE = 4
 PREFIX = "endpoint/agent"
 STORED = "stored /s"
