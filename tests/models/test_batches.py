@@ -32,6 +32,9 @@ class Endpoint:
         self.refusing: Callable[[], object] = lambda: None
         self._open = asyncio.Event()
 
+    def hold(self) -> None:
+        self._open.clear()
+
     def go(self) -> None:
         self._open.set()
 
@@ -170,6 +173,30 @@ async def test_who_waits_when_it_is_closed_is_told() -> None:
         with pytest.raises(ModelUnavailable, match="going away"):
             await task
     assert (endpoint.asked, endpoint.given_up) == ([["a"]], 1)
+
+
+async def test_who_waits_for_a_half_when_it_is_closed_is_told() -> None:
+    endpoint = Endpoint()
+    batches = of(endpoint)
+    tasks = await begun(*(batches.answers([name]) for name in ("first", "a", BAD, "c", "d")))
+    endpoint.refusing = endpoint.hold
+    endpoint.go()
+    assert await tasks[0] == ["FIRST"]
+    await asyncio.sleep(0.01)
+    assert endpoint.asked == [["first"], ["a", BAD, "c", "d"], ["a", BAD]]
+    await batches.close()
+    done = await asyncio.wait_for(asyncio.gather(*tasks[1:], return_exceptions=True), 5)
+    assert [str(one) for one in done] == ["the server is going away"] * 4
+    assert len(endpoint.asked) == 3
+
+
+async def test_a_cancellation_from_within_is_a_failure_that_nobody_waits_for_in_vain() -> None:
+    async def ask(texts: list[str]) -> list[str]:
+        raise asyncio.CancelledError
+
+    batches: Batches[str] = Batches(ask, texts_max=4, characters_max=100, concurrency=1)
+    with pytest.raises(ModelUnavailable, match="given up"):
+        await asyncio.wait_for(batches.answers(["a", "b"]), 5)
 
 
 async def test_an_answer_of_another_length_is_a_defect_that_nobody_waits_for_in_vain() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from memstream_server.adapters.models.openai_errors import RefusedError
@@ -80,9 +80,12 @@ class Batches(Generic[T]):
 
     async def close(self) -> None:
         """Give up what is under way: who waits gets ModelUnavailable."""
-        for call in [*self._calls, *(call for batch in self._under_way.values() for call, _ in batch)]:
-            if not call.done.done():
-                call.done.set_exception(ModelUnavailable("the server is going away"))
+        closing = ModelUnavailable("the server is going away")
+        _fail(self._calls, closing)
+        for batch in (*self._halves, *self._under_way.values()):
+            _fail((call for call, _ in batch), closing)
+        self._calls.clear()
+        self._halves.clear()
         tasks = list(self._under_way)
         for task in tasks:
             task.cancel()
@@ -108,7 +111,9 @@ class Batches(Generic[T]):
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._under_way[task]
+        batch = self._under_way.pop(task)
+        if task.cancelled():  # for want of anybody who waits, or by what it asked
+            _fail((call for call, _ in batch), ModelUnavailable("the request was given up"))
         self._begin()
 
     def _next(self) -> _Batch[T]:
@@ -146,6 +151,10 @@ class Batches(Generic[T]):
                 for call, place in batch:
                     call.answer(place, None)
         except Exception as error:  # theirs to handle: of each whose text it was
-            for call, _ in batch:
-                if not call.done.done():
-                    call.done.set_exception(error)
+            _fail((call for call, _ in batch), error)
+
+
+def _fail(calls: Iterable[_Call[T]], error: Exception) -> None:
+    for call in calls:
+        if not call.done.done():
+            call.done.set_exception(error)
