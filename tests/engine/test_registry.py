@@ -158,6 +158,38 @@ async def test_what_was_just_read_of_a_memory_is_not_asked_for_again(tmp_path: P
         assert {held[id_] for id_ in asked} <= {f"otter number {number} of {MEMORIES[0]}" for number in range(older)}
 
 
+async def test_a_memory_that_was_active_is_found_again_without_its_name_being_looked_up(tmp_path: Path) -> None:
+    async with assembled(tmp_path, active_memories_max=1) as parts:
+        for name in MEMORIES[:2]:
+            await create(parts.engine, name)
+            await observe(parts.engine, name, f"An otter lives in {name}.")
+        loads, looks = counted(parts, "load"), counted(parts, "get_memory")
+        for _ in range(3):
+            for name in MEMORIES[:2]:
+                assert await recalled(parts.engine, name, "otter") == [f"An otter lives in {name}."]
+        assert len(loads) == 6
+        if not journals.DATABASE:  # there another server may have renamed or deleted it
+            assert not looks
+
+
+@pytest.mark.parametrize("fault", [None, Fault.LOST, Fault.DONE])
+async def test_the_name_of_a_deleted_memory_is_another_memorys_at_once(tmp_path: Path, fault: Fault | None) -> None:
+    async with assembled(tmp_path, active_memories_max=1) as parts:
+        for name in MEMORIES[:2]:  # the first is evicted
+            await create(parts.engine, name)
+            await observe(parts.engine, name, "An otter lives here.")
+        if fault is not None:
+            parts.journal.fail_at(1, fault, "delete_memory")
+            with pytest.raises(JournalUnavailable):
+                await parts.engine.memories.delete(NAMESPACE, MEMORIES[0])
+        if fault is not Fault.DONE:
+            await parts.engine.memories.delete(NAMESPACE, MEMORIES[0])
+        with pytest.raises(MemoryNotFound):
+            await recalled(parts.engine, MEMORIES[0], "otter")
+        await create(parts.engine, MEMORIES[0])
+        assert await recalled(parts.engine, MEMORIES[0], "otter") == []
+
+
 async def test_a_memory_wanted_by_many_at_once_is_read_once(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")

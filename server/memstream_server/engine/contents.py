@@ -42,9 +42,11 @@ class Contents:
 
     def put(self, fragments: Iterable[Fragment]) -> None:
         """What was committed just now."""
+        kept = self._fragments
         for fragment in fragments:
-            self._drop(fragment.id)
-            self._fragments[fragment.id] = fragment
+            if fragment.id in kept:
+                self._drop(fragment.id)
+            kept[fragment.id] = fragment
             self.bytes += _size(fragment)
         while len(self._fragments) > FRAGMENTS_MAX or self.bytes > BYTES_MAX:
             self.bytes -= _size(self._fragments.popitem(last=False)[1])
@@ -77,6 +79,8 @@ class Contents:
 
 def _size(fragment: Fragment) -> int:
     """Of the texts of any length. Two bytes a character: one where all is ASCII, four where an emoji is among them."""
+    if fragment.structured is None and not fragment.metadata and not fragment.sources:  # as most are
+        return _FRAGMENT_BYTES + 2 * len(fragment.content)
     structured = 2 * len(fragment.content) if fragment.structured is not None else 0
     metadata = sum(100 + (2 * len(value) if isinstance(value, str) else 0) for _, value in fragment.metadata)
     return _FRAGMENT_BYTES + 2 * len(fragment.content) + structured + metadata + 30 * len(fragment.sources)

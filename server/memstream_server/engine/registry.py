@@ -41,6 +41,8 @@ REVIVE_PAUSE_S = 0.2
 REVIVE_PAUSE_MAX_S = 30.0
 MEASURED_AT_ONCE = 32
 """Working sets looked at in one turn of the event loop: about a millisecond."""
+NAMES_MAX = 65_536
+"""Names kept of memories that have left RAM: a few MB."""
 CALM_S = 60.0
 """After so long without a failure the pause is the first one again."""
 
@@ -56,6 +58,7 @@ class Registry:
         self._changed: set[str] = set()
         """Memories that were used since."""
         self._uids: dict[tuple[str, str], str] = {}
+        """By name, of memories that are active; and of those that were, where nobody else can rename or delete one."""
         self._activating: dict[str, asyncio.Task[Actor]] = {}
         self.ownership = Ownership(dependencies, self._disowned)
         self._wanted: Counter[str] = Counter()
@@ -104,7 +107,7 @@ class Registry:
     async def use(self, namespace: str, name: str) -> AsyncIterator[Actor]:
         """The actor of that memory, activated if need be and kept while it is used. Raises MemoryNotFound."""
         uid = self._uids.get((namespace, name))
-        if uid is None or uid not in self._actors or uid in self._deleting:
+        if uid is None or uid in self._deleting:
             uid = (await self.record(namespace, name)).uid
         async with self.use_uid(uid) as actor:
             yield actor
@@ -171,6 +174,8 @@ class Registry:
         self._actors[uid] = actor
         self._sizes[uid] = working.size_bytes
         self._uids[image.record.namespace, image.record.name] = uid
+        if len(self._uids) > NAMES_MAX:
+            del self._uids[next(iter(self._uids))]  # it is looked up again
         self._shrink(keep=uid)
         return actor
 
@@ -207,6 +212,7 @@ class Registry:
         """An actor is finished before its time: forget it, and read the memory again, for observations may wait."""
         if self._actors.get(actor.uid) is actor:
             self._forget(actor)
+            self._unname(actor.working.record)
             self._ended.add(actor)
             self.ownership.distrust(actor.uid)
         if not self._closed and not isinstance(actor.failed, (MemoryNotFound, LeaseLost)):
@@ -272,6 +278,7 @@ class Registry:
             yield
         finally:
             self._deleting.discard(record.uid)
+            self._unname(record)  # also where it failed: it may have happened
             if record.uid in self._activating:
                 self._outlived.add(record.uid)
 
@@ -282,7 +289,6 @@ class Registry:
             actor.gone()
         if record.uid not in self._activating:  # which finds out by itself
             self.ownership.forget(record.uid)
-        self._unname(record)
 
     async def _is_gone(self, record: MemoryRecord) -> bool:
         now = await self._dependencies.journal.get_memory(record.namespace, record.name)
@@ -340,6 +346,8 @@ class Registry:
 
     def _evict(self, actor: Actor) -> None:
         self._forget(actor)
+        if self.ownership.shared:
+            self._unname(actor.working.record)
         self._spawn(self._retire(actor))
 
     async def _retire(self, actor: Actor) -> None:
@@ -350,7 +358,6 @@ class Registry:
     def _forget(self, actor: Actor) -> None:
         del self._actors[actor.uid]
         del self._sizes[actor.uid]
-        self._unname(actor.working.record)
 
     def _unname(self, record: MemoryRecord) -> None:
         """The name may be another memory's by now."""
