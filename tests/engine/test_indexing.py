@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from memstream_server.adapters.journal.store import SqlJournal
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine import indexing
 from memstream_server.engine.clock import Clock
-from memstream_server.engine.dependencies import Dependencies
 from memstream_server.engine.engine import Engine
-from memstream_server.engine.reconciling import reconcile
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
 from memstream_server.ports.index import Point
+from memstream_server.ports.journal.records import IndexEntry
 from tests.engine.assembled import assembled
 from tests.engine.conftest import open_engine
 from tests.engine.memory import observation
@@ -200,29 +200,79 @@ async def test_what_came_during_a_round_has_waited_since_then(tmp_path: Path) ->
         await until(lambda: indexed(parts.engine))
 
 
-async def test_what_is_on_its_way_is_not_taken_for_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_beside_writes_that_never_stop_the_index_is_compared_and_nothing_on_its_way_is_taken_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with open_engine(tmp_path, index_flush_rows=100_000) as engine:
         await filled(engine)
-    waiting: list[int] = []
-
-    async def looked(dependencies: Dependencies) -> int:
-        waiting.append(await dependencies.journal.outbox_size())
-        return await reconcile(dependencies)
-
-    monkeypatch.setattr(indexing, "reconcile", looked)
+    entered = entries_made(monkeypatch)
     busy = BusyIndex()
     async with assembled(tmp_path, index=busy, index_flush_interval_s=0.05) as parts:
         busy.engine.set_result(parts.engine)
         await until(lambda: said(busy, 5))
-        assert not waiting
+        await until(lambda: compared(parts.engine))
+        assert not entered
         busy.rest()
-        await until(lambda: begun(waiting))
-        assert waiting == [0]
+
+
+async def test_what_the_index_lacks_is_found_beside_writes_that_never_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = BusyIndex()
+    async with assembled(tmp_path, index=busy) as parts:
+        busy.rest()
+        uid = await filled(parts.engine, AckLevel.INDEXED)
+    lacking = sorted(busy.stored(uid))[:3]
+    await busy.delete(uid, lacking)
+    await busy.flush()
+    entered = entries_made(monkeypatch)
+    busy.engine = asyncio.get_running_loop().create_future()
+    async with assembled(tmp_path, index=busy, index_flush_interval_s=0.05) as parts:
+        busy.engine.set_result(parts.engine)
+        await until(lambda: compared(parts.engine))
+        await until(lambda: within(busy, uid, lacking))
+        assert [(entry.memory, entry.fragment) for entry in entered] == [(uid, id_) for id_ in lacking]
+        busy.rest()
+
+
+class SlowlyRead(MemoryIndex):
+    """Takes its time to tell a memory's ids."""
+
+    async def ids(self, memory: str, after: str, limit: int, model: str = "") -> list[str]:
+        await asyncio.sleep(0.1)
+        return await super().ids(memory, after, limit, model)
+
+
+async def test_a_comparison_of_many_memories_does_not_hold_up_what_is_to_be_indexed(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        for number in range(50):
+            new = NewMemory("test", f"zoo {number}", MemoryKind.LONG_TERM, DEFAULT)
+            await parts.engine.memories.create(new)
+    async with assembled(tmp_path, index=SlowlyRead()) as parts:
+        await filled(parts.engine, AckLevel.INDEXED)
+        assert not await compared(parts.engine)  # which takes five seconds without a rest
+
+
+def entries_made(monkeypatch: pytest.MonkeyPatch) -> list[IndexEntry]:
+    """All that comparisons find from now on."""
+    made: list[IndexEntry] = []
+    enter = SqlJournal.outbox_enter
+
+    async def told(journal: SqlJournal, entries: Sequence[IndexEntry]) -> None:
+        made.extend(entries)
+        await enter(journal, entries)
+
+    monkeypatch.setattr(SqlJournal, "outbox_enter", told)
+    return made
+
+
+async def compared(engine: Engine) -> bool:
+    return engine._indexer._reconciliation.done
+
+
+async def within(index: MemoryIndex, uid: str, ids: list[str]) -> bool:
+    return set(ids) <= index.stored(uid)
 
 
 async def said(busy: BusyIndex, times: int) -> bool:
     return busy.said >= times
-
-
-async def begun(waiting: list[int]) -> bool:
-    return bool(waiting)

@@ -43,6 +43,7 @@ READS = frozenset(
         "load",
         "oldest_forgotten",
         "outbox",
+        "outbox_fragments",
         "outbox_rows",
         "outbox_size",
         "pending_memories",

@@ -5,11 +5,14 @@ Rule 2. A round ends with what was in the outbox when it began, for with steady 
 done by their ids, and each is worked on as the journal has it now, so order does not matter. Where several processes
 share the journal the others follow the outbox (following.py).
 Rule 3. An index that is lost is filled again from the journal; meanwhile recall says what is degraded.
+Rule 4. Between rounds, and never for longer than one memory takes, an index just opened is compared with the journal.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,7 +21,7 @@ import numpy as np
 import structlog
 
 from memstream_server.engine.following import Following, indexed
-from memstream_server.engine.reconciling import reconcile
+from memstream_server.engine.reconciling import Reconciliation
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Indexable, IndexEntry
@@ -38,6 +41,8 @@ RETRY_S = 1.0
 RETRY_MAX_S = 30.0
 LOOK_S = 0.2
 """How often whoever waits for a rebuild looks how far it is."""
+REST = 4
+"""Between comparisons of the index with the journal, in times that the last one took: there is no hurry."""
 REBUILDING = "the vector index is being rebuilt"
 
 _Key: TypeAlias = tuple[str, str]
@@ -65,7 +70,7 @@ class Indexer:
         self._full = asyncio.Event()
         self._open = False
         self._missing = False
-        self._reconciled = False
+        self._reconciliation = Reconciliation(dependencies)
         self._asked = self._dropped = self._rebuilt = 0
         """Rebuilds asked for, of these those whose old content is gone, and of these those that are complete."""
         self._refilled = 0
@@ -166,7 +171,7 @@ class Indexer:
         if self._doomed is not None:
             self._held = [model for model in self._held if model != self._doomed.model]
             await index.remove(self._doomed)
-            self._doomed, self._reconciled = None, False
+            self._doomed, self._reconciliation = None, Reconciliation(self._dependencies)
             self._removed.set()
 
     async def caught_up(self, uid: str) -> None:
@@ -220,7 +225,7 @@ class Indexer:
         else:
             self.degraded = ""
         self._open = True
-        self._reconciled = False
+        self._reconciliation = Reconciliation(self._dependencies)
         self.entered(await self._dependencies.journal.outbox_size())
 
     async def _refill(self) -> None:
@@ -254,15 +259,13 @@ class Indexer:
             self._settles(await self._following.look())  # what another process brought in before
         self.degraded = ""
         self._rebuilt = dropped
-        if not self._reconciled and not await self._dependencies.journal.outbox_size():
-            await self._reconcile()
 
     async def _follow(self, dropped: int) -> None:
         """Another process brings the outbox into the index: see how far it has come."""
         self._wake.clear()
         self._full.clear()
         self._waiting = 0
-        self._reconciled = False  # to be done if this process leads one day
+        self._reconciliation = Reconciliation(self._dependencies)  # to be done if this process leads one day
         self._settles(await self._following.look())
         if (self.degraded or self._rebuilt < dropped) and not await self._dependencies.journal.outbox_size():
             self.degraded = ""
@@ -277,27 +280,34 @@ class Indexer:
             self._dropped, self._open = asked, False
             await self._begin()
 
-    async def _reconcile(self) -> None:
-        """Once after every opening, when the outbox is empty: then what differs is not just on its way."""
-        entries = await reconcile(self._dependencies)
-        self._reconciled = True
-        if entries:
-            log.warning("index_reconciled", entries=entries)
-            self.entered(entries)
-
     async def _pause(self) -> None:
         """Until rows have waited for the interval, enough of them are there, or an overlay is due to settle."""
         limits = self._dependencies.limits
         if self._registry.ownership.shared:  # rows come from elsewhere, too, and wake nobody here
             longest_s = limits.flush_interval_s if self._registry.ownership.leads else FOLLOW_S
-            await _wait(self._full, min(limits.flush_interval_s, longest_s))
+            await self._wait(self._full, min(limits.flush_interval_s, longest_s))
             return
         due = max(0.0, self._settling[0][0] - self._now()) if self._settling else None
-        if not self._wake.is_set() and self._reconciled:
-            await _wait(self._wake, due)
+        if not self._wake.is_set():
+            await self._wait(self._wake, due)
         if self._wake.is_set():  # what came while a round was under way has waited since then
             waited_s = 0.0 if self._since_s is None else self._now() - self._since_s
-            await _wait(self._full, max(0.0, limits.flush_interval_s - waited_s))
+            await self._wait(self._full, max(0.0, limits.flush_interval_s - waited_s))
+
+    async def _wait(self, event: asyncio.Event, timeout_s: float | None) -> None:
+        """For the event; meanwhile the index is compared with the journal, if that is still to be done."""
+        until_s = math.inf if timeout_s is None else self._now() + timeout_s
+        while not event.is_set() and (left_s := until_s - self._now()) > 0:
+            pause_s = left_s
+            if self._registry.ownership.leads and not self._reconciliation.done:
+                began_s = self._now()
+                entries = await self._reconciliation.step()
+                if entries:
+                    self.entered(entries)
+                pause_s = min(left_s, REST * (self._now() - began_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if pause_s == math.inf else pause_s):
+                    await event.wait()
 
     async def _drain(self) -> None:
         dependencies = self._dependencies
@@ -373,11 +383,3 @@ class Indexer:
 
     def _now(self) -> float:
         return self._dependencies.clock.monotonic_s()
-
-
-async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return

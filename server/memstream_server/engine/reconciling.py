@@ -1,12 +1,14 @@
 """Reconciliation: what the index has and should not, or lacks and should have, becomes work of the outbox.
 
-Run once whenever the index was opened. An index may have lost what it had acknowledged (power loss) and may hold what
+Done once whenever the index was opened. An index may have lost what it had acknowledged (power loss) and may hold what
 the journal no longer knows (a restored backup).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import structlog
 
 from memstream_server.ports.journal.records import IndexEntry
 
@@ -15,26 +17,48 @@ if TYPE_CHECKING:
 
     from memstream_server.engine.dependencies import Dependencies
 
+log = structlog.get_logger(__name__)
+
 PAGE = 1_000
 """Memories, or ids of the index, read at once."""
 
 
-async def reconcile(dependencies: Dependencies) -> int:
-    """Compare every memory; returns how many entries were made. Raises IndexUnavailable or JournalError."""
-    made = 0
-    async for uid in _memories(dependencies):
-        entries = await _differences(uid, dependencies)
+class Reconciliation:
+    """All memories once, a memory at a time. Of use to whoever writes the index, and not while they do."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self.done = False
+        self._dependencies = dependencies
+        self._uids: AsyncIterator[str] | None = None
+        self._made = 0
+
+    async def step(self) -> int:
+        """Compare the next memory; returns how many entries were made of it.
+
+        Raises IndexUnavailable or JournalError, and begins anew with the next step.
+        """
+        uids, self._uids = self._uids or _memories(self._dependencies), None
+        uid = await anext(uids, None)
+        if uid is None:
+            self.done = True
+            if self._made:
+                log.warning("index_reconciled", entries=self._made)
+            return 0
+        entries = await _differences(uid, self._dependencies)
         if entries:
-            await dependencies.journal.outbox_enter(entries)
-            made += len(entries)
-    return made
+            await self._dependencies.journal.outbox_enter(entries)
+            self._made += len(entries)
+        self._uids = uids
+        return len(entries)
 
 
 async def _differences(uid: str, dependencies: Dependencies) -> list[IndexEntry]:
-    there = await _indexed(uid, dependencies)
-    wanted = set(await dependencies.journal.indexable(uid))  # read after the index, so that nothing new looks orphaned
-    missing = [IndexEntry(uid, id_) for id_ in sorted(wanted - there)]
-    return missing + [IndexEntry(uid, id_, delete=True) for id_ in sorted(there - wanted)]
+    there, journal = await _indexed(uid, dependencies), dependencies.journal
+    wanted = set(await journal.indexable(uid))  # read after the index, so that nothing new looks orphaned
+    different = there ^ wanted
+    if different:  # some may be on their way
+        different -= await journal.outbox_fragments(uid)
+    return [IndexEntry(uid, id_) for id_ in sorted(different)]  # the outbox looks again which way each differs
 
 
 async def _indexed(uid: str, dependencies: Dependencies) -> set[str]:

@@ -65,7 +65,10 @@ class Indexing:
         await journal.commit(transition(1, rows=rows))
         assert await journal.indexable("u1") == [fragment(0).id, fragment(1).id]
         assert await journal.indexable("nobody") == []
-        await journal.outbox_enter([IndexEntry("u1", fragment(1).id), IndexEntry("u1", "orphan", delete=True)])
+        assert await journal.outbox_fragments("u1") == set()
+        await journal.outbox_enter([IndexEntry("u1", fragment(1).id), IndexEntry("u1", "orphan")])
+        assert await journal.outbox_fragments("u1") == {fragment(1).id, "orphan"}
+        assert await journal.outbox_fragments("nobody") == set()
         found = [(entry.fragment, what is None) for entry, what in await journal.outbox(9)]
         assert found == [(fragment(1).id, False), ("orphan", True)]
 

@@ -51,6 +51,7 @@ _RANGES = (
     .where(outbox.c.memory.in_(bindparam("uids", expanding=True)))
     .group_by(outbox.c.memory)
 )
+_OF_MEMORY = select(outbox.c.fragment).where(outbox.c.memory == bindparam("uid"))
 _SIZE = select(func.count()).select_from(outbox)
 _LAST = select(func.max(outbox.c.id))
 _live = (
@@ -156,6 +157,10 @@ def ranges(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[int, 
         rows = connection.execute(_RANGES, {"uids": uids[start : start + IDS_MAX]})
         found |= {uid: (first, last) for uid, first, last in rows}
     return found
+
+
+def of_memory(connection: Connection, uid: str) -> set[str]:
+    return set(connection.execute(_OF_MEMORY, {"uid": uid}).scalars())
 
 
 def indexable(connection: Connection, uid: str, model: str | None) -> list[str]:

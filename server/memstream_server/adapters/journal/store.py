@@ -268,6 +268,9 @@ class SqlJournal:
     async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
         return await self._read(outbox.ranges, memories)
 
+    async def outbox_fragments(self, uid: str) -> set[str]:
+        return await self._read(outbox.of_memory, uid)
+
     async def outbox_done(self, ids: Sequence[int]) -> None:
         await self._write(outbox.done, len(ids), False, ids)
 

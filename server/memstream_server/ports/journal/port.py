@@ -216,6 +216,10 @@ class Journal(Protocol):
         """(first, last) id of the entries of each of these memories that has any."""
         ...
 
+    async def outbox_fragments(self, uid: str) -> set[str]:
+        """Ids of the memory's fragments that have an entry."""
+        ...
+
     async def outbox_done(self, ids: Sequence[int]) -> None:
         """These entries are durable in the index. By id, never by a high-water mark."""
         ...
