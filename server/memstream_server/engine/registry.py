@@ -39,8 +39,8 @@ log = structlog.get_logger(__name__)
 REVIVE_PAUSE_S = 0.2
 """Before a memory whose actor failed is activated again: observations may wait in it. Doubles while it fails anew."""
 REVIVE_PAUSE_MAX_S = 30.0
-MEASURED_AT_ONCE = 32
-"""Working sets looked at in one turn of the event loop: about a millisecond."""
+MEASURED_AT_ONCE = 8
+"""Working sets looked at in one turn of the event loop: a quarter of a millisecond."""
 NAMES_MAX = 65_536
 """Names kept of memories that have left RAM: a few MB."""
 CALM_S = 60.0
