@@ -106,7 +106,7 @@ async def test_what_the_index_lost_and_what_it_should_not_have_is_put_right_at_t
     async with open_engine(tmp_path) as engine:
 
         async def right() -> bool:
-            return await healthy(engine) and set(await engine._dependencies.index.ids(uid, "", 100)) == ids
+            return await healthy(engine) and set(await engine._dependencies.index.ids(uid)) == ids
 
         await until(right)
 
@@ -238,9 +238,9 @@ async def test_what_the_index_lacks_is_found_beside_writes_that_never_stop(
 class SlowlyRead(MemoryIndex):
     """Takes its time to tell a memory's ids."""
 
-    async def ids(self, memory: str, after: str, limit: int, model: str = "") -> list[str]:
+    async def ids(self, memory: str, model: str = "") -> list[str]:
         await asyncio.sleep(0.1)
-        return await super().ids(memory, after, limit, model)
+        return await super().ids(memory, model)
 
 
 async def test_a_comparison_of_many_memories_does_not_hold_up_what_is_to_be_indexed(tmp_path: Path) -> None:

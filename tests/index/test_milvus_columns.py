@@ -69,7 +69,7 @@ async def test_rows_and_columns_are_the_same_to_a_lite(tmp_path: Path) -> None:
         rows.upsert([Point("m", fragment_id(20), vectors[1])])
         for _ in ("unflushed", "flushed"):
             assert columns.count("m") == 60
-            assert columns.ids("m", "", 100) == [fragment_id(number) for number in range(60)]
+            assert columns.ids("m") == ([fragment_id(number) for number in range(60)], False)
             for written, number in ((0, 0), (0, 40), (1, 1), (1, 20), (29, 29), (59, 59)):
                 found, cosines = columns.search("m", vectors[written], 2, 5)
                 assert fragment_id(number) in found

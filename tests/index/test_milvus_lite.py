@@ -82,7 +82,7 @@ async def test_two_spaces_are_two_collections(tmp_path: Path) -> None:
     await index.upsert([Point("m", "g", unit_vectors(1, dimension=8)[0])])
     await index.flush()
     assert not await index.open(SPACE)
-    assert await index.ids("m", "", 10) == ["f"]
+    assert await index.ids("m") == ["f"]
     assert not await index.open(other)
-    assert await index.ids("m", "", 10) == ["g"]
+    assert await index.ids("m") == ["g"]
     await index.close()

@@ -38,7 +38,7 @@ async def in_index(data_dir: Path, uid: str) -> list[str]:
         space = await journal.space()
         assert space is not None
         assert not await index.open(space), "the index is empty"
-        ids = await index.ids(uid, "", 10_000)
+        ids = await index.ids(uid)
         assert await index.count(uid) == len(ids)
         return ids
     finally:

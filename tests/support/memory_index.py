@@ -106,9 +106,9 @@ class MemoryIndex:
     async def count(self, memory: str, model: str = "") -> int:
         return len(self.stored(memory, model))
 
-    async def ids(self, memory: str, after: str, limit: int, model: str = "") -> list[str]:
+    async def ids(self, memory: str, model: str = "") -> list[str]:
         self._called("ids")
-        return sorted(fragment for fragment in self.stored(memory, model) if fragment > after)[:limit]
+        return sorted(self.stored(memory, model))
 
     def stored(self, memory: str, model: str = "") -> set[str]:
         """What a restart would find."""

@@ -53,10 +53,7 @@ async def in_index(server: ServerProcess, url: str, milvus: str, uid: str) -> se
         space = await journal.space()
         assert space is not None
         assert not await index.open(space)
-        found: list[str] = []
-        while page := await index.ids(uid, found[-1] if found else "", 10_000):
-            found += page
-        return set(found)
+        return set(await index.ids(uid))
     finally:
         await index.close()
         await journal.close()

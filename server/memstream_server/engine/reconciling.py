@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PAGE = 1_000
-"""Memories, or ids of the index, read at once."""
+"""Memories read at once."""
 
 
 class Reconciliation:
@@ -53,21 +53,13 @@ class Reconciliation:
 
 
 async def _differences(uid: str, dependencies: Dependencies) -> list[IndexEntry]:
-    there, journal = await _indexed(uid, dependencies), dependencies.journal
+    journal = dependencies.journal
+    there = set(await dependencies.index.ids(uid, dependencies.embedding.name))
     wanted = set(await journal.indexable(uid))  # read after the index, so that nothing new looks orphaned
     different = there ^ wanted
     if different:  # some may be on their way
         different -= await journal.outbox_fragments(uid)
     return [IndexEntry(uid, id_) for id_ in sorted(different)]  # the outbox looks again which way each differs
-
-
-async def _indexed(uid: str, dependencies: Dependencies) -> set[str]:
-    found: set[str] = set()
-    after = ""
-    while page := await dependencies.index.ids(uid, after, PAGE, dependencies.embedding.name):
-        found.update(page)
-        after = page[-1]
-    return found
 
 
 async def _memories(dependencies: Dependencies) -> AsyncIterator[str]:

@@ -86,11 +86,8 @@ class VectorIndex(Protocol):
 
     async def count(self, memory: str, model: str = "") -> int: ...
 
-    async def ids(self, memory: str, after: str, limit: int, model: str = "") -> list[str]:
-        """Fragment ids of `memory` greater than `after`, ascending: for reconciliation.
-
-        Fewer than `limit` are not the end (a Milvus server stops where one of its segments does), none are.
-        """
+    async def ids(self, memory: str, model: str = "") -> list[str]:
+        """All fragment ids of `memory`, ascending: for reconciliation."""
         ...
 
     async def drop(self) -> None:

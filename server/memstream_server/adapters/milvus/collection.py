@@ -51,6 +51,8 @@ Row: TypeAlias = tuple[str, str, Vector]
 COLLECTION_NOT_FOUND = 100
 COLLECTION_NOT_LOADED = 101
 
+IDS_PAGE = 1_000
+"""Ids of one answer."""
 LIMIT_MAX = 16_384
 """Rows a Milvus server returns at most."""
 
@@ -248,21 +250,23 @@ class MilvusCollection:
             rows = self._query(memory, f"memory == {literal(memory)}", output_fields=["count(*)"])
         return int(rows[0]["count(*)"])
 
-    def ids(self, memory: str, after: str, limit: int) -> list[str]:
-        """Fragment ids greater than `after`, ascending."""
+    def ids(self, memory: str, after: str = "") -> tuple[list[str], bool]:
+        """(a page of the fragment ids greater than `after`, ascending; whether there may be more)."""
         chosen = f'memory == {literal(memory)} and id > "{key_of(memory, after)}"'
         with unavailable("ids"):
             rows = self._query(
                 memory,
                 chosen,
                 output_fields=["id"],
-                limit=min(limit, LIMIT_MAX),
+                limit=IDS_PAGE,
                 # What pymilvus' own iterator says: the first by primary key, not whichever come first. Milvus 2.3
                 # then returns that many from each of its segments.
                 iterator="True",
                 reduce_stop_for_best="True",
             )
-        return [fragment_of(key) for key in sorted(row["id"] for row in rows)[:limit]]
+        ids = [fragment_of(key) for key in sorted(row["id"] for row in rows)[:IDS_PAGE]]
+        # A Milvus server stops where one of its segments does.
+        return ids, len(ids) == IDS_PAGE if self.lite else bool(ids)
 
     def _query(self, memory: str, chosen: str, **arguments: Any) -> list[dict[str, Any]]:
         answer: list[dict[str, Any]] = self._loaded(

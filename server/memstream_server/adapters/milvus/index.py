@@ -233,11 +233,15 @@ class MilvusIndex:
     async def count(self, memory: str, model: str = "") -> int:
         return await self._read(lambda collection: collection.count(memory), self._timeouts.search_s, model)
 
-    async def ids(self, memory: str, after: str, limit: int, model: str = "") -> list[str]:
+    async def ids(self, memory: str, model: str = "") -> list[str]:
         """See the port. Ids are ordered as they are stored, percent-encoded; for ULIDs that is their own order."""
-        if limit <= 0:
-            return []
-        return await self._read(lambda collection: collection.ids(memory, after, limit), self._timeouts.search_s, model)
+        found: list[str] = []
+        more = True
+        while more:
+            ask = partial(MilvusCollection.ids, memory=memory, after=found[-1] if found else "")
+            page, more = await self._read(ask, self._timeouts.search_s, model)
+            found += page
+        return found
 
     async def _read(self, work: Callable[[MilvusCollection], T], timeout_s: float, model: str = "") -> T:
         session = self._current()
