@@ -296,15 +296,16 @@ class Indexer:
 
     async def _wait(self, event: asyncio.Event, timeout_s: float | None) -> None:
         """For the event; meanwhile the index is compared with the journal, if that is still to be done."""
-        until_s = math.inf if timeout_s is None else self._now() + timeout_s
-        while not event.is_set() and (left_s := until_s - self._now()) > 0:
+        now_s = asyncio.get_running_loop().time  # what is waited for passes by this one, whatever clock the engine has
+        until_s = math.inf if timeout_s is None else now_s() + timeout_s
+        while not event.is_set() and (left_s := until_s - now_s()) > 0:
             pause_s = left_s
             if self._registry.ownership.leads and not self._reconciliation.done:
-                began_s = self._now()
+                began_s = now_s()
                 entries = await self._reconciliation.step()
                 if entries:
                     self.entered(entries)
-                pause_s = min(left_s, REST * (self._now() - began_s))
+                pause_s = min(left_s, REST * (now_s() - began_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if pause_s == math.inf else pause_s):
                     await event.wait()
