@@ -200,6 +200,12 @@ async def test_what_came_during_a_round_has_waited_since_then(tmp_path: Path) ->
         await until(lambda: indexed(parts.engine))
 
 
+async def test_the_outbox_is_emptied_under_a_clock_that_stands_still(tmp_path: Path) -> None:
+    async with assembled(tmp_path, clock=Clock(monotonic_s=lambda: 0.0)) as parts:
+        await asyncio.wait_for(filled(parts.engine, AckLevel.INDEXED), 60)
+        assert await indexed(parts.engine)
+
+
 async def test_beside_writes_that_never_stop_the_index_is_compared_and_nothing_on_its_way_is_taken_for_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
