@@ -107,6 +107,22 @@ async def test_a_flush_never_covers_writes_of_a_killed_child(index: MilvusIndex,
     assert await index.count("m") == len(VECTORS) + 50
 
 
+async def test_who_writes_while_there_is_no_child_is_not_told_again_of_what_is_lost(
+    index: MilvusIndex, tmp_path: Path
+) -> None:
+    more = unit_vectors(50, seed=2)
+    await index.upsert(points("m", more, first=1000))
+    os.kill(only_child(tmp_path), signal.SIGKILL)
+    with pytest.raises(IndexUnavailable):
+        await search_until_it_fails(index, IndexUnavailable)
+    with pytest.raises(IndexUnavailable):
+        await index.flush()
+    await until(index.healthy)
+    await index.upsert(points("m", more, first=1000))
+    await index.flush()
+    assert await index.count("m") == len(VECTORS) + 50
+
+
 def logged(data_dir: Path) -> int:
     """Bytes in Lite's log: how far a write has come."""
     return sum(log.stat().st_size for log in collection_of(data_dir).glob("wal/wal_data_*.arrow"))

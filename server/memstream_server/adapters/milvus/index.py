@@ -257,7 +257,11 @@ class MilvusIndex:
             raise await self._make_anew(session, collection) from error
 
     async def _write(self, work: Callable[[MilvusCollection], None], model: str = "") -> None:
-        session = self._current()
+        try:
+            session = self._current()
+        except IndexUnavailable:
+            self._unflushed = None  # that writes since the last flush may be lost is said with it, once
+            raise
         collection = session.of(model)
         if self._unflushed not in (None, session.generation):
             self._unflushed = None
