@@ -167,6 +167,7 @@ async def _heard(working: WorkingSet, dense: DenseMatrix, question: Question) ->
         scanning = asyncio.get_running_loop().run_in_executor(None, scan.compute)
         revision, legs = working.record.revision, working.lexical.legs(question.terms)
         await scanning
+        working.show()  # the scan is of what was searched when it began
         return scan.cosines(), legs if working.record.revision == revision else None
 
 

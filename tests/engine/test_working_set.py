@@ -1,0 +1,135 @@
+"""What is searched is the same whether somebody looked after every commit or once after many."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memstream_server.adapters.models.analyzer import SnowballAnalyzer
+from memstream_server.adapters.models.hashing import HashingEmbedder
+from memstream_server.core.filters import Filter
+from memstream_server.core.lexical import query_terms
+from memstream_server.engine import working_set
+from memstream_server.engine.decision import Decision
+from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.requests import AckLevel
+from memstream_server.engine.working_set import WorkingSet
+from memstream_server.ports.journal.writing import Commit
+from tests.engine.assembled import NAMESPACE, Assembled, assembled
+from tests.engine.memory import observation
+from tests.engine.test_producers import create
+
+NAME = (NAMESPACE, "joy")
+WORDS = ["apple", "plum", "bread", "river", "stone", "lamp", "letter", "window", "garden", "music", "night", "rain"]
+
+
+class Twins:
+    """A memory's working set told of the same commits twice more: one looked at after each, one never."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, vectors: bool) -> None:
+        self.looked_at: WorkingSet | None = None
+        self.left_alone: WorkingSet | None = None
+        self.waiting: list[int] = []
+        """Fragments that waited to be searched, after each commit."""
+        apply = WorkingSet.apply
+
+        def also(working: WorkingSet, commit: Commit, decision: Decision) -> None:
+            if self.looked_at is None:
+                self.looked_at, self.left_alone = _like(working, vectors), _like(working, vectors)
+            apply(working, commit, decision)
+            for twin in (self.looked_at, self.left_alone):
+                assert twin is not None
+                apply(twin, commit, decision)
+            self.looked_at.show()
+            assert self.left_alone is not None
+            _same_answers(self.looked_at, self.left_alone, [row.fragment.id for row in commit.rows])
+            self.waiting.append(len(self.left_alone._unshown))
+
+        patch.setattr(WorkingSet, "apply", also)
+
+
+def _like(working: WorkingSet, vectors: bool) -> WorkingSet:
+    twin = WorkingSet(working.embedding, 1_000)
+    twin.begin(vectors)
+    twin.record, twin.state = working.record, working.state
+    return twin
+
+
+def _same_answers(one: WorkingSet, other: WorkingSet, ids: Sequence[str]) -> None:
+    """What decisions ask, which must not wait for anybody to look."""
+    for id_ in (*ids, "unknown"):
+        assert one.tier_of(id_) == other.tier_of(id_)
+        assert one.forgotten(id_) == other.forgotten(id_)
+    assert one.unsettled() == other.unsettled()
+    assert one.insights == other.insights
+    assert all(one.id_of(f"key-{number}") == other.id_of(f"key-{number}") for number in range(5))
+
+
+def _same_searches(one: WorkingSet, other: WorkingSet) -> None:
+    """Whatever slots they have: by id."""
+    assert one.fragments == other.fragments > 0
+    ids = sorted(one.columns.live_ids())
+    assert ids == sorted(other.columns.live_ids())
+    mine, theirs = one.columns.slots(ids), other.columns.slots(ids)
+    for column in ("alive", "session", "speaker", "importance", "observe_us", "create_us"):
+        assert getattr(one.columns, column)[mine].tolist() == getattr(other.columns, column)[theirs].tolist(), column
+    analyzer, embedder = SnowballAnalyzer(), HashingEmbedder()
+    for word in WORDS:
+        terms = query_terms(analyzer.terms(f"{word} stone", "english").hashes)
+        for leg, same in zip(one.lexical.legs(terms), other.lexical.legs(terms), strict=True):
+            np.testing.assert_allclose(leg.shares[mine], same.shares[theirs], rtol=1e-5)
+        if one.dense is not None and other.dense is not None:
+            query = embedder.vectors([word])[0]
+            np.testing.assert_array_equal(one.dense.cosines(query)[mine], other.dense.cosines(query)[theirs])
+    assert one.vectors(ids).keys() == other.vectors(ids).keys()
+
+
+async def _live(parts: Assembled, chance: random.Random) -> None:
+    """One of the things that happen to a memory."""
+    engine = parts.engine
+    words = " ".join(chance.choices(WORDS, k=4))
+    kind = chance.choice(["new"] * 6 + ["keyed", "change", "forget", "restore"])
+    fragments = (await engine.fragments.page(*NAME, Filter(), kind == "restore", -1, 100))[0]
+    if kind == "change" and fragments:
+        await engine.fragments.update(*NAME, FragmentChange(chance.choice(fragments).id, content=words))
+    elif kind == "forget" and fragments:
+        await engine.fragments.forget(*NAME, [chance.choice(fragments).id])
+    elif kind == "restore":
+        await engine.fragments.restore(*NAME, [one.id for one in fragments[:1]])
+    else:
+        key = f"key-{chance.randrange(5)}" if kind == "keyed" else ""
+        said = observation(words, session=chance.choice("ab"), speaker=chance.choice(["Ada", "Bob"]), external_id=key)
+        await engine.observe_batch(*NAME, "", 1, [said], AckLevel.STORED)
+
+
+@pytest.mark.parametrize("vectors", [True, False], ids=["vectors in RAM", "vectors in the index"])
+@pytest.mark.parametrize("seed", range(4))
+async def test_looking_late_shows_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, vectors: bool
+) -> None:
+    monkeypatch.setattr(working_set, "_UNSHOWN_MAX", 10_000)
+    twins, chance = Twins(monkeypatch, vectors), random.Random(seed)
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        for _ in range(60):
+            await _live(parts, chance)
+    assert max(twins.waiting) > 30, "the one really had to look late"
+    assert twins.looked_at is not None
+    assert twins.left_alone is not None
+    _same_searches(twins.looked_at, twins.left_alone)
+
+
+async def test_no_more_wait_than_are_shown_in_half_a_millisecond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = Twins(monkeypatch, True)
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        for number in range(working_set._UNSHOWN_MAX * 3):
+            await parts.engine.observe_batch(*NAME, "", 1, [observation(f"line {number}")], AckLevel.STORED)
+    assert 0 in twins.waiting
+    assert 0 < max(twins.waiting) <= working_set._UNSHOWN_MAX
