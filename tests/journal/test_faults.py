@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,19 @@ async def test_a_deletion_that_was_interrupted_ends_at_the_next_opening(
 # ---- commits that fail
 
 
+def before_statements(journal: SqlJournal, patch: pytest.MonkeyPatch, trip: Callable[[Any], None]) -> None:
+    """Call `trip` with the values of the writer's statements before each, run by the driver itself or by SQLAlchemy."""
+    run, writer = sqlite.run, journal._database.writer
+
+    def tripping(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        if connection.engine is writer:
+            trip(values)
+        return run(connection, text, values)
+
+    patch.setattr(sqlite, "run", tripping)
+    event.listen(writer, "before_cursor_execute", lambda *given: trip(given[3]))
+
+
 @pytest.mark.parametrize("lost", [True, False])
 async def test_a_failed_commit_leaves_the_outcome_of_its_whole_group_unknown(
     journal: SqlJournal, monkeypatch: pytest.MonkeyPatch, lost: bool
@@ -105,19 +118,21 @@ async def test_a_failed_commit_leaves_the_outcome_of_its_whole_group_unknown(
 
 
 @pytest.mark.parametrize("name", WRITES)
-async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(journal: SqlJournal, name: str) -> None:
+async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(
+    journal: SqlJournal, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await journal.receive(receipt(1, 2, 0))
     await journal.commit(transition(1, rows=(row(fragment(9)),)))
     before = await seen(journal)
     statements, failing = 0, 0
 
-    def trip(*_: object) -> None:
+    def trip(_: object) -> None:
         nonlocal statements
         statements += 1
         if statements == failing:
             raise OperationalError("?", None, sqlite3.OperationalError("disk I/O error"))
 
-    event.listen(journal._database.writer, "before_cursor_execute", trip)
+    before_statements(journal, monkeypatch, trip)
     while True:
         statements, failing = 0, failing + 1
         try:
@@ -134,12 +149,14 @@ async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(jo
     assert await seen(journal) != before
 
 
-async def test_a_write_that_breaks_the_transaction_does_not_take_its_group_along(journal: SqlJournal) -> None:
-    def trip(_: object, __: object, ___: str, parameters: Any, ____: object, _____: object) -> None:
-        if "poison" in parameters:
+async def test_a_write_that_breaks_the_transaction_does_not_take_its_group_along(
+    journal: SqlJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trip(values: Any) -> None:
+        if "poison" in values:
             raise OperationalError("?", None, sqlite3.OperationalError("disk I/O error"))
 
-    event.listen(journal._database.writer, "before_cursor_execute", trip)
+    before_statements(journal, monkeypatch, trip)
     results = await asyncio.gather(
         journal.receive(receipt(1, 1, 0)),
         journal.commit(transition(1, rows=(row(fragment(1, speaker="poison")),))),

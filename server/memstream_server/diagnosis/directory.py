@@ -94,7 +94,7 @@ def _log(data_dir: Path, holder: str) -> Finding:
 
 def _disk(data_dir: Path, reserve_bytes: int) -> Finding:
     free = sqlite.free_bytes(data_dir)
-    needed = reserve_bytes + sqlite.wal_bytes(directory.journal_path(data_dir))
+    needed = reserve_bytes + sqlite.wal_bytes(sqlite.wal_of(directory.journal_path(data_dir)))
     text = f"{free >> 20:,} MB free, {needed >> 20:,} MB must stay free (disk_free_min_bytes)"
     if free < needed:
         return problem("disk", text, "free space: a server refuses writes with STORAGE_FULL until then")

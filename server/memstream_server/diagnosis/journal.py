@@ -74,7 +74,7 @@ def _missing_bytes(file: Path) -> str:
         return f"{file.name} is not a SQLite database: its header is damaged"
     page = int.from_bytes(header[16:18]) or 0
     wanted, size = int.from_bytes(header[28:32]) * (65_536 if page == 1 else page), file.stat().st_size
-    if size < wanted and not sqlite.wal_bytes(file):
+    if size < wanted and not sqlite.wal_bytes(sqlite.wal_of(file)):
         return f"{file.name} was cut off: it has {size:,} bytes of {wanted:,}"
     return ""
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, CursorResult, Select, Table
+from sqlalchemy import Connection, Select, Table
 
 from memstream_server.adapters.journal import postgres, sqlite
 from memstream_server.adapters.journal.packed import by_row
@@ -30,7 +30,7 @@ STEP_ROWS = 32
 """Above this, statements have a multiple of it: 40 texts a table at most, and each prepared once."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bulk:
     """A statement around a list of rows: `head` (?, ?), (?, ?) `tail`. SQL that SQLite and PostgreSQL both read."""
 
@@ -82,16 +82,17 @@ def returned(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]
     return [tuple(row) for result in _executions(connection, bulk, rows) for row in result]
 
 
-def _executions(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> Iterator[CursorResult[Any]]:
+def _executions(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> Iterator[Iterable[Any]]:
+    """What each returned."""
     if bulk.unique:
         rows = list({row[: bulk.unique]: row for row in rows}.values())
-    mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
+    run, mark = (sqlite.run, "?") if connection.dialect.name == "sqlite" else (Connection.exec_driver_sql, "%s")
     start = 0
     while start < len(rows):
         left = min(len(rows) - start, ROWS_MAX)
         count = left - left % STEP_ROWS or left
         values = tuple(chain.from_iterable(rows[start : start + count]))
-        yield connection.exec_driver_sql(_text(bulk, count, mark), values)
+        yield run(connection, _text(bulk, count, mark), values)
         start += count
 
 

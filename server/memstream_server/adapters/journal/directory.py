@@ -205,15 +205,16 @@ def open_database(
     finally:
         engine.dispose()
     measure = free_bytes or partial(sqlite.free_bytes, data_dir)
-    return DirectoryDatabase(data_dir, lock, partial(_full, journal_path(data_dir), measure, reserve_bytes), readers)
+    full = partial(_full, sqlite.wal_of(journal_path(data_dir)), measure, reserve_bytes)
+    return DirectoryDatabase(data_dir, lock, full, readers)
 
 
-def _full(journal: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str | None:
+def _full(log: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str | None:
     """Why data cannot be added, or None."""
-    free, needed = free_bytes(), reserve_bytes + sqlite.wal_bytes(journal)
+    free, needed = free_bytes(), reserve_bytes + sqlite.wal_bytes(log)
     if free >= needed:
         return None
-    return f"{free} bytes are free for {journal.parent}, {needed} must stay free: free space and retry"
+    return f"{free} bytes are free for {log.parent}, {needed} must stay free: free space and retry"
 
 
 def _write(file: Path, text: str) -> None:
