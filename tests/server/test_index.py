@@ -70,6 +70,27 @@ async def test_a_stop_brings_into_the_index_what_waits_for_it(make_server: MakeS
 
 
 @linux
+async def test_what_writes_and_searches_the_index_does_without_pandas(make_server: MakeServer) -> None:
+    """70 MB of each process, which Milvus' packages import for others."""
+    server = await started(make_server(**SEARCHES_MILVUS))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("index/small", kind=memstream.MemoryKind.LONG_TERM)
+        await memory.observe_batch([about(number) for number in range(50)])
+        await until(lambda: indexed(client, memory))
+        answer = await memory.recall_once("island number 210", limit=1, reinforce=False)
+        assert (answer[0].fragment.content, answer.degraded) == (about(30), "")
+        loaded = {pid: _loaded(pid) for pid in (server.pid, *server.children())}
+    assert len(loaded) == 2
+    assert all("cygrpc" in maps for maps in loaded.values()), "what is loaded is seen there"
+    assert [pid for pid, maps in loaded.items() if "pandas" in maps] == []
+    assert "libarrow" not in loaded[server.pid]
+
+
+def _loaded(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text("utf-8")
+
+
+@linux
 async def test_kills_of_milvus_lite_while_it_is_written_to(make_server: MakeServer) -> None:
     server = await started(make_server(**SEARCHES_MILVUS))
     async with memstream.connect(server.address) as client:

@@ -29,7 +29,7 @@ class Searched:
         self.fresh: dict[str, Vector] = {}
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Memory held, about."""
         held = self.columns.bytes + self.lexical.bytes + (self.dense.bytes if self.dense is not None else 0)
         return held + sum(vector.nbytes for vector in self.fresh.values())

@@ -108,7 +108,7 @@ class WorkingSet:
     @property
     def size_bytes(self) -> int:
         """Memory held, about."""
-        return self.show().bytes + self.contents.bytes
+        return self.show().size_bytes + self.contents.bytes
 
     def __len__(self) -> int:
         return len(self.columns)

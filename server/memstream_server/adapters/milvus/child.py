@@ -1,7 +1,7 @@
 """The Milvus Lite child process: opens one directory and serves its gRPC on a private address until its parent ends.
 
-Run by path (`python -P child.py OPTIONS`), so it imports nothing of memstream. One line of JSON on stdout tells
-the parent that it serves, or why it cannot; standard error is for people.
+Run by path (`python -P child.py OPTIONS`); of memstream it imports what makes it smaller. One line of JSON on stdout
+tells the parent that it serves, or why it cannot; standard error is for people.
 
 Rules
 - One process per directory (Lite's own lock), one writer at a time (a lock here: a call that the client gave up
@@ -200,6 +200,15 @@ def durable_flush(flush: Call, files: Durable) -> Call:
     return flushed
 
 
+def without_pandas() -> None:
+    """pymilvus imports it, and pyarrow once it makes an array of a list; Lite has no use for it."""
+    from memstream_server.adapters.milvus.pandas_later import NoPandas, pandas_later
+
+    with pandas_later():
+        import pymilvus  # noqa: F401 - for its messages, which Lite imports
+    sys.meta_path.insert(0, NoPandas())
+
+
 def read_by_column() -> None:
     """Keep Lite from making a Python object of every number of every vector, to check it, to log it and to flush it.
 
@@ -332,6 +341,7 @@ def main() -> int:
     ended = watch_stdin()
     logging.basicConfig(level=logging.WARNING, format="%(name)s %(levelname)s %(message)s")
     try:
+        without_pandas()
         read_by_column()
         database = open_directory(options.directory, options.lock_timeout_s)
         # Under the lock, so these are sockets of the dead: a living server would have the lock.

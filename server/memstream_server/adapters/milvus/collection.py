@@ -36,6 +36,7 @@ from memstream_server.adapters.milvus.naming import (
     partition_of,
     stored,
 )
+from memstream_server.adapters.milvus.pandas_later import pandas_later
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexUnavailable, Point
 from memstream_server.ports.journal.spaces import Space
@@ -121,8 +122,9 @@ class MilvusCollection:
         cls, uri: str, token: str, name: str, space: Space, timeouts: Timeouts, consistency: str
     ) -> MilvusCollection:
         """Connect and ask for the engine. Raises IndexUnavailable."""
-        # Here and not above: it brings pandas, half a second that only a thread of its own should wait for.
-        import pymilvus
+        # Here and not above: it takes a while, for which only a thread of its own should wait.
+        with pandas_later():
+            import pymilvus
 
         from memstream_server.adapters.milvus.columns import Columns, target_of
 

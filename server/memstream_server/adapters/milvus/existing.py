@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memstream_server.adapters.milvus.collection import CHANNEL, CollectionMissing, unavailable
+from memstream_server.adapters.milvus.pandas_later import pandas_later
 from memstream_server.ports.index import IndexUnavailable
 
 PAGE_ROWS = 256
@@ -107,8 +108,9 @@ class ExistingCollection:
 @contextmanager
 def existing_collection(uri: str, token: str, name: str) -> Iterator[ExistingCollection]:
     """A collection of a Milvus server by its URI, or of a Milvus Lite directory by its path."""
-    # Here and not above: it brings pandas, half a second that --help should not wait for.
-    import pymilvus
+    # Here and not above: it takes a while, for which --help should not wait.
+    with pandas_later():
+        import pymilvus
 
     # It logs a traceback of every failure it raises; the failure itself is enough.
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
