@@ -98,8 +98,13 @@ func (l *ledger) opened(opened *v1.ObserveOpened) error {
 		l.repeatsUpto = opened.GetReceived()
 	}
 	if opened.GetExpectedSequence() <= l.received {
-		return l.rollBack(opened.GetExpectedSequence())
+		if err := l.rollBack(opened.GetExpectedSequence()); err != nil {
+			return err
+		}
 	}
+	// What was stored meanwhile is said here alone, of what repeats nothing yet: it may have been refused.
+	l.revision = max(l.revision, opened.GetRevision())
+	l.store(min(opened.GetStored(), l.received))
 	return nil
 }
 

@@ -94,6 +94,9 @@ class Ledger:
         self._repeats_upto = opened.received if opened.received > self.received else 0
         if opened.expected_sequence <= self.received:
             self._roll_back(opened.expected_sequence)
+        # What was stored meanwhile is said here alone, of what repeats nothing yet: it may have been refused.
+        self.revision = max(self.revision, opened.revision)
+        self._store(min(opened.stored, self.received))
 
     @property
     def size_max(self) -> int:

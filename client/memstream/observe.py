@@ -52,10 +52,8 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         self._turn = asyncio.Lock()
         self._finished = False
         self._flush_ids = itertools.count(1)
-        self._flush_upto = 0
         self._pause_until = 0.0
         # Of the connection, set anew by each.
-        self._flush_sent_upto = 0
         self._repeats_flush = 0
         self._close_sent = False
 
@@ -115,8 +113,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         target = self._ledger.last
         if self._ledger.position(self.ack_level) < target:
             self._check_usable()
-            self._flush_upto = target
-            self._work.set()
+            # The server says unasked how far it has come: to ask would be a message more each way.
             await self._until(lambda: self._ledger.position(self.ack_level) >= target)
 
     async def close(self) -> None:
@@ -157,7 +154,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         if not answer.HasField("opened"):
             raise ProtocolViolation(f"the server answered open with {answer.WhichOneof('message')}")
         self._ledger.opened(answer.opened)
-        self._flush_sent_upto = self._repeats_flush = 0
+        self._repeats_flush = 0
         self._close_sent = self._draining = False
 
     async def _read(self, call: _Call, backoff: Backoff) -> None:
@@ -209,9 +206,6 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
             return pb.ObserveRequest(batch=batch)
         if not self._ledger.all_sent:
             return None
-        if self._flush_sent_upto < self._flush_upto:
-            self._flush_sent_upto = self._flush_upto
-            return pb.ObserveRequest(flush=pb.ObserveFlush(flush_id=next(self._flush_ids)))
         if self._closing:
             self._close_sent = True
             return pb.ObserveRequest(close=pb.ObserveClose())

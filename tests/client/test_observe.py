@@ -172,6 +172,18 @@ async def test_a_flush_survives_a_break(memory: memstream.Memory, server: Script
     assert server.contents() == ["one"]
 
 
+async def test_what_was_stored_while_disconnected_is_told(memory: memstream.Memory, server: ScriptedServer) -> None:
+    server.storing.clear()
+    async with memory.observe("p") as stream:
+        sent = await stream.send("one")
+        await until(lambda: stream.received == 1)
+        await server.stop()
+        server.storing.set()
+        await server.start(server.target)
+        await asyncio.wait_for(sent, 10)  # nothing is sent or asked for over the new connection
+        assert (stream.stored, stream.revision) == (1, 1)
+
+
 async def test_refused_items_are_told_apart(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
         good = await stream.send("fine")

@@ -229,6 +229,7 @@ class _Observing:
         self.producer.epoch += 1
         self.flushes: list[tuple[int, int]] = []
         self.journaled = self.unacknowledged = 0
+        self.told = self.levels
         self.fresh_refusals: list[int] = []
 
     @property
@@ -240,6 +241,12 @@ class _Observing:
         if self.server.storing.is_set():
             self.server._stored[self.key] = self.received
         return min(self.server._stored.get(self.key, 0), self.received)
+
+    @property
+    def levels(self) -> tuple[int, int, int]:
+        """Up to where everything is received, stored and indexed."""
+        stored = self.stored
+        return self.received, stored, stored if self.server.indexing.is_set() else 0
 
     async def run(self) -> None:
         opened = pb.ObserveOpened(
@@ -273,7 +280,7 @@ class _Observing:
                     if await self.take(request):
                         return
                     read = asyncio.create_task(self.context.read())
-                elif self.server.acking.is_set() and (self.flushes or self.unacknowledged):
+                elif self.server.acking.is_set() and (self.unacknowledged or self.told != self.levels):
                     await self.acknowledge()
         finally:
             read.cancel()
@@ -335,13 +342,13 @@ class _Observing:
 
     async def acknowledge(self) -> None:
         refusals, self.fresh_refusals = self.fresh_refusals, []
-        stored = self.stored
+        received, stored, indexed = self.told = self.levels
         satisfied = [flush_id for flush_id, upto in self.flushes if upto <= stored]
         self.flushes = [(flush_id, upto) for flush_id, upto in self.flushes if upto > stored]
         ack = pb.Ack(
-            received=self.received,
+            received=received,
             stored=stored,
-            indexed=stored if self.server.indexing.is_set() else 0,
+            indexed=indexed,
             revision=stored,
             flushed=max(satisfied, default=0),
             rejected=[pb.RejectedObservation(sequence=n, status=self.producer.refused[n]) for n in refusals],

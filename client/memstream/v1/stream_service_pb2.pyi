@@ -316,7 +316,9 @@ Global___ObserveOpened: _TypeAlias = ObserveOpened  # noqa: Y015
 
 @_typing.final
 class Ack(_message.Message):
-    """How far the observations have come. Levels are cumulative: everything up to the number, rejected ones included."""
+    """How far the observations have come; sent whenever that has changed. Levels are cumulative: everything up to the
+    number, rejected ones included.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

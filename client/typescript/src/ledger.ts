@@ -143,6 +143,9 @@ export class Ledger {
     this.queue.unshift(this.flight.cut(0n));
     this.repeatsUpto = opened.received > this.received ? opened.received : 0n;
     if (opened.expectedSequence <= this.received) this.rollBack(opened.expectedSequence);
+    // What was stored meanwhile is said here alone, of what repeats nothing yet: it may have been refused.
+    this.revision = larger(this.revision, opened.revision);
+    this.store(smaller(opened.stored, this.received));
   }
 
   /** Bytes of the largest observation that any window and message admits. */
