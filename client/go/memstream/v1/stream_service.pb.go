@@ -690,7 +690,8 @@ func (x *ObserveOpened) GetRevision() int64 {
 	return 0
 }
 
-// How far the observations have come. Levels are cumulative: everything up to the number, rejected ones included.
+// How far the observations have come; sent whenever that has changed. Levels are cumulative: everything up to the
+// number, rejected ones included.
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Last sequence number received.

@@ -337,7 +337,8 @@ export const ObserveOpenedSchema: GenMessage<ObserveOpened> = /*@__PURE__*/
   messageDesc(file_memstream_v1_stream_service, 6);
 
 /**
- * How far the observations have come. Levels are cumulative: everything up to the number, rejected ones included.
+ * How far the observations have come; sent whenever that has changed. Levels are cumulative: everything up to the
+ * number, rejected ones included.
  *
  * @generated from message memstream.v1.Ack
  */
