@@ -1,4 +1,4 @@
-"""What the server is compared with, without a server: SQLite commits, a numpy scan, BM25, a Milvus Lite."""
+"""What the server is compared with, without a server: SQLite commits, a numpy scan, BM25, messages, a Milvus Lite."""
 
 from __future__ import annotations
 
@@ -15,13 +15,21 @@ import numpy as np
 import numpy.typing as npt
 from served import cpu_s
 
+import memstream
+from memstream.codec import answer_from_wire
+from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.adapters.milvus.collection import MilvusCollection, Timeouts
 from memstream_server.adapters.milvus.lite import LiteProcess
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import MODEL
+from memstream_server.core.lexical import LexicalIndex, query_terms
+from memstream_server.core.ranking import PARTS, Scored
+from memstream_server.core.values import Fragment, Tier
+from memstream_server.engine.requests import RecallAnswer, Recollection
 from memstream_server.ports.index import Point
 from memstream_server.ports.journal.spaces import Space
+from memstream_server.rpc.wire import queries
 
 Floats = npt.NDArray[np.float32]
 PARTITIONS = 64
@@ -99,6 +107,75 @@ class Bm25:
                 values[places] += idf * (_K1 + 1) * counts / (counts + self._norms[places])
         _best(values, limit)
         return time.perf_counter() - began
+
+
+class BothLegs:
+    """The server's two lexical legs of one memory's texts, of one session, called without a server."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._analyzer = SnowballAnalyzer()
+        self._index = LexicalIndex()
+        for text in texts:
+            terms = self._analyzer.terms(text)
+            self._index.append(terms.hashes, terms.counts, 0, len(text))
+        self._index.settle()
+
+    def asked(self, query: str) -> float:
+        """Seconds from the query's text to what both legs say of every fragment."""
+        began = time.perf_counter()
+        self._index.legs(query_terms(self._analyzer.terms(query).hashes))
+        return time.perf_counter() - began
+
+
+class Messages:
+    """An answer's messages, made and serialised as the server does it, parsed and read as the SDK does it."""
+
+    def __init__(self, answer: memstream.Answer) -> None:
+        hits = [_fragment(hit.fragment, Tier.LONG_TERM) for hit in answer]
+        found = {one.id for one in hits}
+        beside = [_fragment(one, Tier.SHORT_TERM) for one in answer.working_memory if one.id not in found]
+        zeros = (0.5,) * len(PARTS)
+        self._answer = RecallAnswer(
+            revision=answer.revision,
+            recollections=tuple(
+                Recollection(one, Scored(0, one.id, 0.5, 0.5, 0.5, PARTS, zeros, zeros), False) for one in hits
+            ),
+            working_ids=tuple(one.id for one in answer.working_memory),
+            working=tuple(beside),
+            eligible=answer.eligible,
+            considered=answer.considered,
+            best_relevance=answer.best_relevance,
+            degraded="",
+            near_misses=(),
+            timings_s=answer.timings,
+            tokens=0,
+            formula="",
+        )
+
+    def made_and_read(self) -> float:
+        """Seconds of one."""
+        began = time.perf_counter()
+        done = queries.done("1", self._answer, False)
+        sent = [pb.RecallResponse(recollections=part) for part in queries.recollections("1", self._answer, False, done)]
+        read = [pb.RecallResponse.FromString(each.SerializeToString()).recollections for each in sent]
+        answer_from_wire(read, read[-1].done)
+        return time.perf_counter() - began
+
+
+def _fragment(one: memstream.Fragment, tier: Tier) -> Fragment:
+    return Fragment(
+        id=one.id,
+        content=one.content,
+        tier=tier,
+        speaker=one.speaker,
+        session=one.session,
+        observe_time_us=1_700_000_000_000_000,
+        create_time_us=1_700_000_000_000_000,
+        access_time_us=1_700_000_000_000_000,
+        access_count=one.access_count,
+        model=one.model,
+        version=1,
+    )
 
 
 class MilvusLite:

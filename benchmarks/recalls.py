@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bare import Bm25, Floats, MilvusLite, scanned
+from bare import Bm25, BothLegs, Floats, Messages, MilvusLite, scanned
 from claims import CPU
 from echo import EchoServer
 from probe import Pause
@@ -28,6 +28,9 @@ P50, P99 = "p50 ms", "p99 ms"
 COLUMNS = (P50, P99, "max ms", CPU, "server µs")
 ASKED_MAX_S = 30.0
 """How long one series of questions takes at most."""
+_FEW = ("echo", "numpy scan", "BM25")
+_MORE = ("embedding", "both lexical legs", "messages")
+"""What is unavoidable beside echo and scan; the legs are two, one of them BM25."""
 BATCH = 500
 FILLING = 16
 """Memories filled at once."""
@@ -154,13 +157,15 @@ class Recalling:
 
 
 class Parts:
-    """What a recall cannot do without, measured alone: an echo of question and answer, a scan, BM25."""
+    """What a recall cannot do without, measured alone: an echo of question and answer, a scan, BM25; and all of it."""
 
     def __init__(self, echo: EchoServer, texts: Texts, answer: memstream.Answer) -> None:
         self._echo = echo
         self._texts = texts
         self._vectors = texts.vectors()
         self._bm25: dict[int, Bm25] = {}
+        self._legs: dict[int, BothLegs] = {}
+        self._messages = Messages(answer)
         self._query = pb.RecallRequest(query=query_to_wire("1", texts.question(0)))
         size = sum(len(hit.fragment.content) + 250 for hit in answer)
         size += sum(len(one.content) + 150 for one in answer.working_memory)
@@ -176,12 +181,13 @@ class Parts:
         return self._echo.pause(self._since)
 
     async def measure(self, report: Report, row: str, questions: Sequence[tuple[int, str]]) -> None:
-        """A row of the sums, question by question, and a row of each part and of the query's embedding."""
+        """Rows of the sums, question by question: of the few parts, of all that is unavoidable; and of each part."""
         for place, _ in questions:
             if place not in self._bm25:
                 self._bm25[place] = Bm25(self._texts.held[place])
+                self._legs[place] = BothLegs(self._texts.held[place])
         embedder, self._since = HashingEmbedder(), time.monotonic()
-        times: dict[str, list[float]] = {part: [] for part in ("echo", "numpy scan", "BM25", "embedding")}
+        times: dict[str, list[float]] = {part: [] for part in (*_FEW, *_MORE)}
         own, echo_before = own_cpu_s(), self._echo.cpu_s()
         async with self._echo.answering(self._query, self._answer) as ask:
             for place, text in questions:
@@ -191,10 +197,20 @@ class Parts:
                 times["echo"].append(await ask())
                 times["numpy scan"].append(scanned(self._vectors[place], query, LIMIT))
                 times["BM25"].append(self._bm25[place].searched(text, LIMIT))
+                times["both lexical legs"].append(self._legs[place].asked(text))
+                times["messages"].append(self._messages.made_and_read())
         for part, seconds in times.items():
             enter(report, f"{row}: {part} alone", seconds)
-        whole = [sum(each) for each in zip(times["echo"], times["numpy scan"], times["BM25"], strict=True)]
-        enter(report, row, whole, own_cpu_s() - own - sum(times["embedding"]), self._echo.cpu_s() - echo_before)
+        few = [sum(each) for each in zip(*(times[part] for part in _FEW), strict=True)]
+        more = sum(sum(times[part]) for part in _MORE)
+        enter(report, row, few, own_cpu_s() - own - more, self._echo.cpu_s() - echo_before)
+        whole = [sum(each) for each in zip(*(times[part] for part in ("echo", "numpy scan", *_MORE)), strict=True)]
+        enter(report, whole_of(row), whole)
+
+
+def whole_of(row: str) -> str:
+    """The row of the sums of all that is unavoidable, beside that row of Parts."""
+    return f"all unavoidable parts, {row}"
 
 
 async def measure_lite(

@@ -372,7 +372,7 @@ class Settings(BaseSettings):
         268_435_456, "free disk below which new writes are refused", "bytes", 0, 1_099_511_627_776
     )
     access_flush_interval_s: float = _setting(
-        5.0, "how often access times and counts are written", "seconds", 0.05, 3_600
+        15.0, "how often access times and counts are written", "seconds", 0.05, 3_600
     )
     maintenance_interval_s: float = _setting(
         60.0, "how often expired fragments and old answers are looked for", "seconds", 0.05, 86_400
