@@ -20,11 +20,14 @@ _NAMES = ("pandas", "pandas.api", "pandas.api.types")
 class _Later(ModuleType):
     """Stands for a module of pandas, which is imported when something of it is used."""
 
-    importing = True
-    """Whether its importers are still being imported: what they take then is a name for later."""
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
+        self.importing = True
+        """Whether its importers are still being imported: what they take then is a name for later."""
 
     def __getattr__(self, name: str) -> Any:
-        if not _Later.importing:
+        if not self.importing:
             return getattr(importlib.import_module(self.__name__), name)
         if name.startswith("__"):
             raise AttributeError(name)
@@ -52,21 +55,19 @@ class NoPandas(MetaPathFinder):
 @contextmanager
 def pandas_later() -> Iterator[None]:
     """Import pymilvus in here: it does not import pandas with it. Whoever imports pandas afterwards gets pandas."""
-    if "pandas" in sys.modules:
+    if {"pandas", "pymilvus"} & sys.modules.keys():
         yield
         return
     modules = {name: _Later(name) for name in _NAMES}
     for name, module in modules.items():
-        module.__path__ = []
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(modules[parent], child, module)
     sys.modules |= modules
-    _Later.importing = True
     try:
         yield
     finally:
-        _Later.importing = False
         for name, module in modules.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+            module.importing = False
