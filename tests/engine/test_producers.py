@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from memstream_server.app.models import Models
@@ -290,3 +292,28 @@ async def test_what_was_indexed_before_a_restart_is_so_after_it(tmp_path: Path) 
             parts.engine.observe_batch(NAMESPACE, "joy", "p", 1, LINES, AckLevel.INDEXED), 30
         )
         assert again.indexed == len(LINES)
+
+
+async def test_who_waits_for_received_is_told_before_anything_is_computed(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    class Watched(ScriptedEmbedder):
+        async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+            order.append("embedded")
+            return await super().embed(texts)
+
+    async with assembled(tmp_path, models=Models(Watched())) as parts:
+        await create(parts.engine)
+        session = await opened(parts.engine)
+
+        async def watch() -> None:
+            session.news.clear()
+            await session.news.wait()
+            order.append("told")
+
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        await session.submit(1, LINES[:1], AckLevel.RECEIVED)
+        await session.reached(STORED, 1)
+        await watching
+    assert order[:2] == ["told", "embedded"]

@@ -347,9 +347,9 @@ class Receiving:
         if receipt.rejections and state.session is not None:
             state.session.reject(receipt.rejections)
         self._dependencies.metrics.received(batch.count, len(receipt.rejections), self._age_s(batch) or 0.0)
+        state.advance(received=receipt.last_sequence)  # woken before the actor: the answer goes before the decision
         self._backlog -= batch.count  # counted again by _enqueue
         self._enqueue(batch)
-        state.advance(received=receipt.last_sequence)
 
     def _enqueue(self, batch: Batch) -> None:
         self._backlog += batch.count
