@@ -184,6 +184,20 @@ async def test_what_was_stored_while_disconnected_is_told(memory: memstream.Memo
         assert (stream.stored, stream.revision) == (1, 1)
 
 
+async def test_what_was_indexed_is_told_after_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
+    server.indexing.clear()
+    async with memory.observe("p", ack_level=memstream.AckLevel.INDEXED) as stream:
+        await stream.send("one")
+        flush = asyncio.create_task(stream.flush())
+        await until(lambda: stream.stored == 1)
+        await server.stop()
+        server.indexing.set()
+        await server.start(server.target)
+        await asyncio.wait_for(flush, 10)
+    async with memory.observe("p", ack_level=memstream.AckLevel.INDEXED) as stream:
+        await asyncio.wait_for(stream.flush(), 10)  # of what an earlier process has sent
+
+
 async def test_refused_items_are_told_apart(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
         good = await stream.send("fine")

@@ -77,6 +77,15 @@ async def test_flush_of_nothing_is_answered(wire: Wire) -> None:
     await call.ack(lambda ack: ack.flushed == 3)
 
 
+async def test_a_producer_that_comes_back_is_told_where_indexed_stands(wire: Wire) -> None:
+    call = await wire.observe()
+    await call.batch(1, "a")
+    await call.ack(lambda ack: ack.indexed == 1)
+    again = await wire.observe()  # while the server still has the older stream, and knows what of it is indexed
+    assert (again.opened.received, again.opened.stored) == (1, 1)
+    await again.ack(lambda ack: ack.indexed == 1)  # nothing is asked for, and `opened` does not say it
+
+
 async def test_flushes_that_wait_are_bounded(wire: Wire, script: Any) -> None:
     """Those of the same number count as one; a client that goes on flushing what is not stored is refused."""
     script.storing.clear()

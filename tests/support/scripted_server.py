@@ -229,7 +229,7 @@ class _Observing:
         self.producer.epoch += 1
         self.flushes: list[tuple[int, int]] = []
         self.journaled = self.unacknowledged = 0
-        self.told = self.levels
+        self.told = (*self.levels[:2], 0)  # what `opened` says
         self.fresh_refusals: list[int] = []
 
     @property
