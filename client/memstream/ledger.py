@@ -141,12 +141,17 @@ class Ledger:
 
     @property
     def repeats_sent(self) -> bool:
-        """Whether there are repeats on this connection, all of them sent and not settled: time for the flush."""
-        return self._repeats_upto > 0 and (not self._queue or self._queue[0].sequence > self._repeats_upto)
+        """Whether repeats on this connection are not settled, and all that may be sent are: time for the flush."""
+        if not self._queue or self._queue[0].sequence > self._repeats_upto:
+            return self._repeats_upto > 0
+        return not self._may_fly(self._queue[0])  # the window is smaller than it was when they were sent first
 
     def repeats_settled(self) -> None:
-        """The flush after the last repeat is answered."""
-        self._repeats_upto = 0
+        """The flush after the last repeat sent is answered."""
+        if self._queue and self._queue[0].sequence <= self._repeats_upto:
+            self._receive(self._queue[0].sequence - 1)
+        else:
+            self._repeats_upto = 0
 
     @property
     def all_sent(self) -> bool:

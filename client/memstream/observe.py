@@ -186,6 +186,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
 
     def _acknowledged(self, ack: pb.Ack) -> bool:
         if self._repeats_flush and ack.flushed >= self._repeats_flush:
+            self._repeats_flush = 0
             self._ledger.repeats_settled()
         return self._ledger.acknowledged(ack)
 

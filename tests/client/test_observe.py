@@ -125,6 +125,25 @@ async def test_the_window_bounds_bytes(memory: memstream.Memory, server: Scripte
     assert [len(each) for each in server.contents()] == [600, 600]
 
 
+async def test_repeats_keep_to_a_window_that_has_become_smaller(
+    memory: memstream.Memory, server: ScriptedServer
+) -> None:
+    server.acking.clear()
+    async with memory.observe("p") as stream:
+        said = [*(f"line {n}" for n in range(19)), "reject me"]
+        sent = [await stream.send(line) for line in said]
+        await until(lambda: server.contents() == said)
+        await server.stop()
+        server.window_observations, server.in_flight_max = 8, 0
+        server.acking.set()
+        await server.start(server.target)
+        await asyncio.wait_for(asyncio.gather(*sent[:-1]), 10)
+        with pytest.raises(memstream.InvalidRequest):
+            await sent[-1]
+        assert (stream.received, server.in_flight_max) == (20, 8)
+    assert server.contents() == said
+
+
 async def test_a_lone_item_goes_at_once_and_a_flood_in_batches(
     memory: memstream.Memory, server: ScriptedServer
 ) -> None:
