@@ -95,15 +95,14 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         """
         observation = observation_to_wire(what, **said)
         size = observation.ByteSize()
-        self._check_usable()
-        if size > self._ledger.size_max:
-            raise invalid("observation", f"has {size} bytes, the server takes at most {self._ledger.size_max}")
+        self._check_takes(size)
         if self._ledger.last % _YIELD_EVERY == 0:
             await asyncio.sleep(0)  # a producer that never waits for anything lets others run
         if self._turn.locked() or not self._ledger.has_room(size):
             async with self._turn:  # first come, first numbered
-                await self._until(lambda: self._ledger.has_room(size))
-        self._check_usable()
+                # Another connection may grant less.
+                await self._until(lambda: self._ledger.has_room(size) or size > self._ledger.size_max)
+        self._check_takes(size)
         sent = self._ledger.add(observation, size)
         self._work.set()
         return sent
@@ -124,6 +123,11 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         self._closing = True
         self._work.set()
         await self._until(lambda: self._closed)
+
+    def _check_takes(self, size: int) -> None:
+        self._check_usable()
+        if size > self._ledger.size_max:
+            raise invalid("observation", f"has {size} bytes, the server takes at most {self._ledger.size_max}")
 
     def _failed(self, error: MemstreamError) -> None:
         self._ledger.fail(error)

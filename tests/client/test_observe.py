@@ -144,6 +144,25 @@ async def test_repeats_keep_to_a_window_that_has_become_smaller(
     assert server.contents() == said
 
 
+async def test_what_a_window_that_has_become_smaller_never_admits_is_refused(
+    memory: memstream.Memory, server: ScriptedServer
+) -> None:
+    server.window_bytes = 1000
+    server.acking.clear()
+    async with memory.observe("p") as stream:
+        await stream.send("x" * 400)
+        blocked = asyncio.create_task(stream.send("y" * 800))
+        await until(lambda: len(server.contents()) == 1)
+        await server.stop()
+        server.window_bytes = 500
+        server.acking.set()
+        await server.start(server.target)
+        with pytest.raises(memstream.InvalidRequest):
+            await asyncio.wait_for(blocked, 10)
+        assert (await stream.send("z")).sequence == 2
+    assert [len(each) for each in server.contents()] == [400, 1]
+
+
 async def test_a_lone_item_goes_at_once_and_a_flood_in_batches(
     memory: memstream.Memory, server: ScriptedServer
 ) -> None:
