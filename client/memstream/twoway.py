@@ -107,6 +107,8 @@ class TwoWayStream(ABC, Generic[Request, Response]):
         while not ready():
             if self._error is not None:
                 raise self._error
+            if self._closed:
+                raise StreamClosed("the stream is closed")
             await self._changed.wait()
 
     def _notify(self) -> None:

@@ -236,6 +236,19 @@ async def test_what_was_indexed_is_told_after_a_break(memory: memstream.Memory, 
         await asyncio.wait_for(stream.flush(), 10)  # of what an earlier process has sent
 
 
+async def test_a_flush_that_waits_for_the_index_ends_with_the_stream(
+    memory: memstream.Memory, server: ScriptedServer
+) -> None:
+    server.indexing.clear()
+    async with memory.observe("p", ack_level=memstream.AckLevel.INDEXED) as stream:
+        await stream.send("one")
+        flush = asyncio.create_task(stream.flush())
+        await until(lambda: stream.stored == 1)
+        await stream.close()  # waits for what is stored, and nothing is said after it
+        with pytest.raises(memstream.StreamClosed):
+            await asyncio.wait_for(flush, 10)
+
+
 async def test_refused_items_are_told_apart(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
         good = await stream.send("fine")
