@@ -95,7 +95,7 @@ class Ledger:
         if opened.expected_sequence <= self.received:
             self._roll_back(opened.expected_sequence)
         # What was stored meanwhile is said here alone, of what repeats nothing yet: it may have been refused.
-        self.revision = max(self.revision, opened.revision)
+        self.revision = opened.revision  # lower than it was where the server was restored
         self._store(min(opened.stored, self.received))
 
     @property

@@ -332,6 +332,25 @@ async def test_lost_numbers_that_were_not_stored_are_sent_again(
     assert server.contents() == ["line 0", "line 1", "line 2"]
 
 
+async def test_a_restored_server_s_revision_counts(memory: memstream.Memory, server: ScriptedServer) -> None:
+    """A recall with a revision of before the restore would wait for it in vain."""
+    server.storing.clear()
+    async with memory.observe("p") as stream:
+        sent = [await stream.send(f"line {n}") for n in range(3)]
+        await until(lambda: stream.received == 3)
+        await server.stop()
+        await server.start(server.target)
+        await until(lambda: stream.revision == 3)
+        await server.stop()
+        del server.producers["ns/m", "p"].items[1:]
+        server.acking.clear()
+        server.storing.set()
+        await server.start(server.target)
+        assert (await sent[0]).revision == stream.revision == 1
+        server.acking.set()
+    assert stream.revision == 3
+
+
 async def test_a_window_that_is_overrun_is_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.plans = [Plan(refuse=status(grpc.StatusCode.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED"))]
     async with memory.observe("p") as stream:
