@@ -140,6 +140,8 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         return self._link.streams.Observe(metadata=self._link.metadata(self.memory))
 
     async def _open(self, call: _Call) -> None:
+        # The level of the flush after repeats, the only one that is sent: that does not wait for the index.
+        level = AckLevel.STORED if self.ack_level is AckLevel.INDEXED else self.ack_level
         await call.write(
             pb.ObserveRequest(
                 open=pb.ObserveOpen(
@@ -147,7 +149,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
                     memory=self.memory.name,
                     producer=self.producer,
                     session=self.session,
-                    ack_level=ack_level_to_wire(self.ack_level),
+                    ack_level=ack_level_to_wire(level),
                     outcomes=self._outcomes,
                 )
             )

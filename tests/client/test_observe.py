@@ -236,6 +236,19 @@ async def test_what_was_indexed_is_told_after_a_break(memory: memstream.Memory, 
         await asyncio.wait_for(stream.flush(), 10)  # of what an earlier process has sent
 
 
+async def test_repeats_are_stored_before_they_are_indexed(memory: memstream.Memory, server: ScriptedServer) -> None:
+    server.acking.clear()
+    server.indexing.clear()
+    async with memory.observe("p", ack_level=memstream.AckLevel.INDEXED) as stream:
+        sent = await stream.send("one")
+        await until(lambda: server.contents() == ["one"])
+        await server.stop()
+        server.acking.set()
+        await server.start(server.target)
+        await asyncio.wait_for(sent, 10)  # the index may be out of reach for long
+        assert (stream.received, stream.stored) == (1, 1)
+
+
 async def test_a_flush_that_waits_for_the_index_ends_with_the_stream(
     memory: memstream.Memory, server: ScriptedServer
 ) -> None:

@@ -101,7 +101,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         if plan.refuse is not None:
             await _abort(context, plan.refuse)
         key = (f"{opening.open.namespace}/{opening.open.memory}", opening.open.producer)
-        await _Observing(self, key, plan, context).run()
+        await _Observing(self, key, opening.open.ack_level, plan, context).run()
 
     async def Recall(self, _: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802 - see above
         opening: pb.RecallOpen = (await context.read()).open
@@ -221,8 +221,10 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
 class _Observing:
     """One Observe stream of the scripted server."""
 
-    def __init__(self, server: ScriptedServer, key: tuple[str, str], plan: Plan, context: Any) -> None:
-        self.server, self.key, self.plan, self.context = server, key, plan, context
+    def __init__(
+        self, server: ScriptedServer, key: tuple[str, str], level: pb.AckLevel.ValueType, plan: Plan, context: Any
+    ) -> None:
+        self.server, self.key, self.level, self.plan, self.context = server, key, level, plan, context
         self.producer = server.producers.setdefault(key, Producer())
         self.producer.superseded.set()
         self.superseded = self.producer.superseded = asyncio.Event()
@@ -343,8 +345,10 @@ class _Observing:
     async def acknowledge(self) -> None:
         refusals, self.fresh_refusals = self.fresh_refusals, []
         received, stored, indexed = self.told = self.levels
-        satisfied = [flush_id for flush_id, upto in self.flushes if upto <= stored]
-        self.flushes = [(flush_id, upto) for flush_id, upto in self.flushes if upto > stored]
+        levels = {pb.ACK_LEVEL_RECEIVED: received, pb.ACK_LEVEL_STORED: stored, pb.ACK_LEVEL_INDEXED: indexed}
+        reached = levels[self.level]
+        satisfied = [flush_id for flush_id, upto in self.flushes if upto <= reached]
+        self.flushes = [(flush_id, upto) for flush_id, upto in self.flushes if upto > reached]
         ack = pb.Ack(
             received=received,
             stored=stored,
