@@ -98,12 +98,15 @@ class Watch:
         self._end(StreamClosed("the watch is closed"))
 
     async def _begin(self) -> None:
-        if self._task is None and self._error is None:
-            if self.cursor is None:
-                # Asked for once and by name: a server's "now" would move when a connection is made anew.
-                self.cursor = await self._first_cursor()
-            self._seen = self.cursor
-            self._task = asyncio.create_task(self._run(), name=f"memstream watch {self.memory}")
+        if self._fresh():
+            # Asked for once and by name: a server's "now" would move when a connection is made anew.
+            first = self.cursor or await self._first_cursor()
+            if self._fresh():  # nobody has begun or ended it meanwhile
+                self.cursor = self._seen = first
+                self._task = asyncio.create_task(self._run(), name=f"memstream watch {self.memory}")
+
+    def _fresh(self) -> bool:
+        return self._task is None and self._error is None
 
     async def _first_cursor(self) -> Cursor:
         answer = await self._link.call(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 
 import grpc
@@ -181,6 +182,32 @@ async def test_watch_goes_on_after_breaks(
     assert server.watched[1].revision == 2
     with pytest.raises(memstream.StreamClosed):
         await anext(watch)
+
+
+async def test_a_watch_that_two_tasks_begin_hands_out_every_event_once(
+    client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
+) -> None:
+    await client.create_memory("ns/m")
+    for revision in range(1, 6):
+        server.add_event(revision)
+    async with contextlib.aclosing(memory.watch("beginning")) as watch:
+        seen = [*await asyncio.gather(anext(watch), anext(watch)), *[await anext(watch) for _ in range(3)]]
+    assert [event.cursor.revision for event in seen] == [1, 2, 3, 4, 5]
+    assert len(server.watched) == 1
+
+
+async def test_a_watch_that_is_closed_while_it_begins_makes_no_call(
+    client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
+) -> None:
+    await client.create_memory("ns/m")
+    watch = memory.watch("beginning")
+    waiting = asyncio.create_task(anext(watch))
+    await asyncio.sleep(0)
+    await watch.aclose()
+    with pytest.raises(memstream.StreamClosed):
+        await waiting
+    await asyncio.sleep(0.1)
+    assert (watch.connections, server.watched) == (0, [])
 
 
 async def test_watch_from_a_cursor_that_is_gone(memory: memstream.Memory, server: ScriptedServer) -> None:
