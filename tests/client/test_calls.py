@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
@@ -71,6 +71,25 @@ async def test_closing_the_client_ends_a_call(server: ScriptedServer) -> None:
     await client.close()
     with pytest.raises(memstream.StreamClosed):
         await waiting
+
+
+async def test_closing_the_client_ends_an_export_and_an_import(server: ScriptedServer) -> None:
+    client = memstream.connect(server.target)
+    server.answering.clear()
+    parts = client.export("ns")
+    assert (await anext(parts)).lines == b"first\n"
+    exporting = asyncio.ensure_future(anext(parts))
+    importing = asyncio.create_task(client.import_("ns", chunks(b"line\n")))
+    await until(lambda: server.imported == b"line\n")
+    await client.close()
+    for waiting in (exporting, importing):
+        with pytest.raises(memstream.StreamClosed):
+            await waiting
+
+
+async def chunks(*given: bytes) -> AsyncIterator[bytes]:
+    for chunk in given:
+        yield chunk
 
 
 def test_only_unary_methods_are_retried() -> None:

@@ -49,7 +49,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.acking = asyncio.Event()  # cleared: nothing is acknowledged
         self.storing = asyncio.Event()  # cleared: received, not stored
         self.indexing = asyncio.Event()
-        self.answering = asyncio.Event()  # cleared: "slow" queries wait
+        self.answering = asyncio.Event()  # cleared: "slow" queries wait, exports stop half-way, imports do not end
         for event in (self.acking, self.storing, self.indexing, self.answering):
             event.set()
         self.abandoned = self.closed = 0
@@ -63,6 +63,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.events: list[event_pb2.Event] = []
         self.watched: list[event_pb2.Cursor] = []
         self.memories: dict[str, memory_pb2.Memory] = {}
+        self.imported = b""
         self.target = ""
         self._stored: dict[tuple[str, str], int] = {}
         self._server: grpc.aio.Server | None = None
@@ -216,6 +217,21 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         return memory_pb.ListFragmentsResponse(
             fragments=fragments[start : start + size], next_page_token=more, revision=9, memory_uid=UID
         )
+
+    async def ExportMemories(  # noqa: N802
+        self, _request: memory_pb.ExportMemoriesRequest, _context: Any
+    ) -> AsyncIterator[memory_pb.ExportMemoriesResponse]:
+        yield memory_pb.ExportMemoriesResponse(lines=b"first\n", done=1, total=2)
+        await self.answering.wait()
+        yield memory_pb.ExportMemoriesResponse(lines=b"second\n", done=2, total=2)
+
+    async def ImportMemories(  # noqa: N802
+        self, requests: AsyncIterator[memory_pb.ImportMemoriesRequest], _context: Any
+    ) -> memory_pb.ImportMemoriesResponse:
+        async for request in requests:
+            self.imported += request.lines
+        await self.answering.wait()
+        return memory_pb.ImportMemoriesResponse()
 
 
 class _Observing:
