@@ -141,6 +141,12 @@ def test_the_blocking_facade(blocking_server: ScriptedServer) -> None:
     assert blocking_server.closed == 1
 
 
+def test_a_blocking_client_may_begin_with_an_export(blocking_server: ScriptedServer) -> None:
+    client = memstream.sync.connect(blocking_server.target)
+    assert [part.lines for part in client.export("ns")] == [b"first\n", b"second\n"]
+    client.close()
+
+
 def test_the_blocking_facade_abandons(blocking_server: ScriptedServer) -> None:
     def leave() -> None:
         with client.memory("ns/m").observe("p") as stream:

@@ -152,7 +152,11 @@ class Client:
 
     def export(self, namespace: str, memory: str = "", *, include_vectors: bool = False) -> Iterator[ExportPart]:
         """Lines of JSON with all of a memory, or of a namespace with its conversations; see docs/export.md."""
-        return LOOP.iterate(self._inner.export(namespace, memory, include_vectors=include_vectors))
+
+        async def make() -> AsyncIterator[ExportPart]:
+            return self._inner.export(namespace, memory, include_vectors=include_vectors)
+
+        return LOOP.iterate(LOOP.run(make()))
 
     def import_(
         self,
