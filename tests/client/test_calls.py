@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -145,6 +147,28 @@ def test_a_blocking_client_may_begin_with_an_export(blocking_server: ScriptedSer
     client = memstream.sync.connect(blocking_server.target)
     assert [part.lines for part in client.export("ns")] == [b"first\n", b"second\n"]
     client.close()
+
+
+def test_what_is_imported_may_come_from_the_blocking_sdk(blocking_server: ScriptedServer) -> None:
+    with memstream.sync.connect(blocking_server.target) as client:
+        client.import_("other", (part.lines for part in client.export("ns")))
+    assert blocking_server.imported == b"first\nsecond\n"
+
+
+def test_what_is_imported_may_take_its_time(blocking_server: ScriptedServer) -> None:
+    called = threading.Event()
+
+    def lines() -> Iterator[bytes]:
+        yield b"first\n"
+        assert called.wait(10), "the import holds up everybody else"
+        yield b"second\n"
+
+    with memstream.sync.connect(blocking_server.target) as client, ThreadPoolExecutor(1) as pool:
+        importing = pool.submit(client.import_, "ns", lines())
+        client.create_memory("ns/m")
+        called.set()
+        importing.result()
+    assert blocking_server.imported == b"first\nsecond\n"
 
 
 def test_the_blocking_facade_abandons(blocking_server: ScriptedServer) -> None:

@@ -12,6 +12,7 @@ other thread, and not after a fork. A program that runs an event loop of its own
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,7 @@ from memstream.sync.conversations import Conversation, ConversationWatch
 from memstream.sync.loop import LOOP
 from memstream.sync.memory import FragmentListing, Memory
 from memstream.sync.streams import ObserveStream, RecallStream, Sent, Watch
-from memstream.transfer import ExportPart
+from memstream.transfer import PART_BYTES, ExportPart
 from memstream.values import MemoryKind
 
 __all__ = [
@@ -169,11 +170,12 @@ class Client:
     ) -> Operation:
         """Sends an export (a file, or its bytes) to be imported; wait with `finished`."""
 
-        async def each(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
-            for chunk in chunks:
-                yield chunk
+        async def each(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+            # Not on the loop, which would stand still: what makes them may take its time, or use this SDK.
+            while part := await asyncio.to_thread(_some, chunks):
+                yield part
 
-        given = source if isinstance(source, Path | str) else each(source)
+        given = source if isinstance(source, Path | str) else each(iter(source))
         return LOOP.run(
             self._inner.import_(namespace, given, memory=memory, request_id=request_id, validate_only=validate_only)
         )
@@ -201,3 +203,13 @@ class Client:
     def finished(self, operation: Operation | str, progress: Callable[[Operation], None] | None = None) -> Operation:
         """Waits for the end of a piece of long work; `progress` is called on another thread. Raises its error."""
         return LOOP.run(self._inner.finished(operation, progress))
+
+
+def _some(chunks: Iterator[bytes]) -> bytes:
+    """The next chunks, about as much as a message takes; nothing at their end."""
+    part = bytearray()
+    for chunk in chunks:
+        part += chunk
+        if len(part) >= PART_BYTES:
+            break
+    return bytes(part)
