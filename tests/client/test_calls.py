@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -169,6 +170,31 @@ def test_what_is_imported_may_take_its_time(blocking_server: ScriptedServer) -> 
         called.set()
         importing.result()
     assert blocking_server.imported == b"first\nsecond\n"
+
+
+def test_a_signal_s_exception_ends_the_wait_and_what_was_waited_for(blocking_server: ScriptedServer) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyError("a time limit")
+
+    blocking_server.window_observations = 1
+    LOOP.run(called(blocking_server.acking.clear))
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    later = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+    try:
+        with memstream.sync.connect(blocking_server.target) as client, client.memory("ns/m").observe("p") as stream:
+            stream.send("one")
+            later.start()
+            with pytest.raises(KeyError):
+                stream.send("two")
+            LOOP.run(called(blocking_server.acking.set))
+            stream.send("three")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert blocking_server.contents() == ["one", "three"]
+
+
+async def called(what: Callable[[], None]) -> None:
+    what()
 
 
 def test_the_blocking_facade_abandons(blocking_server: ScriptedServer) -> None:

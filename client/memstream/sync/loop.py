@@ -36,7 +36,7 @@ class LoopThread:
             return future.result()
         except concurrent.futures.CancelledError:
             raise StreamClosed("the client was closed during the call") from None
-        except KeyboardInterrupt:
+        except BaseException:  # of the work, which is over then, or of a signal's handler
             future.cancel()
             raise
 
