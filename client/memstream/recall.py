@@ -47,6 +47,8 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self.session = session
         self._ids = itertools.count(1)
         self._asked: dict[str, _Question] = {}
+        self._again: deque[_Question] = deque()
+        """Those of an earlier connection that this one's server has no room for yet."""
         self._outbox: deque[pb.RecallRequest] = deque()
         self._in_flight_max = IN_FLIGHT_MAX
         self._connected = False
@@ -97,8 +99,16 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
     def _give_up(self, question: _Question) -> None:
         query_id = question.query.query_id
         if self._asked.pop(query_id, None) is not None:
-            self._push(pb.RecallRequest(cancel=pb.RecallCancel(query_id=query_id)))
+            if question in self._again:
+                self._again.remove(question)
+            else:
+                self._push(pb.RecallRequest(cancel=pb.RecallCancel(query_id=query_id)))
             self._notify()
+
+    def _notify(self) -> None:
+        super()._notify()
+        while self._again and len(self._asked) - len(self._again) < self._in_flight_max:
+            self._push(pb.RecallRequest(query=self._again.popleft().query))
 
     def _push(self, request: pb.RecallRequest) -> None:
         if not self._draining:  # else the next connection asks for what is then still wanted
@@ -110,6 +120,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
             if not question.answer.done():
                 question.answer.set_exception(error)
         self._asked.clear()
+        self._again.clear()
 
     def _call(self) -> _Call:
         return self._link.streams.Recall(metadata=self._link.metadata(self.memory))
@@ -129,7 +140,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self._outbox.clear()
         for question in self._asked.values():
             question.parts.clear()
-            self._push(pb.RecallRequest(query=question.query))
+        self._again = deque(self._asked.values())
         self._connected = True
 
     async def _connection(self, backoff: Backoff) -> None:

@@ -87,6 +87,25 @@ async def test_queries_are_asked_again_of_a_server_that_is_older_or_newer(
         assert recall.connections == 2
 
 
+async def test_queries_beyond_what_the_next_server_takes_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
+    server.answering.clear()
+    async with memory.recall() as recall:
+        asked = [asyncio.create_task(recall.query(f"slow {n}")) for n in range(4)]
+        await until(lambda: len(server.queries) == 4)
+        await server.stop()
+        server.queries_in_flight_max = 2
+        await server.start(server.target)
+        await until(lambda: len(server.queries) > 4)
+        asked[2].cancel()
+        await asyncio.sleep(0.05)
+        assert len(server.queries) == 6  # what is more would be refused
+        server.answering.set()
+        answers = await asyncio.gather(*asked[:2], asked[3])
+    assert [answer[0].fragment.content for answer in answers] == ["slow 0", "slow 1", "slow 3"]
+    assert [query.text for query in server.queries[4:]] == ["slow 0", "slow 1", "slow 3"]
+    assert server.cancelled == []  # it was not asked for there
+
+
 async def test_one_query_fails_alone(memory: memstream.Memory) -> None:
     async with memory.recall() as recall:
         failing, fine = await asyncio.gather(

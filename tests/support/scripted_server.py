@@ -53,6 +53,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         for event in (self.acking, self.storing, self.indexing, self.answering):
             event.set()
         self.abandoned = self.closed = 0
+        self.queries_in_flight_max = 4
         self.queries: list[pb.RecallQuery] = []
         self.calls_cut = 0
         """So many of the first RecallOnce end as they do when a server's grace is over."""
@@ -112,7 +113,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         if plan.refuse is not None:
             await _abort(context, plan.refuse)
         self.opens += 1
-        limits = server_service_pb2.Limits(queries_in_flight_max=4)
+        limits = server_service_pb2.Limits(queries_in_flight_max=self.queries_in_flight_max)
         await context.write(pb.RecallResponse(opened=pb.RecallOpened(memory_uid=UID, limits=limits)))
         inside = opening.done_in_recollections and self.knows_done_in_recollections
         tasks: set[asyncio.Task[None]] = set()
