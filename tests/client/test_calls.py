@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -191,6 +194,21 @@ def test_a_signal_s_exception_ends_the_wait_and_what_was_waited_for(blocking_ser
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert blocking_server.contents() == ["one", "three"]
+
+
+def test_a_program_may_close_its_client_at_its_exit() -> None:
+    program = """
+        import atexit
+        import memstream.sync
+        client = memstream.sync.connect("127.0.0.1:1")
+        atexit.register(lambda: print("closed"))
+        atexit.register(client.close)
+        print(client.memory("ns/m").path)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert (ended.stdout, ended.stderr) == ("ns/m\nclosed\n", "")
 
 
 async def called(what: Callable[[], None]) -> None:

@@ -21,6 +21,7 @@ class LoopThread:
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        atexit.register(self._stop)  # already now: what a program registers later is run before, and may still call
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Starts `work` there."""
@@ -54,7 +55,6 @@ class LoopThread:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="memstream", daemon=True)
                 self._thread.start()
-                atexit.register(self._stop)
             return self._loop
 
     def _stop(self) -> None:
