@@ -227,10 +227,10 @@ class ConversationWatch(AsyncIterator[Message]):
     async def __anext__(self) -> Message:
         self._begin()
         while not self._ahead:
-            if self._ended:
-                raise StopAsyncIteration
             if self._error is not None:
                 raise self._error
+            if self._ended:
+                raise StopAsyncIteration
             self._changed.clear()
             await self._changed.wait()
         message = self._ahead.popleft()
@@ -243,6 +243,7 @@ class ConversationWatch(AsyncIterator[Message]):
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._ahead.clear()
         self._end(StreamClosed("the watch is closed"))
 
     def _begin(self) -> None:

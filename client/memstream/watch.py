@@ -95,6 +95,7 @@ class Watch:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._ahead.clear()
         self._end(StreamClosed("the watch is closed"))
 
     async def _begin(self) -> None:

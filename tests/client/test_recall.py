@@ -229,6 +229,20 @@ async def test_a_watch_that_is_closed_while_it_begins_makes_no_call(
     assert (watch.connections, server.watched) == (0, [])
 
 
+async def test_a_closed_watch_hands_out_nothing_that_it_read_ahead(
+    client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
+) -> None:
+    await client.create_memory("ns/m")
+    for revision in range(1, 6):
+        server.add_event(revision)
+    async with memory.watch("beginning") as watch:
+        first = await anext(watch)
+        await asyncio.sleep(0.1)  # the others are here as well
+    with pytest.raises(memstream.StreamClosed):
+        await anext(watch)
+    assert watch.cursor == first.cursor
+
+
 async def test_watch_from_a_cursor_that_is_gone(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.watch_plans = [Plan(refuse=status(grpc.StatusCode.OUT_OF_RANGE, "CURSOR_COMPACTED", oldest_revision="4"))]
     with pytest.raises(memstream.CursorCompacted) as caught:

@@ -146,6 +146,17 @@ async def test_a_watch_that_waits_for_the_first_message(talk: Conversation) -> N
         assert await waiting == []
 
 
+async def test_a_closed_watch_hands_out_nothing_that_it_read_ahead(talk: Conversation) -> None:
+    for text in ("one", "two"):
+        await talk.append("joy", text)
+    await talk.complete()
+    async with talk.watch() as watch:
+        assert (await anext(watch)).number == 1
+    with pytest.raises(memstream.StreamClosed):
+        await anext(watch)  # nor that this was the end
+    assert watch.number == 1
+
+
 async def test_a_message_opens_a_completed_conversation_again(talk: Conversation) -> None:
     await talk.append("joy", "one")
     watch = talk.watch()
