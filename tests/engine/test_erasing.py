@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from memstream_server.core.events import EventType
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind
 from memstream_server.engine import operations
+from memstream_server.engine.embeddings import Embedding
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.requests import AckLevel
 from memstream_server.ports.index import IndexUnavailable
@@ -92,6 +94,28 @@ async def test_an_insight_in_flight_is_not_kept_when_its_source_was_erased(tmp_p
         assert len(slow.shown) == 1
         assert [one.content for one in await live(parts.engine)] == [f"{TEA} today"]
         await check(parts.engine, "joy")
+
+
+async def test_an_insight_in_flight_is_not_kept_though_the_memory_moves_to_another_space_meanwhile(tmp_path: Path) -> None:
+    slow = Slow()
+    async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=slow)) as parts:
+        await create(parts.engine, RIPE)
+        await observe(parts.engine, TEA, f"{TEA} today")
+        await slow.asked.wait()
+        first = (await live(parts.engine))[0]
+        assert await erased(parts.engine, first.id) is OperationState.SUCCEEDED
+        embeddings = parts.engine._dependencies.embeddings
+        now = embeddings.in_force
+        embeddings.in_force = Embedding(replace(now.model, name="another"), now.embedder)
+        await parts.engine._registry.move(lambda _: ())
+        slow.go.set()
+
+        async def done() -> bool:
+            return not await parts.engine._journal.jobs(10)
+
+        await until(done)
+        assert len(slow.shown) == 1
+        assert [one.content for one in await live(parts.engine)] == [f"{TEA} today"]
 
 
 async def test_what_waits_to_be_stored_is_erased_once_it_is(tmp_path: Path) -> None:

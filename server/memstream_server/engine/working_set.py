@@ -97,7 +97,7 @@ class WorkingSet:
 
     def follow(self, earlier: WorkingSet) -> None:
         """Take over what an earlier reading of the same memory knew and the journal does not."""
-        self._recalled = earlier._recalled
+        self._recalled, self.stale = earlier._recalled, earlier.stale
         known = [id_ for id_ in earlier.columns.live_ids() if id_ in self.columns]
         self.columns.touch(self.columns.slots(known), earlier.columns.access_us[earlier.columns.slots(known)])
 
