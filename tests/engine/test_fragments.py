@@ -117,6 +117,20 @@ async def test_the_words_of_a_forgotten_fragment_are_no_echo(tmp_path: Path) -> 
         assert [one.id for one in await live(parts.engine)] == [second]
 
 
+async def test_what_a_fragment_said_before_it_was_changed_is_no_echo(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        uid = await create(parts.engine)
+        (first,) = await observe(parts.engine, observation(TEA, session="s"))
+        await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
+        await parts.engine.settled()  # as above
+        await parts.engine.fragments.update(NAMESPACE, "joy", FragmentChange(first, pinned=True))
+        await observe(parts.engine, observation(TEA, session="s"))
+        assert EventType.ECHOED in [event.type for event in await events_of(parts.engine, uid)]
+        await parts.engine.fragments.update(NAMESPACE, "joy", FragmentChange(first, content="Bob likes coffee"))
+        await observe(parts.engine, observation(TEA, session="s"))
+        assert [one.content for one in await live(parts.engine)] == ["Bob likes coffee", TEA]
+
+
 async def test_an_echo_counts_as_an_access(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)

@@ -228,6 +228,7 @@ class WorkingSet:
         self._rows += len(commit.rows)
         self.contents.put([row.fragment for row in commit.rows])
         self._forget_words(commit)
+        self._forget_changed({row.fragment.id: row.fragment.content for row in commit.rows if row.replaces})
         if commit.removed or self._rows > _UNSHOWN_MAX:
             self.show()
         if commit.removed:
@@ -237,6 +238,13 @@ class WorkingSet:
         if commit.erased:
             self.stale |= dict.fromkeys(commit.erased, commit.revision + 1)
             for key in [key for key, (_, id_) in self._recalled.items() if id_ in self.stale]:
+                del self._recalled[key]
+
+    def _forget_changed(self, contents: Mapping[str, str]) -> None:
+        """Who says again what a fragment said before it was changed says something new."""
+        if contents and self._recalled:
+            digests = {id_: _digest(content) for id_, content in contents.items()}
+            for key in [key for key, (_, id_) in self._recalled.items() if digests.get(id_, key[1]) != key[1]]:
                 del self._recalled[key]
 
     def unsettled(self) -> list[str]:
