@@ -222,6 +222,29 @@ async def test_a_memory_that_outgrows_ram_finds_what_the_index_has_not_got_yet(t
             assert found.scored.cosine > 0.5
 
 
+@pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.LONG_TERM])
+async def test_what_was_forgotten_while_the_model_was_down_has_its_vector_when_it_is_restored(
+    tmp_path: Path, kind: MemoryKind
+) -> None:
+    embedder = ScriptedEmbedder()
+    async with assembled(tmp_path, models=Models(embedder)) as parts:
+        await create(parts.engine, kind=kind)
+        embedder.fail(times=1_000)
+        (id_,) = await observe(parts.engine, "the otter eats fish")
+        await parts.engine.fragments.forget(NAMESPACE, "joy", [id_])
+        embedder.heal()
+
+        async def done() -> bool:
+            return not await parts.engine._journal.jobs(10)
+
+        await until(done)
+        await parts.engine.fragments.restore(NAMESPACE, "joy", [id_])
+        (found,) = await live(parts.engine)
+        assert found.model
+        await check(parts.engine, "joy")
+        await check_index(parts, "joy")
+
+
 class GatedEmbedder(ScriptedEmbedder):
     """Holds the calls with a text about otters until `gate` is set."""
 

@@ -280,16 +280,17 @@ class Jobs:
 
     # ---- vectors that were missing
     async def _backfill(self, actor: Actor, job: Job) -> None:
-        """Embed what was stored while the model was down. What the model refuses stays without a vector."""
-        after = -1
-        while True:
-            page = await self._dependencies.journal.list_fragments(actor.uid, FragmentQuery(after=after, limit=PAGE))
-            if not page:
-                break
-            after = page[-1].position
-            lacking = [fragment for fragment in page if not fragment.model]
-            if lacking:
-                await self._fill(actor, lacking)
+        """Embed what was stored while the model was down. What the model refuses stays without a vector.
+
+        What is forgotten, too: it may be restored.
+        """
+        for forgotten in (False, True):
+            query = FragmentQuery(forgotten=forgotten, limit=PAGE)
+            while page := await self._dependencies.journal.list_fragments(actor.uid, query):
+                query = replace(query, after=page[-1].position)
+                lacking = [fragment for fragment in page if not fragment.model]
+                if lacking:
+                    await self._fill(actor, lacking)
         await actor.run(lambda _: Decision(finish_jobs=(job.id,)))
 
     async def _fill(self, actor: Actor, lacking: Sequence[Fragment]) -> None:
