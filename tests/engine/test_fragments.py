@@ -145,6 +145,23 @@ async def test_an_echo_counts_as_an_access(tmp_path: Path) -> None:
         await until(counted)
 
 
+async def test_what_is_recalled_of_one_memory_is_not_compared_by_the_words_of_another(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        (id_,) = await observe(parts.engine, "the otter eats fish")
+        await parts.engine.memories.create(NewMemory(NAMESPACE, "copy", MemoryKind.HYBRID, DEFAULT))
+        (one,) = await live(parts.engine)
+        # As after an import of this memory under another name, where the fragment was changed as often as here.
+        other = one.but(content="badgers dig at night")
+        found = []
+        for name, fragment in (("joy", one), ("copy", other)):
+            async with parts.engine._registry.use(NAMESPACE, name) as actor:
+                space = actor.working.embedding
+                found += await parts.engine._reinforcement._content_vectors(actor, [fragment], space)
+                (expected,) = await space.embedder.embed([fragment.content])
+                np.testing.assert_array_equal(found[-1], expected)
+
+
 async def test_order_holds_when_the_clock_goes_back_across_a_restart(tmp_path: Path) -> None:
     clock = SettableClock()
     texts = [f"line {number} of the log" for number in range(1, 9)]

@@ -49,7 +49,8 @@ class Reinforcement:
         self._accesses: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
         """By memory and the epoch at which this process has it."""
         self._offers: asyncio.Queue[tuple[Actor, tuple[Fragment, ...]]] = asyncio.Queue(OFFERS_MAX)
-        self._content: OrderedDict[tuple[str, int, str], Vector] = OrderedDict()
+        self._content: OrderedDict[tuple[str, str, int, str], Vector] = OrderedDict()
+        """By memory, fragment, its version and the space: an imported memory has the ids of the one exported."""
         self._told: asyncio.Queue[tuple[Actor, Query, RecallAnswer]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -163,7 +164,7 @@ class Reinforcement:
 
     def forget(self, ids: Collection[str]) -> None:
         """Nothing made of what these fragments said is to be kept."""
-        for key in [key for key in self._content if key[0] in ids]:
+        for key in [key for key in self._content if key[1] in ids]:
             del self._content[key]
 
     def _decide(self, actor: Actor, found: list[Recollected]) -> Decision | None:
@@ -184,12 +185,13 @@ class Reinforcement:
         unread = [id_ for id_ in stored if id_ not in read]
         packed = await dependencies.journal.vectors(record.uid, space.name, unread) if unread else {}
         embedded = [one for one in fragments if by_content and not one.own_vector]
-        missing = [one for one in embedded if (one.id, one.version, space.name) not in self._content]
+        keys = {one.id: (record.uid, one.id, one.version, space.name) for one in embedded}
+        missing = [one for one in embedded if keys[one.id] not in self._content]
         if missing:
             rows = await dependencies.gatherer.content_vectors([one.content for one in missing], space)
             for fragment, row in zip(missing, rows, strict=True):
-                self._content[fragment.id, fragment.version, space.name] = row
-        made = {one.id: self._content[one.id, one.version, space.name] for one in embedded}
+                self._content[keys[fragment.id]] = row
+        made = {id_: self._content[key] for id_, key in keys.items()}
         known = read | {id_: vector for id_, raw in packed.items() if (vector := unpacked(raw)) is not None} | made
         found = [known.get(one.id) for one in fragments]
         while len(self._content) * space.model.dimension * 4 > CONTENT_VECTORS_BYTES_MAX:
