@@ -92,6 +92,22 @@ async def test_what_is_rated_late_leaves_refused_texts_and_changed_importances_a
         }
 
 
+async def test_what_is_said_anew_while_the_scorer_is_down_is_rated_when_it_is_back(tmp_path: Path) -> None:
+    scorer = ScriptedScorer({"Bob likes tea": 0.2, "Bob likes coffee": 0.9})
+    async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer)) as engine:
+        await memory(engine)
+        said = [observation(text, external_id="drink") for text in ("Bob likes tea", "Bob likes coffee")]
+        await engine.observe_batch("test", "joy", "", 1, said[:1], AckLevel.STORED)
+        scorer.fail()
+        await engine.observe_batch("test", "joy", "", 1, said[1:], AckLevel.STORED)
+
+        async def rated() -> bool:
+            return not await engine._journal.jobs(10)
+
+        await until(rated)
+        assert [(one.content, one.importance) for one in await fragments(engine)] == [("Bob likes coffee", 0.9)]
+
+
 async def test_what_an_llm_took_is_an_event_of_the_memory(tmp_path: Path) -> None:
     scripted = ScriptedInsights(["Bob is a tea drinker"])
     models = Models(ScriptedEmbedder(), ScriptedScorer(), insights=scripted)

@@ -120,11 +120,12 @@ async def decide_observations(
     if not steps:
         return Decision(batches=batches), {}
     transition = join_all(steps)
+    kept = [parts[put.id] for put in transition.puts if put.id in parts]  # by the ids they go by in the memory
     decision = Decision(
         transition=transition,
         gathered=parts,
         batches=batches,
-        jobs=jobs_of(working, transition, gathered, dependencies),
+        jobs=jobs_of(working, transition, kept, dependencies),
     )
     return decision, _outcomes(firsts, transition)
 
