@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from memstream_server.app.models import Models
 from memstream_server.core.events import Event, EventType, ModelUse, Purpose
@@ -189,6 +192,34 @@ async def test_without_a_vector_the_words_still_answer_and_the_vector_comes_late
         answer = await engine.recall("test", "joy", Query(text="Who likes tea?", explain=True))
         assert answer.degraded == ""
         assert answer.recollections[0].scored.cosine is not None
+
+
+class DownForMerged(ScriptedEmbedder):
+    """Does not answer the first time it is asked for a merged text."""
+
+    failed = False
+
+    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        if not self.failed and any(";" in text for text in texts):
+            self.failed = True
+            self.fail()
+        return await super().embed(texts)
+
+
+async def test_a_merged_text_whose_vector_could_not_be_made_gets_it_later(tmp_path: Path) -> None:
+    embedder = DownForMerged()
+    policy = with_value(with_value(DEFAULT, "short_term.merge_content", True), "short_term.enhance_threshold", 1)
+    async with open_engine(tmp_path, models=Models(embedder)) as engine:
+        await memory(engine, policy=policy)
+        await observe(engine, TEA)
+        await observe(engine, f"{TEA} today")
+        assert embedder.failed
+
+        async def vectored() -> bool:
+            return all(one.model for one in await fragments(engine))
+
+        await until(vectored)
+        assert f"{TEA};{TEA} today" in [one.content for one in await fragments(engine)]
 
 
 async def test_a_text_the_model_refuses_is_stored_without_a_vector_and_wedges_nothing(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import structlog
 
 from memstream_server.core.events import Purpose
 from memstream_server.core.tiers import settle
+from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment
 from memstream_server.engine.decision import (
     TURN,
@@ -317,7 +318,8 @@ class Actor:
         own = {one.id: vector for one in merged if one.own_vector and (vector := known.get(one.id)) is not None}
         importances, space = [fragment.importance for fragment in merged], self.working.embedding
         gathered = await self._dependencies.gatherer.gather(merged, own, importances, record, account_of(record), space)
-        return decision.with_gathered(gathered)
+        more = jobs_of(self.working, Transition(transition.state), gathered, self._dependencies)
+        return replace(decision, jobs=(*decision.jobs, *more)).with_gathered(gathered)
 
     def settle(self, change: Decision) -> Decision:
         """Bring the tiers within a policy that `change` sets."""
