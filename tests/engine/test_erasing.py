@@ -96,7 +96,7 @@ async def test_an_insight_in_flight_is_not_kept_when_its_source_was_erased(tmp_p
         await check(parts.engine, "joy")
 
 
-async def test_an_insight_in_flight_is_not_kept_though_the_memory_moves_to_another_space_meanwhile(tmp_path: Path) -> None:
+async def test_an_insight_in_flight_is_not_kept_though_the_memory_goes_to_another_space(tmp_path: Path) -> None:
     slow = Slow()
     async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=slow)) as parts:
         await create(parts.engine, RIPE)

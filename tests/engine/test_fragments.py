@@ -148,7 +148,7 @@ async def test_an_echo_counts_as_an_access(tmp_path: Path) -> None:
 async def test_what_is_recalled_of_one_memory_is_not_compared_by_the_words_of_another(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
-        (id_,) = await observe(parts.engine, "the otter eats fish")
+        await observe(parts.engine, "the otter eats fish")
         await parts.engine.memories.create(NewMemory(NAMESPACE, "copy", MemoryKind.HYBRID, DEFAULT))
         (one,) = await live(parts.engine)
         # As after an import of this memory under another name, where the fragment was changed as often as here.
