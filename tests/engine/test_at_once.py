@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memstream_server.engine.actor import Actor
 from memstream_server.engine.errors import JournalUnavailable, ProducerSuperseded, StorageIsFull
 from memstream_server.engine.receiving import AT_ONCE_MAX
 from memstream_server.engine.requests import AckLevel
@@ -170,6 +171,32 @@ async def test_whether_it_was_stored_is_learned_by_opening_again(parts: Assemble
     assert (session.opened.received, session.opened.stored) == (there, there)
     await sent(session, 1, LINES[:2])
     assert await contents(parts.engine) == words(LINES[:2])
+
+
+async def test_who_waits_behind_it_is_told_when_it_ends_the_memory(parts: Assembled) -> None:
+    session = await opened(parts.engine)
+    release = parts.journal.hold("commit")
+    receiving = session.submit(1, LINES[:1], STORED)
+    await in_the_commit(parts)
+    parts.journal.fail_at(1, Fault.CONFLICT, "commit")
+    waiting = [asyncio.create_task(parts.engine.fragments.put(NAMESPACE, "joy", line)) for line in LINES[1:3]]
+    async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+        await until_taken(actor)
+    release()
+    with pytest.raises(JournalUnavailable):
+        await receiving
+    for one in waiting:
+        with pytest.raises(JournalUnavailable):
+            await asyncio.wait_for(one, 5.0)
+
+
+async def until_taken(actor: Actor) -> None:
+    """Waits until one of two decisions is taken, and only the other waits to be."""
+
+    async def taken() -> bool:
+        return actor._inbox.qsize() == 1
+
+    await until(taken)
 
 
 async def test_a_memory_that_ends_before_it_is_begun_says_so(parts: Assembled) -> None:

@@ -199,6 +199,7 @@ class Actor:
         return tuple(group)
 
     async def _decide_loop(self) -> None:
+        item: _Prepared | _Work | None = None
         try:
             while True:
                 item = self._held_back.popleft() if self._held_back else await self._inbox.get()
@@ -213,6 +214,9 @@ class Actor:
         except Exception as error:
             log.exception("decide_failed", memory=self.uid)
             self.fail(JournalUnavailable(f"deciding failed: {type(error).__name__}", retry_after_s=1.0))
+        finally:
+            if isinstance(item, _Work):  # one that was taken, and waited for what is stored at once
+                _settle(item.done, self._ending())
 
     async def _work(self, work: _Work) -> None:
         try:
@@ -370,7 +374,7 @@ class Actor:
 
     def _end(self) -> None:
         current = asyncio.current_task()
-        error = self.failed or ShuttingDown("the server is going away", retry_after_s=0.5)
+        error = self._ending()
         for task in self._tasks:
             if task is not current:
                 task.cancel()
@@ -381,6 +385,9 @@ class Actor:
                 _settle(item.done, error)
         revised, self._revised = self._revised, asyncio.Event()
         revised.set()
+
+    def _ending(self) -> EngineError:
+        return self.failed or ShuttingDown("the server is going away", retry_after_s=0.5)
 
     def raise_if_failed(self) -> None:
         """Raises what finished the actor, if anything did."""
