@@ -278,6 +278,27 @@ class GatedEmbedder(ScriptedEmbedder):
         return answer
 
 
+@pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.SHORT_TERM])
+async def test_what_overtakes_a_received_observation_stands_behind_it(tmp_path: Path, kind: MemoryKind) -> None:
+    embedder = GatedEmbedder()
+    async with assembled(tmp_path, models=Models(embedder)) as parts:
+        await create(parts.engine, kind=kind)
+        await observe(parts.engine, "the otter eats fish", level=AckLevel.RECEIVED)
+
+        async def asked() -> bool:
+            return embedder.waiting
+
+        await until(asked)
+        await parts.engine.fragments.put(NAMESPACE, "joy", observation("badgers dig at night"))
+        embedder.gate.set()
+
+        async def both() -> bool:
+            return len(await live(parts.engine)) == 2
+
+        await until(both)
+        await check(parts.engine, "joy")  # else a restart would change which is the oldest
+
+
 async def test_a_vector_that_comes_late_does_not_undo_a_change(tmp_path: Path) -> None:
     embedder = GatedEmbedder()
     embedder.fail()

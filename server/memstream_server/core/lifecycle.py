@@ -6,14 +6,13 @@ whether for good or restorably, strengthens nobody any longer: its part in held 
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from memstream_server.core.enhancement import cosine, take_back
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.policy import Policy
-from memstream_server.core.tiers import TIERS, consolidate
+from memstream_server.core.tiers import TIERS, consolidate, insert
 from memstream_server.core.transition import Draft, Transition
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 
@@ -70,7 +69,7 @@ def restore(state: State, forgotten: Iterable[Held], policy: Policy) -> Transiti
         fragment = held.fragment.but(forget_time_us=None, tier=tier)
         draft.put(fragment)
         if tier is not Tier.LONG_TERM:
-            _insert(draft.sensory if tier is Tier.SENSORY else draft.short_term, Held(fragment, held.vector))
+            insert(draft.sensory if tier is Tier.SENSORY else draft.short_term, Held(fragment, held.vector))
         elif held.fragment.tier is not Tier.LONG_TERM:
             consolidate(draft, policy, fragment)
     return draft.finish()
@@ -194,10 +193,6 @@ def _room(draft: Draft, tier: Tier, policy: Policy) -> Tier | None:
     if tier is Tier.SHORT_TERM and len(draft.short_term) < policy.short_term.capacity:
         return tier
     return Tier.LONG_TERM if Tier.LONG_TERM in TIERS[draft.kind] else None
-
-
-def _insert(tier: list[Held], held: Held) -> None:
-    tier.insert(bisect([one.fragment.position for one in tier], held.fragment.position), held)
 
 
 def _retold(held: Held, fragment: Fragment) -> Held:

@@ -7,6 +7,7 @@ Rule 3. Short-term first compares, then promotes what is ripe, then appends, the
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -140,12 +141,20 @@ def _enter(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
         draft.record(EventType.UNVECTORED, fragment.id)
     if rules.first is Tier.SENSORY:
         draft.put(fragment)
-        draft.sensory.append(held)
+        insert(draft.sensory, held)
         _pass_sensory(draft, rules)
     elif rules.first is Tier.SHORT_TERM:
         _admit(draft, rules, held)
     else:
         consolidate(draft, rules.policy, fragment)
+
+
+def insert(tier: list[Held], held: Held) -> None:
+    """Where the order of receipt has it: what comes last was mostly received last, but may have been overtaken."""
+    if tier and tier[-1].fragment.position > held.fragment.position:
+        tier.insert(bisect([one.fragment.position for one in tier], held.fragment.position), held)
+    else:
+        tier.append(held)
 
 
 def _repeated(draft: Draft, rules: _Rules, fragment: Fragment) -> bool:
@@ -204,7 +213,7 @@ def _admit(draft: Draft, rules: _Rules, held: Held) -> None:
     if came_from is not Tier.SHORT_TERM:
         draft.record(EventType.ADMITTED, fragment.id, from_tier=came_from, to_tier=Tier.SHORT_TERM)
     draft.put(fragment)
-    draft.short_term.append(Held(fragment, held.vector, held.enhancements))
+    insert(draft.short_term, Held(fragment, held.vector, held.enhancements))
     if rules.enhanced:
         _promote_ripe(draft, rules)  # repeats counted while it was in sensory may have made it ripe
     _overflow(draft, rules)
