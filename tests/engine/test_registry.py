@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import weakref
 from pathlib import Path
@@ -312,6 +313,16 @@ async def test_sessions_and_waiting_recalls_of_a_deleted_memory_are_told(tmp_pat
         for told in (waiting, reaching):
             with pytest.raises(MemoryNotFound):
                 await told
+
+
+async def test_a_watch_that_is_behind_is_told_of_the_end_of_its_memory(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        record = await parts.engine.memories.get(NAMESPACE, "joy")
+        await parts.engine.memories.delete(NAMESPACE, "joy")
+        async with contextlib.aclosing(parts.engine._watchers.watch(record, record.uid, 0, 0)) as steps:
+            with pytest.raises(MemoryNotFound):
+                await anext(steps)
 
 
 async def test_who_waits_for_a_revision_is_told_to_try_again_when_the_memory_is_read_anew(tmp_path: Path) -> None:

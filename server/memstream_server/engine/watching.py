@@ -64,7 +64,8 @@ class Watchers:
             while True:
                 waiting.news.clear()
                 page = await self._journal.events(record.uid, seen, PAGE)
-                if not page and record.revision > seen:  # `record` was read before: its last revision is pruned
+                if not page and record.revision > seen:  # `record` was read before: its last revision is pruned,
+                    await self._read(record)  # or the memory deleted
                     raise _compacted(record.revision)
                 for recorded in page:
                     if recorded.revision > seen + 1:
@@ -76,16 +77,21 @@ class Watchers:
                 if page and seen < waiting.revision:
                     continue
                 if not await _woken(waiting.news, self._quiet_s):
-                    current = await self._journal.get_memory(record.namespace, record.name)
-                    if current is None or current.uid != record.uid:
-                        raise MemoryNotFound(f"memory {record.namespace}/{record.name} was deleted")
-                    record, waiting.revision = current, max(waiting.revision, current.revision)
+                    record = await self._read(record)
+                    waiting.revision = max(waiting.revision, record.revision)
                     if record.revision == seen:
                         yield record.uid, seen, 0, ()
         finally:
             self._waiting[record.uid].discard(waiting)
             if not self._waiting[record.uid]:
                 del self._waiting[record.uid]
+
+    async def _read(self, record: MemoryRecord) -> MemoryRecord:
+        """The memory as it is now. Raises MemoryNotFound."""
+        current = await self._journal.get_memory(record.namespace, record.name)
+        if current is None or current.uid != record.uid:
+            raise MemoryNotFound(f"memory {record.namespace}/{record.name} was deleted")
+        return current
 
 
 def _compacted(oldest: int) -> CursorCompacted:
