@@ -23,8 +23,10 @@ from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, fragment_etag
+from memstream_server.ports.index import IndexUnavailable, Point
 from tests.engine.assembled import NAMESPACE, assembled, check, check_index, events_of, hasty
 from tests.engine.memory import SettableClock, observation
+from tests.support.memory_index import MemoryIndex
 from tests.support.scripted_models import ScriptedEmbedder, ScriptedInsights
 from tests.support.waiting import until
 
@@ -260,6 +262,41 @@ async def test_what_was_forgotten_while_the_model_was_down_has_its_vector_when_i
         assert found.model
         await check(parts.engine, "joy")
         await check_index(parts, "joy")
+
+
+class DownIndex(MemoryIndex):
+    """Takes nothing while it is `down`."""
+
+    down = False
+
+    async def upsert(self, points: Sequence[Point], model: str = "") -> None:
+        if self.down:
+            raise IndexUnavailable("scripted: down")
+        await super().upsert(points, model)
+
+
+async def test_what_is_changed_after_it_was_indexed_is_found_before_the_index_has_it_again(tmp_path: Path) -> None:
+    texts = [f"{animal} at the river" for animal in ("otters", "herons", "foxes", "weasels")]
+    index = DownIndex()
+    async with assembled(tmp_path, index=index, dense_in_memory_max=1, index_overlay_s=0.5) as parts:
+        await create(parts.engine, kind=MemoryKind.LONG_TERM)
+        id_, *others = await observe(parts.engine, *texts)
+        await check_index(parts, "joy")
+        index.down = True
+        await parts.engine.fragments.update(NAMESPACE, "joy", FragmentChange(id_, content="badgers dig at night"))
+        async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+
+            async def let_go() -> bool:
+                return not actor.working.fresh.keys() & set(others)
+
+            await until(let_go)
+            assert list(actor.working.fresh) == actor.working.unsettled() == [id_]
+            index.down = False
+
+            async def all_let_go() -> bool:
+                return not actor.working.fresh
+
+            await until(all_let_go)
 
 
 class GatedEmbedder(ScriptedEmbedder):

@@ -243,7 +243,7 @@ class Indexer:
             self._open = False  # open again, and find it lost again
 
     async def _cycle(self) -> None:
-        self._settle()
+        await self._settle()
         await self._pause()
         if self._missing:
             self._missing = False
@@ -374,13 +374,18 @@ class Indexer:
         if flushed:
             self._settling.append((self._now() + self._dependencies.limits.fresh_s, dict(flushed)))
 
-    def _settle(self) -> None:
-        """Flushed long enough ago: the overlay lets go."""
+    async def _settle(self) -> None:
+        """Flushed long enough ago: the overlay lets go, but of what has changed since, whose own time is to come."""
         while self._settling and self._settling[0][0] <= self._now():
-            for memory, ids in self._settling.popleft()[1].items():
-                actor = self._registry.peek(memory)
+            flushed = self._settling[0][1]
+            for memory in list(flushed):
+                actor, again = self._registry.peek(memory), set[str]()
+                if actor is not None and actor.working.fresh:
+                    again = await self._dependencies.journal.outbox_fragments(memory)
+                ids = flushed.pop(memory)
                 if actor is not None:
-                    actor.working.flushed(ids)
+                    actor.working.flushed(set(ids) - again - set(self.settling(memory)))
+            self._settling.popleft()
 
     def _now(self) -> float:
         return self._dependencies.clock.monotonic_s()
