@@ -7,16 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from memstream_server.app.models import Models
 from memstream_server.core.events import Event, EventType, ModelUse, Purpose
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind, Tier
+from memstream_server.engine import jobs
+from memstream_server.engine.actor import Actor
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import StorageIsFull
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
-from memstream_server.ports.models import ModelRefused, ModelUnavailable
+from memstream_server.ports.journal.records import Job
+from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 from tests.engine.conftest import open_engine
 from tests.engine.memory import observation
 from tests.support.scripted_models import ScriptedEmbedder, ScriptedInsights, ScriptedScorer
@@ -109,6 +114,35 @@ async def test_what_is_said_anew_while_the_scorer_is_down_is_rated_when_it_is_ba
 
         await until(rated)
         assert [(one.content, one.importance) for one in await fragments(engine)] == [("Bob likes coffee", 0.9)]
+
+
+async def test_a_job_that_was_set_aside_is_done_when_what_was_wrong_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "RETRY_S", 0.01)
+    monkeypatch.setattr(jobs, "ASIDE_S", 0.05)
+    do, tries = jobs.Jobs._do, 0
+
+    async def full(self: jobs.Jobs, actor: Actor, job: Job, account: Account) -> None:
+        nonlocal tries
+        tries += 1
+        if tries <= jobs.JOB_ATTEMPTS_MAX + 2:
+            raise StorageIsFull("scripted", retry_after_s=0.01)
+        await do(self, actor, job, account)
+
+    monkeypatch.setattr(jobs.Jobs, "_do", full)
+    scorer = ScriptedScorer({"Bob likes tea": 0.9})
+    async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer)) as engine:
+        await memory(engine)
+        scorer.fail()
+        await engine.observe_batch("test", "joy", "", 1, [observation("Bob likes tea")], AckLevel.STORED)
+
+        async def rated() -> bool:
+            return not await engine._journal.jobs(10)
+
+        await until(rated)
+        assert [(one.content, one.importance) for one in await fragments(engine)] == [("Bob likes tea", 0.9)]
+    assert tries == jobs.JOB_ATTEMPTS_MAX + 3
 
 
 async def test_what_an_llm_took_is_an_event_of_the_memory(tmp_path: Path) -> None:

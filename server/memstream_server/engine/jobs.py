@@ -1,12 +1,14 @@
 """Background work that a transition caused: insights, reflection, vectors to fill in. Rows of the journal, done once.
 
 Rule 1. A job's result and its end are one commit: a crash repeats the model's call, never the result.
-Rule 2. A job whose model is down is tried again later; one that fails otherwise is tried JOB_ATTEMPTS_MAX times.
+Rule 2. A job whose model is down is tried again soon; one that fails otherwise is set aside after JOB_ATTEMPTS_MAX
+tries, and tried again every ASIDE_S: a disk that was full has room again, and each try may ask a model.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,6 +45,8 @@ PAGE = 100
 RETRY_S = 5.0
 JOB_ATTEMPTS_MAX = 5
 """Attempts in one process's life before a job that fails for another reason than a model being down is set aside."""
+ASIDE_S = 600.0
+"""Pause between the attempts after that."""
 
 
 _PURPOSES = {"rating": Purpose.IMPORTANCE, "insight": Purpose.INSIGHT, "reflection": Purpose.REFLECTION}
@@ -60,6 +64,8 @@ class Jobs:
         self._registry = registry
         self._wake = asyncio.Event()
         self._failures: dict[str, int] = {}
+        self._aside: dict[str, float] = {}
+        """When those set aside are tried again, on the event loop's clock."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -86,7 +92,9 @@ class Jobs:
             if left:
                 await asyncio.sleep(RETRY_S)
                 continue
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASIDE_S if self._aside else None):
+                    await self._wake.wait()
 
     async def _round(self) -> bool:
         """Do what is there; True when something is left to be tried again."""
@@ -107,7 +115,9 @@ class Jobs:
             jobs = await self._dependencies.journal.jobs(limit)
             there = {job.id for job in jobs}  # a deleted memory takes its jobs with it
             self._failures = {id_: failures for id_, failures in self._failures.items() if id_ in there}
-            mine = [job for job in jobs if self._failures.get(job.id, 0) < JOB_ATTEMPTS_MAX and tended(job.memory)]
+            self._aside = {id_: again_s for id_, again_s in self._aside.items() if id_ in there}
+            now_s = asyncio.get_running_loop().time()
+            mine = [job for job in jobs if self._aside.get(job.id, now_s) <= now_s and tended(job.memory)]
             if mine or len(jobs) < limit:
                 return mine
             limit *= 2
@@ -134,6 +144,8 @@ class Jobs:
 
     def _failed(self, job: Job, error: Exception) -> None:
         self._failures[job.id] = self._failures.get(job.id, 0) + 1
+        if self._failures[job.id] >= JOB_ATTEMPTS_MAX:
+            self._aside[job.id] = asyncio.get_running_loop().time() + ASIDE_S
         log.warning("job_failed", type=job.type, attempt=self._failures[job.id], error=str(error))
 
     async def _finish(self, actor: Actor, job: Job) -> None:
