@@ -165,6 +165,25 @@ async def test_a_restart_goes_on_with_what_is_unfinished(tmp_path: Path) -> None
         assert ended == ["succeeded", "succeeded", "cancelled"]
 
 
+async def test_one_whose_caller_leaves_while_it_is_written_is_done_all_the_same(tmp_path: Path) -> None:
+    done = asyncio.Event()
+
+    async def work(operation: Operation, progress: Progress) -> None:
+        done.set()
+
+    async with runner(tmp_path, work) as runs:
+        starting = asyncio.create_task(runs.start("t", "ns", "a", ""))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        async with asyncio.timeout(5):
+            await done.wait()
+        (row,) = await runs.page("ns", "a", "", 5)
+        assert (await runs.finished(row.id)).state is OperationState.SUCCEEDED
+
+
 async def test_a_type_nobody_knows_fails(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:

@@ -189,10 +189,15 @@ class OperationRunner:
         )
         if memory or self._ownership.leads or self._kinds[type].stays:
             operation = replace(operation, process=self._ownership.number)
-        await _told(self._store.create(operation, None if answer is None else answer(operation)))
+        # Once asked for it is made and begun, whoever waits for it: one that is written and not begun would wait for a
+        # restart.
+        await asyncio.shield(asyncio.create_task(self._made(operation, None if answer is None else answer(operation))))
+        return operation
+
+    async def _made(self, operation: Operation, answer: Answer | None) -> None:
+        await _told(self._store.create(operation, answer))
         if operation.process is not None:
             self._begin(operation)
-        return operation
 
     async def get(self, id: str) -> Operation:
         """As it is now. Raises OperationNotFound."""
