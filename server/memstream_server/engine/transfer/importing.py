@@ -159,8 +159,12 @@ class Importer:
         }
         # Kept first: an operation must not begin without its file.
         intake.keep()
+        # Whoever waits may leave: the file is the operation's, and goes alone where none was made.
+        return await asyncio.shield(asyncio.create_task(self._begun(intake, target, json.dumps(payload), answer)))
+
+    async def _begun(self, intake: Intake, target: Target, payload: str, answer: AnswerOf) -> Operation:
         try:
-            operation = await self._runner.start("import", target.namespace, target.memory, json.dumps(payload), answer)
+            operation = await self._runner.start("import", target.namespace, target.memory, payload, answer)
         except BaseException:
             intake.path.unlink(missing_ok=True)
             raise

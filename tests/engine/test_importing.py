@@ -1,0 +1,55 @@
+"""Imports beside everything else: callers that leave, and what fails on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.transfer.importing import Target
+from memstream_server.engine.transfer.intake import Intake
+from memstream_server.ports.operations import Operation, OperationState
+from tests.engine.assembled import NAMESPACE, assembled, check, hasty
+from tests.engine.test_fragments import live
+from tests.support.waiting import until
+from tests.transfer.exports import HEADER, ended, fragment, memory
+
+__all__ = ["hasty"]  # a fixture
+
+
+def taken(engine: Engine, fragments: int) -> Intake:
+    """An import of a memory "joy" that was sent whole."""
+    intake = engine.transfers.imports.intake("")
+    lines = [HEADER, memory(fragments=fragments), *(fragment(number) for number in range(1, fragments + 1))]
+    intake.take(b"".join(ended(lines)))
+    return intake
+
+
+async def begun(engine: Engine, intake: Intake) -> Operation:
+    try:
+        return await engine.transfers.imports.begin(intake, intake.finish(), Target(NAMESPACE, ""), None)
+    finally:
+        intake.close()
+
+
+async def imports(engine: Engine) -> list[Operation]:
+    return await engine.operations.page(NAMESPACE, "", "", 10)
+
+
+async def test_an_import_whose_caller_leaves_while_it_is_begun_is_done_all_the_same(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        intake = taken(parts.engine, 3)
+        beginning = asyncio.create_task(begun(parts.engine, intake))
+        await asyncio.sleep(0)
+        beginning.cancel()
+        await asyncio.gather(beginning, return_exceptions=True)
+        (operation,) = await until(lambda: imports(parts.engine))
+        ended_ = await parts.engine.operations.finished(operation.id)
+        assert ended_.state is OperationState.SUCCEEDED, ended_.error
+        assert len(await live(parts.engine)) == 3
+        await check(parts.engine, "joy")
+
+        async def gone() -> bool:
+            return not intake.path.exists()
+
+        await until(gone)
