@@ -12,9 +12,16 @@ import pytest
 
 from memstream_server.engine import operations as module
 from memstream_server.engine.clock import Clock, Ids
-from memstream_server.engine.errors import AlreadyAnswered, MemoryNotFound, ModelDown, OperationNotFound
+from memstream_server.engine.errors import (
+    AlreadyAnswered,
+    JournalUnavailable,
+    MemoryNotFound,
+    ModelDown,
+    OperationNotFound,
+)
 from memstream_server.engine.operations import OperationRunner, Progress, Work
 from memstream_server.engine.ownership import LeaseTimes, Ownership
+from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc.errors import failure_of
@@ -182,6 +189,30 @@ async def test_one_whose_caller_leaves_while_it_is_written_is_done_all_the_same(
             await done.wait()
         (row,) = await runs.page("ns", "a", "", 5)
         assert (await runs.finished(row.id)).state is OperationState.SUCCEEDED
+
+
+async def test_one_of_which_nobody_knows_whether_it_was_written_is_done_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    async with runner(tmp_path, gate) as runs:
+        create = runs._store.create
+
+        async def done(operation: Operation, answer: Answer | None = None) -> None:
+            await create(operation, answer)
+            raise OutcomeUnknown("the commit failed")
+
+        async def lost(operation: Operation, answer: Answer | None = None) -> None:
+            raise OutcomeUnknown("the commit failed")
+
+        monkeypatch.setattr(runs._store, "create", done)
+        started = await runs.start("t", "ns", "a", "")
+        await gate.begun(1)
+        gate.open.set()
+        assert (await runs.finished(started.id)).state is OperationState.SUCCEEDED
+        monkeypatch.setattr(runs._store, "create", lost)
+        with pytest.raises(JournalUnavailable):
+            await runs.start("t", "ns", "a", "")
 
 
 async def test_a_type_nobody_knows_fails(tmp_path: Path) -> None:

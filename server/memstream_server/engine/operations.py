@@ -195,7 +195,11 @@ class OperationRunner:
         return operation
 
     async def _made(self, operation: Operation, answer: Answer | None) -> None:
-        await _told(self._store.create(operation, answer))
+        try:
+            await _told(self._store.create(operation, answer))
+        except JournalUnavailable:  # perhaps it is there, and whoever asks again would get it as the answer
+            if await _told(self._store.get(operation.id)) is None:
+                raise
         if operation.process is not None:
             self._begin(operation)
 
