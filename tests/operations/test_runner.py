@@ -215,6 +215,23 @@ async def test_one_of_which_nobody_knows_whether_it_was_written_is_done_where_it
             await runs.start("t", "ns", "a", "")
 
 
+async def test_what_is_done_again_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.001)
+    tries: list[str] = []
+
+    async def work(operation: Operation, progress: Progress) -> None:
+        tries.append(operation.id)
+        for done in (0, 3):  # goes over what the try before has done
+            await progress.at(done, 10)
+        raise ModelDown("the model is away", retry_after_s=1.0)
+
+    async with runner(tmp_path, work) as runs:
+        started = await runs.start("t", "", "", "")
+        async with asyncio.timeout(20):
+            assert (await runs.finished(started.id)).state is OperationState.FAILED
+        assert len(tries) == 1 + module.TRIES
+
+
 async def test_a_type_nobody_knows_fails(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:

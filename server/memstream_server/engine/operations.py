@@ -69,7 +69,8 @@ class Progress:
         self._clock = clock
         self._saved_s = clock.monotonic_s()
         self.advanced = False
-        """Whether anything was done since this was last set to False."""
+        """Whether anything was done since this was last set to False: beyond what any try before has done."""
+        self._most = operation.done
 
     async def waits(self, why: Failure | None) -> None:
         """What the work waits for (None: nothing any more), shown as the `error` of an operation that is at work."""
@@ -79,7 +80,8 @@ class Progress:
 
     async def at(self, done: int, total: int) -> None:
         """So much is done of so much (0: not known). Raises OperationCancelled."""
-        self.advanced = self.advanced or done > self.operation.done
+        self.advanced = self.advanced or done > self._most
+        self._most = max(self._most, done)
         self.operation = replace(self.operation, done=done, total=total)
         if self._clock.monotonic_s() - self._saved_s >= SAVE_INTERVAL_S:
             self._saved_s = self._clock.monotonic_s()
