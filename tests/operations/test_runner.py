@@ -232,6 +232,27 @@ async def test_what_is_done_again_is_no_progress(tmp_path: Path, monkeypatch: py
         assert len(tries) == 1 + module.TRIES
 
 
+async def test_wide_ones_that_wait_for_those_of_memories_do_not_take_their_places(tmp_path: Path) -> None:
+    wide: list[str] = []
+    both = asyncio.Event()
+
+    async def work(operation: Operation, progress: Progress) -> None:
+        if operation.memory:
+            return
+        wide.append(operation.namespace)
+        if len(wide) == 2:
+            both.set()
+        await both.wait()
+        part = await runs.start("t", operation.namespace, "joy", "")
+        await runs.finished(part.id)
+
+    async with runner(tmp_path, work, at_once=2) as runs:
+        started = [await runs.start("t", namespace, "", "") for namespace in ("a", "b")]
+        async with asyncio.timeout(5):
+            for each in started:
+                assert (await runs.finished(each.id)).state is OperationState.SUCCEEDED
+
+
 async def test_a_type_nobody_knows_fails(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:

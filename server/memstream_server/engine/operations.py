@@ -3,7 +3,7 @@
 Rule 1. An operation is a row before anything of it is done. What is unfinished at a start is run again from its
 payload, so every `Work` is idempotent and finds out by itself what is left.
 Rule 2. Operations of one type run one after the other for each memory (or namespace, or the store as a whole), side by
-side for different ones, AT_ONCE of a type at most.
+side for different ones, AT_ONCE of a type at most, and as many more that are not of one memory.
 Rule 3. Of several processes that share the journal one does an operation: it claims the row. That of a memory belongs
 to the process that owns the memory, any other to the one that leads; what is not its own a process gives away.
 Rule 4. What may pass by itself (a model or the journal is away) is waited for; TRIES times in a row without progress,
@@ -103,6 +103,9 @@ class _Kind:
     stays: bool
     """Whether only the process that started it can do it."""
     slots: asyncio.Semaphore
+    """Of a memory's operations."""
+    wide: asyncio.Semaphore
+    """Of the others, which may wait for those of memories: where they shared these they could wait for ever."""
     lanes: WeakValueDictionary[tuple[str, str], asyncio.Lock] | None
     """None where operations of one memory may run side by side, too."""
 
@@ -142,7 +145,7 @@ class OperationRunner:
     ) -> None:
         """How operations of this type are done; `in_turn` off lets those of one memory run side by side."""
         lanes: WeakValueDictionary[tuple[str, str], asyncio.Lock] | None = WeakValueDictionary() if in_turn else None
-        self._kinds[type] = _Kind(unit, work, stays, asyncio.Semaphore(at_once), lanes)
+        self._kinds[type] = _Kind(unit, work, stays, asyncio.Semaphore(at_once), asyncio.Semaphore(at_once), lanes)
 
     async def resume(self) -> None:
         """Go on with what an earlier process left, and with what no other one does: to be called every few seconds
@@ -276,7 +279,7 @@ class OperationRunner:
     async def _in_turn(self, live: _Live, kind: _Kind) -> None:
         where = live.progress.operation.namespace, live.progress.operation.memory
         lane = asyncio.Lock() if kind.lanes is None else kind.lanes.setdefault(where, asyncio.Lock())
-        async with lane, kind.slots:
+        async with lane, kind.slots if live.progress.operation.memory else kind.wide:
             await self._do(live, kind.work)
 
     async def _do(self, live: _Live, work: Work) -> None:
