@@ -18,6 +18,7 @@ from memstream_server.engine.errors import (
     MemoryNotFound,
     ModelDown,
     OperationNotFound,
+    OwnedElsewhere,
 )
 from memstream_server.engine.operations import OperationRunner, Progress, Work
 from memstream_server.engine.ownership import LeaseTimes, Ownership
@@ -251,6 +252,32 @@ async def test_wide_ones_that_wait_for_those_of_memories_do_not_take_their_place
         async with asyncio.timeout(5):
             for each in started:
                 assert (await runs.finished(each.id)).state is OperationState.SUCCEEDED
+
+
+async def test_one_that_another_process_is_to_do_is_given_away_whatever_the_journal_says_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.001)
+
+    async def work(operation: Operation, progress: Progress) -> None:
+        raise OwnedElsewhere("another server owns the memory", retry_after_s=0.1)
+
+    async with runner(tmp_path, work) as runs:
+        claim, failures = runs._store.claim, [OutcomeUnknown("away")]
+
+        async def claimed(id: str, process: int | None, former: int | None) -> bool:
+            if failures:
+                raise failures.pop()
+            return await claim(id, process, former)
+
+        monkeypatch.setattr(runs._store, "claim", claimed)
+        started = await runs.start("t", "ns", "a", "")
+
+        async def given_away() -> bool:
+            row = await runs._store.get(started.id)
+            return row is not None and row.process is None and started.id not in runs._live
+
+        await until(given_away, deadline_s=5)
 
 
 async def test_a_type_nobody_knows_fails(tmp_path: Path) -> None:

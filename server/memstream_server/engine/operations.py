@@ -293,7 +293,7 @@ class OperationRunner:
         except OperationCancelled:
             await self._end(live, OperationState.CANCELLED)
         except (OwnedElsewhere, LeaseLost):
-            await self._store.claim(progress.operation.id, None, progress.operation.process)
+            await self._given_away(progress.operation)
         except Exception as error:  # whatever it is, the operation ends and says so
             await self._end(live, OperationState.FAILED, self._failure_of(error))
         else:
@@ -337,6 +337,19 @@ class OperationRunner:
                 await self._store.save(operation)
             except JournalError as error:
                 log.warning("operation_not_saved", operation=operation.id, reason=str(error), retry_in_s=pause)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, RETRY_MAX_S)
+            else:
+                return
+
+    async def _given_away(self, operation: Operation) -> None:
+        """One that stays this process's is looked at by nobody: the journal is waited for."""
+        pause = RETRY_S
+        while True:
+            try:
+                await self._store.claim(operation.id, None, operation.process)
+            except JournalError as error:
+                log.warning("operation_not_given_away", operation=operation.id, reason=str(error), retry_in_s=pause)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, RETRY_MAX_S)
             else:
