@@ -90,6 +90,10 @@ class Progress:
         if self.operation.cancel_asked:
             raise OperationCancelled
 
+    async def still(self) -> None:
+        """Nothing more is done than was. Raises OperationCancelled."""
+        await self.at(self.operation.done, self.operation.total)
+
 
 Work: TypeAlias = Callable[[Operation, Progress], Awaitable[None]]
 AnswerOf: TypeAlias = Callable[[Operation], Answer] | None
@@ -102,6 +106,9 @@ class _Kind:
     work: Work
     stays: bool
     """Whether only the process that started it can do it."""
+    undoes: bool
+    """Whether the work takes back what it has begun when it is cancelled: one that had begun is run once more to hear
+    of it, where it was not at work then."""
     slots: asyncio.Semaphore
     """Of a memory's operations."""
     wide: asyncio.Semaphore
@@ -141,11 +148,20 @@ class OperationRunner:
         self._tidying: asyncio.Task[None] | None = None
 
     def register(
-        self, type: str, unit: str, work: Work, *, at_once: int = AT_ONCE, in_turn: bool = True, stays: bool = False
+        self,
+        type: str,
+        unit: str,
+        work: Work,
+        *,
+        at_once: int = AT_ONCE,
+        in_turn: bool = True,
+        stays: bool = False,
+        undoes: bool = False,
     ) -> None:
         """How operations of this type are done; `in_turn` off lets those of one memory run side by side."""
         lanes: WeakValueDictionary[tuple[str, str], asyncio.Lock] | None = WeakValueDictionary() if in_turn else None
-        self._kinds[type] = _Kind(unit, work, stays, asyncio.Semaphore(at_once), asyncio.Semaphore(at_once), lanes)
+        slots, wide = asyncio.Semaphore(at_once), asyncio.Semaphore(at_once)
+        self._kinds[type] = _Kind(unit, work, stays, undoes, slots, wide, lanes)
 
     async def resume(self) -> None:
         """Go on with what an earlier process left, and with what no other one does: to be called every few seconds
@@ -262,7 +278,7 @@ class OperationRunner:
             if kind is None:
                 failed = EngineError(f"this server knows no {operation.type!r}; a newer one may have started it")
                 await self._end(live, OperationState.FAILED, self._failure_of(failed))
-            elif operation.cancel_asked:
+            elif operation.cancel_asked and not (kind.undoes and operation.state is OperationState.RUNNING):
                 await self._end(live, OperationState.CANCELLED)
             else:
                 await self._in_turn(live, kind)
@@ -280,16 +296,16 @@ class OperationRunner:
         where = live.progress.operation.namespace, live.progress.operation.memory
         lane = asyncio.Lock() if kind.lanes is None else kind.lanes.setdefault(where, asyncio.Lock())
         async with lane, kind.slots if live.progress.operation.memory else kind.wide:
-            await self._do(live, kind.work)
+            await self._do(live, kind)
 
-    async def _do(self, live: _Live, work: Work) -> None:
+    async def _do(self, live: _Live, kind: _Kind) -> None:
         live.begun = True
         progress = live.progress
         progress.operation = replace(progress.operation, state=OperationState.RUNNING)
         log.info("operation_begins", operation=progress.operation.id, type=progress.operation.type)
         try:
             await self._saved(progress.operation)
-            await self._tried(progress, work)
+            await self._tried(progress, kind)
         except OperationCancelled:
             await self._end(live, OperationState.CANCELLED)
         except (OwnedElsewhere, LeaseLost):
@@ -299,13 +315,13 @@ class OperationRunner:
         else:
             await self._end(live, OperationState.SUCCEEDED)
 
-    async def _tried(self, progress: Progress, work: Work) -> None:
+    async def _tried(self, progress: Progress, kind: _Kind) -> None:
         """The work, again after what may pass by itself."""
         failures = 0
         while True:
             progress.advanced = False
             try:
-                return await work(progress.operation, progress)
+                return await kind.work(progress.operation, progress)
             except (EngineError, JournalError) as error:
                 if isinstance(error, OwnedElsewhere | LeaseLost):
                     raise
@@ -319,7 +335,7 @@ class OperationRunner:
                 pause = min(RETRY_S * 2**failures, RETRY_MAX_S)
                 log.warning("operation_waits", operation=progress.operation.id, reason=str(error), retry_in_s=pause)
                 await asyncio.sleep(pause)
-            if progress.operation.cancel_asked:
+            if progress.operation.cancel_asked and not kind.undoes:
                 raise OperationCancelled
 
     async def _end(self, live: _Live, state: OperationState, error: Failure | None = None) -> None:

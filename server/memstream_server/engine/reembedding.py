@@ -123,10 +123,11 @@ class Reembedding:
             await self._leftovers(set())
             return
         try:
+            await progress.still()
             embedding, space = await self._begin(name, progress)
             refused: set[tuple[str, int]] = set()
             await self._fill(embedding, progress, refused)
-            await self._indexer.abreast(lambda: progress.at(progress.operation.done, progress.operation.total))
+            await self._indexer.abreast(progress.still)
         except (OperationCancelled, ModelMismatch):
             await self._abandon()
             raise
@@ -150,7 +151,7 @@ class Reembedding:
         await self._journal.set_spaces(replace(spaces, next=space))
         self._embeddings.next = embedding
         self._indexer.keep(spaces.in_force, space)
-        await self._indexer.opened(space, lambda: progress.at(progress.operation.done, progress.operation.total))
+        await self._indexer.opened(space, progress.still)
         return embedding, space
 
     async def _fill(self, embedding: Embedding, progress: Progress, refused: set[tuple[str, int]]) -> None:
@@ -209,7 +210,7 @@ class Reembedding:
                 await progress.waits(self._dependencies.failure_of(why))
                 for _ in range(max(1, round(pause / RETRY_S))):
                     await asyncio.sleep(RETRY_S)
-                    await progress.at(progress.operation.done, progress.operation.total)
+                    await progress.still()
                 pause = min(pause * 2, RETRY_MAX_S)
             else:
                 await progress.waits(None)

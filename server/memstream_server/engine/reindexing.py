@@ -26,7 +26,7 @@ class Reindexing:
         self._runner = runner
         self._indexer = indexer
         self._reembedding = reembedding
-        runner.register(TYPE, UNIT, self._work)
+        runner.register(TYPE, UNIT, self._work, undoes=True)
 
     async def start(self, embed: bool, answer: AnswerOf = None) -> Operation:
         """Raises ModelMismatch when `embed` is asked for and there is no other model to go to."""
@@ -37,4 +37,5 @@ class Reindexing:
         if json.loads(operation.payload)["embed"]:
             await self._reembedding.work(operation, progress)
         else:
+            await progress.still()
             await self._indexer.rebuild(progress.at)

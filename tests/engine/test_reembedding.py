@@ -1,0 +1,73 @@
+"""Everything embedded anew beside everything else: cancelled while it is not at work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memstream_server.app.models import Models
+from memstream_server.engine import operations
+from memstream_server.engine.embeddings import Candidate
+from memstream_server.engine.engine import Engine
+from memstream_server.ports.journal.spaces import Spaces
+from memstream_server.ports.operations import OperationState
+from tests.engine.assembled import assembled
+from tests.engine.test_fragments import TEA, create, observe
+from tests.support.faulty_journal import Fault
+from tests.support.scripted_models import ScriptedEmbedder
+from tests.support.waiting import until
+
+
+def models() -> Models:
+    """With a next model that never answers but for its space."""
+    following = ScriptedEmbedder({TEA: [1.0, 0.0]}, dimension=2)
+    following.fail(times=1_000_000)
+    return Models(ScriptedEmbedder(), next=Candidate(following))
+
+
+async def spaces(engine: Engine) -> Spaces:
+    return await engine._journal.spaces()
+
+
+async def alone(engine: Engine) -> bool:
+    """Whether the space in force is all there is, or comes to be written."""
+    found = await spaces(engine)
+    return found.next is None and found.old is None and engine._dependencies.embeddings.next is None
+
+
+async def begun(engine: Engine) -> bool:
+    return (await spaces(engine)).next is not None
+
+
+async def test_cancelled_and_then_killed_it_leaves_no_second_space(tmp_path: Path) -> None:
+    async with assembled(tmp_path, models=models()) as parts:
+        await create(parts.engine)
+        await observe(parts.engine, TEA)
+        operation = await parts.engine.reindexing.start(embed=True)
+        await until(lambda: begun(parts.engine))
+        await parts.engine._dependencies.operations.ask_cancel(operation.id)  # and the process ends before it heard
+    async with assembled(tmp_path, models=models()) as parts:
+        ended = await parts.engine.operations.finished(operation.id)
+        assert ended.state is OperationState.CANCELLED
+        await until(lambda: alone(parts.engine), deadline_s=5)
+
+
+async def test_cancelled_while_it_waits_to_be_tried_again_it_leaves_no_second_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "RETRY_S", 0.05)
+    async with assembled(tmp_path, models=models()) as parts:
+        await create(parts.engine)
+        await observe(parts.engine, TEA)
+        parts.journal.fail_at(1, Fault.LOST, "all_memories")
+        operation = await parts.engine.reindexing.start(embed=True)
+
+        async def failed() -> bool:
+            return parts.journal.failed == "all_memories"
+
+        await until(failed)
+        await parts.engine.operations.cancel(operation.id)
+        ended = await parts.engine.operations.finished(operation.id)
+        assert ended.state is OperationState.CANCELLED
+        await until(lambda: alone(parts.engine), deadline_s=5)
