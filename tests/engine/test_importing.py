@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from memstream_server.engine import operations
 from memstream_server.engine.engine import Engine
-from memstream_server.engine.transfer.importing import Target
+from memstream_server.engine.operations import Progress
+from memstream_server.engine.transfer.importing import BATCH, Target
 from memstream_server.engine.transfer.intake import Intake
 from memstream_server.ports.operations import Operation, OperationState
 from tests.engine.assembled import NAMESPACE, assembled, check, hasty
 from tests.engine.test_fragments import live
+from tests.support.faulty_journal import Fault
 from tests.support.waiting import until
 from tests.transfer.exports import HEADER, ended, fragment, memory
 
@@ -53,3 +58,27 @@ async def test_an_import_whose_caller_leaves_while_it_is_begun_is_done_all_the_s
             return not intake.path.exists()
 
         await until(gone)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_an_import_that_is_tried_again_tells_no_less_than_it_has_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "RETRY_S", 0.01)
+    told: list[int] = []
+    at = Progress.at
+
+    async def telling(self: Progress, done: int, total: int) -> None:
+        told.append(done)
+        await at(self, done, total)
+
+    monkeypatch.setattr(Progress, "at", telling)
+    async with assembled(tmp_path) as parts:
+        intake = taken(parts.engine, 2 * BATCH + 1)
+        parts.journal.fail_at(2, Fault.LOST, "commit")
+        operation = await begun(parts.engine, intake)
+        finished = await parts.engine.operations.finished(operation.id)
+        assert (finished.state, finished.done) == (OperationState.SUCCEEDED, 2 * BATCH + 1)
+        assert parts.journal.failed == "commit"
+        assert told == sorted(told)
+        assert len(await live(parts.engine)) == 2 * BATCH + 1

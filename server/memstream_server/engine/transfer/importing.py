@@ -242,7 +242,7 @@ class Importer:
 
     async def _apply(self, job: _Job, progress: Progress) -> None:
         done = 0
-        await progress.at(0, job.total)
+        await _reached(progress, 0, job.total)
         async with Reader.open(job.path) as reader:
             while (line := await reader.peek()) is not None:
                 offset = reader.next_offset
@@ -253,11 +253,11 @@ class Importer:
                         await reader.take()
                         await self._memory(job, line, reader, progress, done)
                     done += line.fragments
-                    await progress.at(done, job.total)
+                    await _reached(progress, done, job.total)
                 elif isinstance(line, ConversationLine) and not await self._has_conversation(job, line, offset):
                     await reader.take()
                     await self._conversation(job, line, reader)
-                    await progress.at(done, job.total)
+                    await _reached(progress, done, job.total)
                 else:
                     await reader.skip_section()
 
@@ -267,7 +267,7 @@ class Importer:
             while batch := await reader.body(FragmentLine, BATCH):
                 await self._fragments(actor, batch, progress, done, job.total)
                 done += len(batch)
-                await progress.at(done, job.total)
+                await _reached(progress, done, job.total)
             target = job.target.namespace, job.target.named(line, job.renamed)
             renamed, most = (Event(EventType.MEMORY_UPDATED, ""),), self._dependencies.limits.namespace_memories_max
             await actor.run(lambda _: Decision(events=renamed, name=target, namespace_max=most))
@@ -302,7 +302,7 @@ class Importer:
         if not new:
             return
         record = actor.working.record
-        parts = await _while_wanted(gathered(new, record, self._dependencies), lambda: progress.at(done, total))
+        parts = await _while_wanted(gathered(new, record, self._dependencies), lambda: _reached(progress, done, total))
 
         def decide(now: Actor) -> Decision:
             now.receiving.take_positions_until(new[-1].position)
@@ -380,6 +380,11 @@ async def _while_wanted(work: Coroutine[None, None, T], wanted: Callable[[], Awa
         return task.result()
     finally:
         task.cancel()
+
+
+async def _reached(progress: Progress, done: int, total: int) -> None:
+    """So much of the file is there. A run that goes over what an earlier one has done takes nothing of it back."""
+    await progress.at(max(done, progress.operation.done), total)
 
 
 async def _engines(work: Awaitable[None]) -> None:
