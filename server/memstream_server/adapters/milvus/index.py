@@ -14,7 +14,6 @@ How it keeps the port's contract
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -342,7 +341,7 @@ class MilvusIndex:
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
                 try:
                     session, empty = await self._begin()
-                except IndexUnavailable as error:
+                except Exception as error:  # whatever it is: no process or file to be had is no reason to end for ever
                     self._why_not = str(error)
                     logger.warning("the vector index is not available: %s", error)
                 else:
@@ -351,8 +350,8 @@ class MilvusIndex:
     async def _leave(self, in_order: bool = True) -> None:
         if self._supervisor is not None:
             self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervisor
+            # Not `await`: whoever waits here may be cancelled, too.
+            await asyncio.wait({self._supervisor})
             self._supervisor = None
         session, self._session, self._why_not = self._session, None, "the index is not open"
         if session is not None:

@@ -1,0 +1,106 @@
+"""What is done about a Milvus that ends, whatever its next start says: without a child process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from memstream_server.adapters.milvus import index as module
+from memstream_server.adapters.milvus.collection import Timeouts
+from memstream_server.adapters.milvus.index import MilvusIndex, Running
+from tests.index.conformance import SPACE
+from tests.support.waiting import until
+
+
+class Child:
+    """Ends when it is told to."""
+
+    uri, token, supervised = "unix:none", "", True
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+
+    async def ended(self) -> str:
+        await self.over.wait()
+        return "it ended"
+
+    async def kill(self) -> None:
+        self.over.set()
+
+    async def stop(self) -> None:
+        self.over.set()
+
+
+class Collection:
+    """Is there and answers nothing."""
+
+    description = "scripted"
+
+    def probe(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Starts:
+    """Children one after the other; of those to come `fail` makes the next one an error."""
+
+    def __init__(self) -> None:
+        self.children: list[Child] = []
+        self.fail: list[Exception] = []
+        self.held = asyncio.Event()
+        self.held.set()
+
+    async def __call__(self, _collections: Sequence[str]) -> Running:
+        try:
+            await self.held.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)  # as a child that is killed takes its time to end
+            raise
+        if self.fail:
+            raise self.fail.pop()
+        self.children.append(Child())
+        return self.children[-1]
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+    def connect(*_: Any) -> tuple[Collection, bool]:
+        return Collection(), False
+
+    monkeypatch.setattr(module, "connect", connect)
+    monkeypatch.setattr(module, "PAUSE_MIN_S", 0.001)
+    return Starts()
+
+
+def made(starts: Starts) -> MilvusIndex:
+    return MilvusIndex(starts, name="m", prefix="m", timeouts=Timeouts(), consistency="", remove_files=lambda: None)
+
+
+async def test_a_start_that_fails_for_want_of_anything_is_tried_again(starts: Starts) -> None:
+    index = made(starts)
+    await index.open(SPACE)
+    starts.fail = [OSError(11, "Resource temporarily unavailable")]
+    starts.children[0].over.set()
+
+    async def again() -> bool:
+        return len(starts.children) == 2 and await index.healthy()
+
+    await until(again, deadline_s=5)
+    await index.close()
+
+
+async def test_whoever_leaves_while_a_start_is_given_up_is_let_go(starts: Starts) -> None:
+    index = made(starts)
+    await index.open(SPACE)
+    starts.held.clear()
+    starts.children[0].over.set()
+    await asyncio.sleep(0.05)  # it is being started again
+    dropping = asyncio.create_task(index.drop())
+    await asyncio.sleep(0.01)
+    dropping.cancel()
+    await asyncio.wait({dropping})
+    assert dropping.cancelled()
+    await index.close()
