@@ -138,6 +138,44 @@ async def test_what_waits_to_be_stored_is_erased_once_it_is(tmp_path: Path) -> N
         assert told.count(EventType.ERASED) == 1
 
 
+async def test_cancelled_while_what_it_names_is_not_stored_it_ends(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        release = parts.journal.hold("commit")
+        await observe(parts.engine, TEA, level=AckLevel.RECEIVED)
+        record = await parts.engine.memories.get(NAMESPACE, "joy")
+        image = await parts.engine._journal.load(record.uid, "", 0)
+        (waiting,) = [one.id for receipt in image.pending for one in receipt.fragments]
+        operation = await parts.engine.erasing.start(NAMESPACE, "joy", [waiting])
+        await cancelled(parts.engine, operation.id)
+        release()
+
+
+async def test_cancelled_while_the_index_is_away_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away() -> None:
+        raise IndexUnavailable("scripted: away")
+
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, kind=MemoryKind.LONG_TERM)
+        (said,) = await observe(parts.engine, TEA)
+        monkeypatch.setattr(parts.index, "flush", away)
+        operation = await parts.engine.erasing.start(NAMESPACE, "joy", [said])
+        await cancelled(parts.engine, operation.id)
+
+
+async def cancelled(engine: Engine, id: str) -> None:
+    """An operation that waits at work ends though what it waits for does not come."""
+
+    async def at_work() -> bool:
+        return (await engine.operations.get(id)).state is OperationState.RUNNING
+
+    await until(at_work)
+    await asyncio.sleep(0.3)
+    await engine.operations.cancel(id)
+    async with asyncio.timeout(5):
+        assert (await engine.operations.finished(id)).state is OperationState.CANCELLED
+
+
 async def test_erasures_that_wait_share_one_rebuild(tmp_path: Path) -> None:
     index = MemoryIndex()
     index.keeps_deleted = True

@@ -8,6 +8,7 @@ Rule 2. The files come last: one rewriting of the journal and one rebuild of the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -39,6 +40,8 @@ AT_ONCE = 64
 BATCH = 1_000
 """Fragments named by one decision."""
 PAGE = 1_000
+LOOK_S = 0.5
+"""How often a wait for what is not stored yet looks whether it is still wanted."""
 
 
 class Erasing:
@@ -87,7 +90,7 @@ class Erasing:
         if self._dependencies.index.keeps_deleted:
             await self._indexer.rebuild(still)
         else:
-            await self._indexer.caught_up(asked["memory"])
+            await self._indexer.caught_up(asked["memory"], lambda: still(0, 0))
         await self._scrub()
         await progress.at(len(ids), len(ids))
 
@@ -106,7 +109,9 @@ class Erasing:
         named = set(ids)
         while actor.receiving.unstored(named):
             await progress.at(0, len(ids))
-            await actor.revision_reached(actor.revision + 1)
+            with contextlib.suppress(TimeoutError):  # looked at anew: a model that is away may hold it up for hours
+                async with asyncio.timeout(LOOK_S):
+                    await actor.revision_reached(actor.revision + 1)
         while True:  # again, until nothing derives from them: streams and jobs go on meanwhile
             derived = await _derived(actor.uid, self._dependencies)
             found = False

@@ -174,13 +174,14 @@ class Indexer:
             self._doomed, self._reconciliation = None, Reconciliation(self._dependencies)
             self._removed.set()
 
-    async def caught_up(self, uid: str) -> None:
-        """Waits until all of a memory that is in the outbox now is in the index, flushed."""
+    async def caught_up(self, uid: str, at: Callable[[], Awaitable[None]]) -> None:
+        """Waits until all of a memory that is in the outbox now is in the index, flushed; `at` as above."""
         journal = self._dependencies.journal
         _, last = (await journal.outbox_rows([uid])).get(uid, (0, 0))
         while 0 < (await journal.outbox_rows([uid])).get(uid, (0, 0))[0] <= last:
             self._hurry()
             await asyncio.sleep(LOOK_S)
+            await at()
 
     # ---- the task
     async def _run(self) -> None:
