@@ -229,3 +229,13 @@ def test_every_field_of_what_is_kept_has_its_place_in_a_line() -> None:
     kept, held = set(Fragment.__struct_fields__), set(lines.FragmentLine.__struct_fields__)
     assert kept <= held
     assert held - kept == {"vector", "content_vector", "enhancements"}
+
+
+def test_another_name_that_a_conversation_of_the_file_has_is_refused() -> None:
+    said = ended([HEADER, memory("joy"), conversation("joy", 1), message(1), conversation("sam", 1), message(1)])
+    with pytest.raises(Malformed, match="two conversations"):
+        checked(said, rename="sam")
+    for name in ("", "joy", "lea"):
+        assert checked(said, rename=name).conversations == ["joy", "sam"]
+    alone = ended([HEADER, memory("joy"), conversation("sam")])
+    assert checked(alone, rename="sam").conversations == ["sam"]

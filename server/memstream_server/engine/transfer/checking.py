@@ -313,6 +313,7 @@ class Checker:
     def _end(self, line: End) -> None:
         self._close()
         found = self._found
+        self._renamed()
         counted = {
             "memories": len(found.memories),
             "fragments": found.fragments,
@@ -326,6 +327,12 @@ class Checker:
                 raise self._wrong(name, f"is {getattr(line, name)}, the lines before give {count}: something was lost")
         found.sha256 = line.sha256
         self._ended = True
+
+    def _renamed(self) -> None:
+        """The conversation that has the name of the memory goes by its new one, too."""
+        new, old = self._terms.rename, [name for name, _ in self._found.memories]
+        if new and new not in old and {new, *old} <= {*self._found.conversations}:
+            raise self._wrong("name", f"two conversations would be named {new!r}: that one, and {old[0]!r}")
 
     def _wrong(self, name: str, description: str) -> Malformed:
         return Malformed(self._number, name, description)
