@@ -146,6 +146,7 @@ def not_base64(reply: JSON) -> None:
         Fault(body=b"<html>"),
         Fault(body=b""),
         Fault(body=b"[]"),
+        Fault(body=b"[" * 200_000),
         Fault(endless_s=0),
     ],
 )

@@ -157,7 +157,7 @@ def parsed(content: bytes, count: int, dimension: int | None, spent: Callable[[f
             raise TransientError(f"malformed reply: {len(items)} vectors for {count} texts, or wrong indices")
         vectors = np.stack([by_index[place] for place in range(count)])
         usage = document.get("usage")
-    except (ValueError, TypeError, KeyError, OverflowError, binascii.Error) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, binascii.Error) as error:
         raise TransientError(f"malformed reply: {error!r}") from error
     if vectors.ndim != 2 or vectors.shape[1] != (dimension or vectors.shape[1]) or not vectors.shape[1]:
         raise TransientError(f"malformed reply: vectors of shape {vectors.shape[1:]}, not {dimension} numbers")
