@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from memstream_server.core.events import EventType, Reason
+from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
+from memstream_server.engine import forgetting
+from memstream_server.engine.actor import Actor
 from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
-from memstream_server.engine.errors import CursorCompacted, FragmentNotFound
+from memstream_server.engine.errors import CursorCompacted, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.requests import Query
+from memstream_server.engine.requests import AckLevel, NewMemory, Query
 from tests.engine.conftest import open_engine
-from tests.engine.memory import SettableClock
+from tests.engine.memory import SettableClock, observation
 from tests.engine.test_by_request import NAME, create, listed, tell, told
 
 SECOND_US = 1_000_000
@@ -58,6 +62,30 @@ async def test_expired_fragments_are_forgotten_and_pinned_ones_stay(engine: Engi
     await engine.fragments.update(*NAME, FragmentChange(id=pinned, pinned=False))
     await engine.maintain()
     assert await contents(engine) == ["never"]
+
+
+async def test_a_memory_that_fails_keeps_no_other_from_what_is_due(
+    engine: Engine, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forgetting, "BATCH", 2)
+    await create(engine, MemoryKind.HYBRID)
+    await tell(engine, "soon", "soon, too", ttl_us=SECOND_US)
+    other = NewMemory(NAME[0], "other", MemoryKind.HYBRID, DEFAULT)
+    record, _ = await engine.memories.create(other)
+    use_uid = engine._registry.use_uid
+
+    def failing(uid: str) -> AbstractAsyncContextManager[Actor]:
+        if uid == record.uid:
+            raise JournalUnavailable("this one cannot be read", retry_after_s=0.1)
+        return use_uid(uid)
+
+    items = [observation(text, ttl_us=SECOND_US // 2) for text in ("sooner", "sooner, too", "and a third")]
+    await engine.observe_batch(NAME[0], "other", "", 1, items, AckLevel.STORED)
+    clock.offset_us += 2 * SECOND_US
+    monkeypatch.setattr(engine._registry, "use_uid", failing)
+    await engine.maintain()
+    monkeypatch.undo()
+    assert await contents(engine) == []
 
 
 async def test_the_ttl_counts_from_creation_for_those_without_an_expiry(engine: Engine, clock: SettableClock) -> None:

@@ -119,15 +119,17 @@ class Forgetting:
     # ---- by age
     async def _expire(self, now_us: int, tended: Callable[[str], bool]) -> None:
         """Fragments with an expiry of their own, of all memories that this process tends."""
-        while due := await self._due(now_us, tended):
-            left = 0
+        failed: set[str] = set()
+        while due := await self._due(now_us, lambda uid: uid not in failed and tended(uid)):
+            left, passed = 0, len(failed)
             for uid in dict.fromkeys(uid for uid, _ in due):
                 ids = [id_ for memory, id_ in due if memory == uid]
                 try:
                     left += await self._forget(uid, ids, Reason.EXPIRED, now_us)
                 except (EngineError, JournalError) as error:
                     log.warning("not_expired", memory=uid, error=str(error))
-            if not left:  # what is due changed meanwhile, or its memory fails: the next round looks again
+                    failed.add(uid)  # the next round looks again
+            if not left and passed == len(failed):  # what is due changed meanwhile
                 return
 
     async def _due(self, now_us: int, tended: Callable[[str], bool]) -> list[tuple[str, str]]:
