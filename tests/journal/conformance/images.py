@@ -8,8 +8,10 @@ import numpy as np
 
 from memstream_server.core.values import Enhancement, Tier
 from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.reading import MemoryScan
 from memstream_server.ports.journal.records import IndexEntry
 from memstream_server.ports.journal.rows import Anchor, Row
+from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from tests.journal.samples import MODEL, Gathered, fragment, image, row, transition, vector
 
 
@@ -42,6 +44,23 @@ class Images:
         ids = [fragment(1).id, "nobody", fragment(0).id]
         assert await journal.vectors("u1", MODEL, ids) == {fragment(0).id: vector(0), fragment(1).id: vector(1)}
         assert await journal.vectors("u1", "other-2", ids) == {fragment(1).id: b"12345678"}
+
+    async def test_a_scan_has_the_contents_vectors_of_the_space_in_force(self, journal: Journal) -> None:
+        def visited(scan: MemoryScan) -> bytes | None:
+            return scan.anchors[held.id].vector
+
+        held = fragment(0, Tier.SHORT_TERM)
+        await journal.commit(transition(1, rows=(row(held),), anchors=(Anchor(held.id, vector(9), (), MODEL),)))
+        made = Made(held.id, 0, b"12345678", b"87654321")
+        assert await journal.add_vectors("u1", "other-2", [made]) == 1
+        before, after = Space(MODEL, 4, 1), Space("other-2", 2, 1)
+        await journal.set_spaces(Spaces(in_force=before, next=after, old=None))
+        assert await journal.scan("u1", True, visited) == vector(9)
+        await journal.set_spaces(Spaces(in_force=after, next=None, old=before))
+        assert await journal.scan("u1", True, visited) == b"87654321"
+        assert await journal.drop_vectors(MODEL, -1, 10) is not None
+        assert await journal.drop_vectors(MODEL, 1 << 40, 10) is None
+        assert await journal.scan("u1", True, visited) == b"87654321"
 
     async def test_a_large_image_has_only_the_vectors_that_the_index_lacks(self, journal: Journal) -> None:
         rows = (row(fragment(0)), row(fragment(1)), row(fragment(2, Tier.SHORT_TERM)))

@@ -25,6 +25,7 @@ PAGE_BYTES = 1 << 20
 
 _low: BindParameter[int] = bindparam("low")
 _high: BindParameter[int] = bindparam("high")
+_model: BindParameter[str] = bindparam("model")
 _COUNT = select(func.count()).select_from(fragments).where(fragments.c.key.between(_low, _high))
 _PAGE = (
     select(fragments.c.key, *FRAGMENT, VECTORED)
@@ -34,7 +35,9 @@ _PAGE = (
 )
 _VECTORS = select(vectors.c.key, vectors.c.model, vectors.c.vector).where(vectors.c.key.between(_low, _high))
 _ANCHORS = select(
-    anchors.c.id, case((anchors.c.model == bindparam("model"), anchors.c.vector)), anchors.c.enhancements
+    anchors.c.id,
+    case((anchors.c.model == _model, anchors.c.vector), (anchors.c.next_model == _model, anchors.c.next_vector)),
+    anchors.c.enhancements,
 ).where(anchors.c.memory == bindparam("number"))
 _FIRST_PENDING = select(func.min(observations.c.key)).where(observations.c.key.between(_low, _high))
 _TOTAL = select(func.count()).select_from(fragments.join(memories, memories.c.number == fragments.c.memory))
