@@ -13,6 +13,7 @@ import pytest
 from memstream_server.adapters.journal.store import SqlJournal
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
+from memstream_server.engine import indexing
 from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
@@ -282,3 +283,32 @@ async def within(index: MemoryIndex, uid: str, ids: list[str]) -> bool:
 
 async def said(busy: BusyIndex, times: int) -> bool:
     return busy.said >= times
+
+
+async def test_a_rebuild_beside_steady_writes_never_tells_less_than_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, told, enough = [len(TEXTS), 2, 7, 7, 1], list[tuple[int, int]](), asyncio.Event()
+
+    async def left() -> int:
+        return sizes.pop(0) if len(sizes) > 1 else sizes[0]
+
+    async def at(done: int, total: int) -> None:
+        told.append((done, total))
+        if len(told) == 8:
+            enough.set()
+
+    monkeypatch.setattr(indexing, "LOOK_S", 0.01)
+    async with assembled(tmp_path, index_flush_interval_s=60.0) as parts:
+        await filled(parts.engine)
+        flush = parts.index.flush
+
+        async def slow() -> None:
+            await enough.wait()
+            await flush()
+
+        monkeypatch.setattr(parts.index, "flush", slow)
+        monkeypatch.setattr(parts.journal, "outbox_size", left, raising=False)
+        await parts.engine._indexer.rebuild(at)
+        assert told == sorted(told)
+        assert all(done <= total for done, total in told)

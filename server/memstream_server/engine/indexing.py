@@ -119,7 +119,7 @@ class Indexer:
         `at` is told rows done and rows to do. What it raises ends the waiting, not a rebuild that was begun.
         """
         self._asked += 1
-        ticket, left, total = self._asked, 0, 0
+        ticket, done, total = self._asked, 0, 0
         while self._rebuilt < ticket:
             if self._dropped < ticket:
                 self._hurry()  # again: emptying the outbox takes what was said before it as done
@@ -127,7 +127,8 @@ class Indexer:
             if self._dropped >= ticket:
                 left = await self._dependencies.journal.outbox_size()
                 total = max(total, left, self._refilled)
-            await at(total - left, total)
+                done = max(done, total - left)  # what is written meanwhile waits there, too
+            await at(done, total)
         await at(total, total)
 
     # ---- two spaces
