@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from memstream_server.app.models import Models
-from memstream_server.engine import operations
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine import operations, reembedding
 from memstream_server.engine.embeddings import Candidate
 from memstream_server.engine.engine import Engine
 from memstream_server.ports.journal.spaces import Spaces
 from memstream_server.ports.operations import OperationState
 from tests.engine.assembled import assembled
-from tests.engine.test_fragments import TEA, create, observe
+from tests.engine.test_fragments import TEA, create, live, observe
 from tests.support.faulty_journal import Fault
 from tests.support.scripted_models import ScriptedEmbedder
 from tests.support.waiting import until
@@ -71,3 +72,19 @@ async def test_cancelled_while_it_waits_to_be_tried_again_it_leaves_no_second_sp
         ended = await parts.engine.operations.finished(operation.id)
         assert ended.state is OperationState.CANCELLED
         await until(lambda: alone(parts.engine), deadline_s=5)
+
+
+async def test_what_lacks_a_vector_behind_pages_of_refused_ones_is_made_one_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reembedding, "PAGE", 2)
+    embedder = ScriptedEmbedder()
+    embedder.fail(times=1_000_000)
+    async with assembled(tmp_path, models=Models(embedder)) as parts:
+        uid = await create(parts.engine, kind=MemoryKind.LONG_TERM)
+        await observe(parts.engine, *(f"{TEA} {number}" for number in range(5)))
+        refused = {(one.id, one.version) for one in (await live(parts.engine))[:4]}
+        entered: list[str] = []
+        monkeypatch.setattr(reembedding, "_entering", lambda job, _: entered.append(job.memory))
+        await parts.engine.reembedding._leftovers(refused)
+        assert entered == [uid]

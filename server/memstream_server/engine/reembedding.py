@@ -238,13 +238,21 @@ class Reembedding:
         async for record in self._memories():
             if not tended(record.uid):
                 continue
-            lacking = await self._journal.lacking(record.uid, name, False, -1, PAGE)
-            if any((one.id, one.version) not in refused for one in lacking):
+            if await self._lacks(record, name, refused):
                 now_us, id_ = self._dependencies.clock.now_us(), self._dependencies.ids.next()
                 job = Job(id_, record.uid, "backfill", "{}", now_us)
                 with contextlib.suppress(OwnedElsewhere, MemoryNotFound):  # whoever has it looks by itself
                     async with self._registry.use_uid(record.uid) as actor:
                         await actor.run(partial(_entering, job))
+
+    async def _lacks(self, record: MemoryRecord, model: str, refused: Collection[tuple[str, int]]) -> bool:
+        """Whether anything but what the model refuses is without a vector."""
+        after = -1
+        while page := await self._journal.lacking(record.uid, model, False, after, PAGE):
+            if any((one.id, one.version) not in refused for one in page):
+                return True
+            after = page[-1].position
+        return False
 
     async def _abandon(self) -> None:
         """The space in force stays; what there is of the next one goes."""
