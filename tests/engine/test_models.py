@@ -209,6 +209,34 @@ async def test_an_insight_is_asked_for_again_after_an_outage_and_kept_once(tmp_p
         assert len(await insights(engine)) == 1
 
 
+async def test_what_waits_for_one_model_hides_nothing_that_another_can_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "PAGE", 2)
+    monkeypatch.setattr(jobs, "RETRY_S", 0.01)
+    embedder, llm = ScriptedEmbedder(), ScriptedInsights()
+    llm.fail(times=1_000_000)
+    async with open_engine(tmp_path, models=Models(embedder, insights=llm)) as engine:
+        await memory(engine, policy=with_value(DEFAULT, "short_term.enhance_threshold", 1))
+        for topic in ("tea", "trains", "snails"):
+            await observe(
+                engine, f"Bob likes {topic} more than anything", f"Bob likes {topic} more than anything today"
+            )
+
+        async def waiting() -> bool:
+            return [job.type for job in await engine._journal.jobs(9)].count("insight") >= 3
+
+        await until(waiting)
+        embedder.fail()
+        await observe(engine, "the heron stands in the canal")
+        assert not (await fragments(engine))[-1].model
+
+        async def embedded() -> bool:
+            return bool((await fragments(engine))[-1].model)
+
+        await until(embedded, deadline_s=5)
+
+
 async def test_without_a_vector_the_words_still_answer_and_the_vector_comes_later(tmp_path: Path) -> None:
     embedder = ScriptedEmbedder()
     async with open_engine(tmp_path, models=Models(embedder)) as engine:

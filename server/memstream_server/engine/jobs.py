@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -100,15 +100,21 @@ class Jobs:
         """Do what is there; True when something is left to be tried again."""
         self._wake.clear()
         left = False
-        waiting = await self._waiting()
-        for job in waiting:
-            left = not await self._attempt(job) or left
-        if len(waiting) >= PAGE and not left:
-            self._wake.set()  # there may be more
+        away: set[str] = set()
+        """Types of which nothing got on: their model may be away, and that of others not."""
+        while waiting := await self._waiting(away):
+            failed = [job.type for job in waiting if not await self._attempt(job)]
+            left = left or bool(failed)
+            if len(waiting) >= PAGE and not left:
+                self._wake.set()  # there may be more
+            if len(failed) < len(waiting):
+                break
+            away.update(failed)
         return left
 
-    async def _waiting(self) -> list[Job]:
-        """The oldest that are this process's to do. Those set aside, and other processes', must not hide them."""
+    async def _waiting(self, away: Collection[str]) -> list[Job]:
+        """The oldest that are this process's to do. Those set aside, other processes', and those of types that are
+        `away`, must not hide them."""
         tended = await self._registry.ownership.tended()
         limit = PAGE + len(self._failures)
         while True:
@@ -117,7 +123,8 @@ class Jobs:
             self._failures = {id_: failures for id_, failures in self._failures.items() if id_ in there}
             self._aside = {id_: again_s for id_, again_s in self._aside.items() if id_ in there}
             now_s = asyncio.get_running_loop().time()
-            mine = [job for job in jobs if self._aside.get(job.id, now_s) <= now_s and tended(job.memory)]
+            tried = [job for job in jobs if self._aside.get(job.id, now_s) <= now_s and job.type not in away]
+            mine = [job for job in tried if tended(job.memory)]
             if mine or len(jobs) < limit:
                 return mine
             limit *= 2
