@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,12 +16,15 @@ from memstream_server.engine import forgetting
 from memstream_server.engine.actor import Actor
 from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
-from memstream_server.engine.errors import CursorCompacted, FragmentNotFound, JournalUnavailable
+from memstream_server.engine.errors import CursorCompacted, FragmentNotFound, JournalUnavailable, OwnedElsewhere
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
+from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.operations import OperationState
 from tests.engine.conftest import open_engine
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_by_request import NAME, create, listed, tell, told
+from tests.support.waiting import until
 
 SECOND_US = 1_000_000
 OFF_S = 86_400.0
@@ -188,3 +192,24 @@ async def test_a_watch_from_before_the_events_kept_is_told_where_they_begin(
     await tell(engine, "news")
     assert (await anext(steps))[1] == pruned + 1
     await steps.aclose()
+
+
+async def test_a_purge_that_waits_for_another_server_can_be_cancelled(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def elsewhere(record: MemoryRecord) -> AsyncIterator[int]:
+        raise OwnedElsewhere("another server owns the memory", retry_after_s=0.1)
+        yield 0
+
+    await create(engine, MemoryKind.LONG_TERM)
+    monkeypatch.setattr(engine._forgetting, "purge", elsewhere)
+    operation = await engine.purging.start(NAME[0], "")
+
+    async def left_to_another() -> bool:
+        row = (await engine._dependencies.operations.page(*NAME, "", 1) or [operation])[0]
+        return row.memory == NAME[1] and row.process is None
+
+    await until(left_to_another)
+    await engine.operations.cancel(operation.id)
+    async with asyncio.timeout(5):
+        assert (await engine.operations.finished(operation.id)).state is OperationState.CANCELLED

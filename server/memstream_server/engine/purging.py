@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from memstream_server.engine.errors import MemoryNotFound, OwnedElsewhere
-from memstream_server.engine.operations import AnswerOf, OperationRunner, Progress
+from memstream_server.engine.operations import LOOK_S, AnswerOf, OperationRunner, Progress
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class Purging:
                     raise
                 elsewhere.append((await self._runner.start(TYPE, record.namespace, record.name, "{}")).id)
         for id in elsewhere:  # their owners' to do
-            done += (await self._runner.finished(id)).done
+            while not (part := await self._runner.get(id)).ended:
+                await asyncio.sleep(LOOK_S)
+                await progress.at(done, 0)
+            done += part.done
             await progress.at(done, 0)
         await progress.at(done, done)
