@@ -309,33 +309,3 @@ async def _events(engine: Engine) -> AsyncIterator[tuple[EventType, str]]:
                 yield event.type, event.fragment
     finally:
         await watch.aclose()
-
-
-async def test_what_was_forgotten_while_the_model_was_down_gets_its_vector_once_it_is_restored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jobs, "RETRY_S", 0.05)
-    embedder = ScriptedEmbedder()
-    async with open_engine(tmp_path, models=Models(embedder)) as engine:
-        await memory(engine, MemoryKind.LONG_TERM)
-        embedder.fail(times=1_000_000)
-        await observe(engine, TEA)
-        (said,) = await fragments(engine)
-
-        async def tried() -> bool:
-            return embedder.calls > 1
-
-        await until(tried)
-        await engine.fragments.forget("test", "joy", [said.id])
-        embedder.heal()
-
-        async def settled() -> bool:
-            return not await engine._journal.jobs(9)
-
-        await until(settled)
-        await engine.fragments.restore("test", "joy", [said.id])
-
-        async def embedded() -> bool:
-            return bool((await fragments(engine))[0].model)
-
-        await until(embedded, deadline_s=5)

@@ -25,7 +25,6 @@ from memstream_server.engine.gather import Gathered, compares_content
 from memstream_server.engine.reinforcing import unpacked
 from memstream_server.engine.requests import Changed, Once, fragment_etag
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.records import Job
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 
 if TYPE_CHECKING:
@@ -217,7 +216,7 @@ async def _in_batches(
     parts = _parts(ids)
     changed = Changed(0, actor.revision)
     for number, part in enumerate(parts, 1):
-        step = _counting(part, told, changed.count, dependencies, decide)
+        step = _counting(part, told, changed.count, decide)
         changed = await decided(actor, once if number == len(parts) else None, dependencies, step)
     return changed
 
@@ -226,18 +225,12 @@ def _counting(
     part: Sequence[str],
     told: EventType,
     before: int,
-    dependencies: Dependencies,
     decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
 ) -> Deciding[Changed]:
     async def step(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
         transition = await decide(now, part)
         count = before + sum(event.type is told for event in transition.events)
-        decision = _decision(transition)
-        if decision is not None and told is EventType.RESTORED and not all(put.model for put in transition.puts):
-            # A backfill meanwhile passed them over: it looks at what is not forgotten.
-            job = Job(dependencies.ids.next(), now.uid, "backfill", "{}", dependencies.clock.now_us())
-            decision = replace(decision, jobs=(job,))
-        return decision, lambda revision: Changed(count, revision)
+        return _decision(transition), lambda revision: Changed(count, revision)
 
     return step
 
