@@ -148,9 +148,22 @@ func (l *ledger) nextBatch() *v1.ObservationBatch {
 	return batch
 }
 
-// repeatsSent says whether there are repeats on this connection, all sent and not settled: time for the flush.
+// repeatsSent says whether repeats on this connection are not settled, and all that may be sent are: time for the
+// flush.
 func (l *ledger) repeatsSent() bool {
-	return l.repeatsUpto > 0 && (len(l.queue.items) == 0 || l.queue.items[0].sent.Sequence > l.repeatsUpto)
+	if len(l.queue.items) == 0 || l.queue.items[0].sent.Sequence > l.repeatsUpto {
+		return l.repeatsUpto > 0
+	}
+	return !l.mayFly(l.queue.items[0]) // the window is smaller than it was when they were sent first
+}
+
+// repeatsSettled: the flush after the last repeat sent is answered.
+func (l *ledger) repeatsSettled() {
+	if len(l.queue.items) > 0 && l.queue.items[0].sent.Sequence <= l.repeatsUpto {
+		l.receive(l.queue.items[0].sent.Sequence - 1)
+	} else {
+		l.repeatsUpto = 0
+	}
 }
 
 func (l *ledger) position(level v1.AckLevel) int64 {

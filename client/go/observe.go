@@ -285,11 +285,12 @@ func (s *ObserveStream) take(
 	switch message := response.GetMessage().(type) {
 	case *v1.ObserveResponse_Ack:
 		if s.repeatsFlush > 0 && message.Ack.GetFlushed() >= s.repeatsFlush {
-			s.ledger.repeatsUpto = 0
+			s.repeatsFlush = 0
+			s.ledger.repeatsSettled()
 		}
 		progress = s.ledger.acknowledged(message.Ack)
 	case *v1.ObserveResponse_Closed:
-		s.ledger.repeatsUpto = 0 // nothing more will be said
+		s.ledger.repeatsSettled() // nothing more will be said
 		s.ledger.acknowledged(lastAck(message.Closed))
 		progress, finished = true, true
 	case *v1.ObserveResponse_Throttle:

@@ -187,15 +187,18 @@ export class Ledger {
     return create(ObservationBatchSchema, { firstSequence: first, observations });
   }
 
-  /** Whether there are repeats on this connection, all sent and not settled: time for the flush. */
+  /** Whether repeats on this connection are not settled, and all that may be sent are: time for the flush. */
   get repeatsSent(): boolean {
     const next = this.queue.first;
-    return this.repeatsUpto > 0n && (next === undefined || next.sent.sequence > this.repeatsUpto);
+    if (next === undefined || next.sent.sequence > this.repeatsUpto) return this.repeatsUpto > 0n;
+    return !this.mayFly(next); // the window is smaller than it was when they were sent first
   }
 
-  /** The flush after the last repeat is answered, or nothing more will be said. */
+  /** The flush after the last repeat sent is answered. */
   repeatsSettled(): void {
-    this.repeatsUpto = 0n;
+    const next = this.queue.first;
+    if (next && next.sent.sequence <= this.repeatsUpto) this.receive(next.sent.sequence - 1n);
+    else this.repeatsUpto = 0n;
   }
 
   get allSent(): boolean {

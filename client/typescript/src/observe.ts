@@ -251,7 +251,10 @@ export class ObserveStream {
   private answered({ message }: ObserveResponse, connection: Connection): boolean {
     let progress = false;
     if (message.case === "ack") {
-      if (connection.repeatsFlush && message.value.flushed >= connection.repeatsFlush) this.ledger.repeatsSettled();
+      if (connection.repeatsFlush && message.value.flushed >= connection.repeatsFlush) {
+        connection.repeatsFlush = 0n;
+        this.ledger.repeatsSettled();
+      }
       progress = this.ledger.acknowledged(message.value);
     } else if (message.case === "closed") {
       this.ledger.repeatsSettled(); // nothing more will be said
