@@ -114,14 +114,12 @@ func (s *ObserveStream) Send(ctx context.Context, observation *v1.Observation) (
 	defer s.turn.Unlock()
 	s.Lock()
 	defer s.Unlock()
-	if most := s.ledger.sizeMax(); size > most {
-		return nil, invalid("observation", fmt.Sprintf("has %d bytes, the server takes at most %d", size, most))
+	// Another connection may grant less.
+	ready := func() bool { return s.closing || s.ledger.hasRoom(size) || size > s.ledger.sizeMax() }
+	if err := s.until(ctx, ready); err != nil {
+		return nil, err
 	}
-	err := s.until(ctx, func() bool { return s.closing || s.ledger.hasRoom(size) })
-	if err == nil && s.closing {
-		err = ErrClosed
-	}
-	if err != nil {
+	if err := s.checkTakes(size); err != nil {
 		return nil, err
 	}
 	sent := s.ledger.add(observation, size)
@@ -158,6 +156,23 @@ func (s *ObserveStream) Close(ctx context.Context) error {
 func (s *ObserveStream) Abandon() {
 	s.end()
 	<-s.over
+}
+
+func (s *ObserveStream) checkUsable() error {
+	if s.err == nil && s.closing {
+		return ErrClosed
+	}
+	return s.err
+}
+
+func (s *ObserveStream) checkTakes(size int64) error {
+	if err := s.checkUsable(); err != nil {
+		return err
+	}
+	if most := s.ledger.sizeMax(); size > most {
+		return invalid("observation", fmt.Sprintf("has %d bytes, the server takes at most %d", size, most))
+	}
+	return nil
 }
 
 // until waits for a condition, with the lock held.

@@ -124,10 +124,7 @@ export class ObserveStream {
     const said = typeof what === "string" ? { body: { case: "content" as const, value: what } } : what;
     const observation = create(ObservationSchema, said);
     const size = toBinary(ObservationSchema, observation).length;
-    this.checkUsable();
-    if (size > this.ledger.sizeMax) {
-      throw invalid("observation", `has ${size} bytes, the server takes at most ${this.ledger.sizeMax}`);
-    }
+    this.checkTakes(size);
     if (this.waitingTurns === 0 && this.ledger.hasRoom(size)) return this.take(observation, size);
     return this.taken(observation, size, signal);
   }
@@ -167,7 +164,7 @@ export class ObserveStream {
   }
 
   private take(observation: Observation, size: number): Sent {
-    this.checkUsable();
+    this.checkTakes(size);
     const sent = this.ledger.add(observation, size);
     this.changes.notify();
     return sent;
@@ -181,7 +178,8 @@ export class ObserveStream {
     this.turn = before
       .catch(() => undefined) // is told to whom it belongs
       .then(() => this.until(() => {
-        if (!this.ledger.hasRoom(size)) return false;
+        // Another connection may grant less.
+        if (!this.ledger.hasRoom(size) && size <= this.ledger.sizeMax) return false;
         sent = this.take(observation, size);
         return true;
       }, signal))
@@ -194,6 +192,13 @@ export class ObserveStream {
   private checkUsable(): void {
     if (this.error) throw this.error;
     if (this.closing) throw new ClosedError();
+  }
+
+  private checkTakes(size: number): void {
+    this.checkUsable();
+    if (size > this.ledger.sizeMax) {
+      throw invalid("observation", `has ${size} bytes, the server takes at most ${this.ledger.sizeMax}`);
+    }
   }
 
   private async until(ready: () => boolean, signal?: AbortSignal): Promise<void> {
