@@ -103,7 +103,7 @@ func (l *ledger) opened(opened *v1.ObserveOpened) error {
 		}
 	}
 	// What was stored meanwhile is said here alone, of what repeats nothing yet: it may have been refused.
-	l.revision = max(l.revision, opened.GetRevision())
+	l.revision = opened.GetRevision() // lower than it was where the server was restored
 	l.store(min(opened.GetStored(), l.received))
 	return nil
 }

@@ -144,7 +144,7 @@ export class Ledger {
     this.repeatsUpto = opened.received > this.received ? opened.received : 0n;
     if (opened.expectedSequence <= this.received) this.rollBack(opened.expectedSequence);
     // What was stored meanwhile is said here alone, of what repeats nothing yet: it may have been refused.
-    this.revision = larger(this.revision, opened.revision);
+    this.revision = opened.revision; // lower than it was where the server was restored
     this.store(smaller(opened.stored, this.received));
   }
 
