@@ -43,15 +43,13 @@ type ObserveStream struct {
 	closing     bool
 	closed      bool
 	flushIDs    int64
-	flushUpto   int64
 	pauseUntil  time.Time
 	connections int
 
 	// Of the connection, set anew by each.
-	flushSentUpto int64
-	repeatsFlush  int64
-	closeSent     bool
-	draining      bool
+	repeatsFlush int64
+	closeSent    bool
+	draining     bool
 }
 
 // Observe opens a producer's stream and returns once the server has answered. The name is lasting and one process's
@@ -136,8 +134,10 @@ func (s *ObserveStream) Flush(ctx context.Context) error {
 	if reached() {
 		return nil
 	}
-	s.flushUpto = target
-	s.notify()
+	if err := s.checkUsable(); err != nil {
+		return err
+	}
+	// The server says unasked how far it has come: to ask would be a message more each way.
 	return s.until(ctx, reached)
 }
 
@@ -262,10 +262,15 @@ func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClien
 	if err != nil {
 		return nil, err
 	}
+	// The level of the flush after repeats, the only one that is sent: that does not wait for the index.
+	level := s.options.AckLevel
+	if level == v1.AckLevel_ACK_LEVEL_INDEXED {
+		level = v1.AckLevel_ACK_LEVEL_STORED
+	}
 	// What a broken Send says is io.EOF; Recv has the status.
 	_ = call.Send(&v1.ObserveRequest{Message: &v1.ObserveRequest_Open{Open: &v1.ObserveOpen{
 		Namespace: s.memory.Namespace, Memory: s.memory.Name, Producer: s.producer, Session: s.options.Session,
-		AckLevel: s.options.AckLevel, Outcomes: s.options.Outcomes,
+		AckLevel: level, Outcomes: s.options.Outcomes,
 	}}})
 	response, err := call.Recv()
 	if err != nil {
@@ -285,7 +290,7 @@ func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClien
 	if err := s.ledger.opened(response.GetOpened()); err != nil {
 		return nil, err
 	}
-	s.flushSentUpto, s.repeatsFlush, s.closeSent, s.draining = 0, 0, false, false
+	s.repeatsFlush, s.closeSent, s.draining = 0, false, false
 	s.connections++
 	s.notify()
 	return call, nil
@@ -368,8 +373,10 @@ func (s *ObserveStream) due() *v1.ObserveRequest {
 		return nil
 	}
 	if s.ledger.repeatsSent() && s.repeatsFlush == 0 {
-		s.repeatsFlush = s.flushID()
-		return flush(s.repeatsFlush)
+		s.flushIDs++
+		s.repeatsFlush = s.flushIDs
+		flush := &v1.ObserveFlush{FlushId: s.repeatsFlush}
+		return &v1.ObserveRequest{Message: &v1.ObserveRequest_Flush{Flush: flush}}
 	}
 	if batch := s.ledger.nextBatch(); batch != nil {
 		return &v1.ObserveRequest{Message: &v1.ObserveRequest_Batch{Batch: batch}}
@@ -377,22 +384,9 @@ func (s *ObserveStream) due() *v1.ObserveRequest {
 	if len(s.ledger.queue.items) > 0 {
 		return nil
 	}
-	if s.flushSentUpto < s.flushUpto {
-		s.flushSentUpto = s.flushUpto
-		return flush(s.flushID())
-	}
 	if s.closing {
 		s.closeSent = true
 		return &v1.ObserveRequest{Message: &v1.ObserveRequest_Close{Close: &v1.ObserveClose{}}}
 	}
 	return nil
-}
-
-func (s *ObserveStream) flushID() int64 {
-	s.flushIDs++
-	return s.flushIDs
-}
-
-func flush(id int64) *v1.ObserveRequest {
-	return &v1.ObserveRequest{Message: &v1.ObserveRequest_Flush{Flush: &v1.ObserveFlush{FlushId: id}}}
 }

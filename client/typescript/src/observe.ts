@@ -40,7 +40,6 @@ export type Observable = string | MessageInitShape<typeof ObservationSchema>;
 /** A connection's own state; the next one begins anew. */
 class Connection {
   readonly abort = new AbortController();
-  flushSentUpto = 0n;
   repeatsFlush = 0n;
   closeSent = false;
   draining = false;
@@ -62,7 +61,6 @@ export class ObserveStream {
   private closing = false;
   private closed = false;
   private flushIds = 0n;
-  private flushUpto = 0n;
   private pauseUntil = 0;
 
   /** Use `Memory.observe`. */
@@ -135,8 +133,7 @@ export class ObserveStream {
     const level = this.options.ackLevel ?? AckLevel.STORED;
     if (this.ledger.position(level) >= target) return;
     this.checkUsable();
-    this.flushUpto = target;
-    this.changes.notify();
+    // The server says unasked how far it has come: to ask would be a message more each way.
     await this.until(() => this.ledger.position(level) >= target, signal);
   }
 
@@ -281,7 +278,10 @@ export class ObserveStream {
   /** What is sent on a connection, until it is over. */
   private async *requests(connection: Connection, signal: AbortSignal): AsyncGenerator<ObserveRequest> {
     const { namespace, name } = this.memory;
-    const { session = "", ackLevel = AckLevel.UNSPECIFIED, outcomes = false } = this.options;
+    const { session = "", outcomes = false } = this.options;
+    let { ackLevel = AckLevel.UNSPECIFIED } = this.options;
+    // The level of the flush after repeats, the only one that is sent: that does not wait for the index.
+    if (ackLevel === AckLevel.INDEXED) ackLevel = AckLevel.STORED;
     yield request({
       case: "open",
       value: { namespace, memory: name, producer: this.producer, session, ackLevel, outcomes },
@@ -305,10 +305,6 @@ export class ObserveStream {
     const batch = this.ledger.nextBatch();
     if (batch) return request({ case: "batch", value: batch });
     if (!this.ledger.allSent) return undefined;
-    if (connection.flushSentUpto < this.flushUpto) {
-      connection.flushSentUpto = this.flushUpto;
-      return request({ case: "flush", value: { flushId: ++this.flushIds } });
-    }
     if (!this.closing) return undefined;
     connection.closeSent = true;
     return request({ case: "close", value: {} });
