@@ -1,10 +1,13 @@
 package memstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -52,6 +55,7 @@ func newAnswer(parts []*v1.Recollections, done *v1.RecallDone) *Answer {
 }
 
 type question struct {
+	number int64
 	query  *v1.RecallQuery
 	parts  []*v1.Recollections
 	answer *Answer
@@ -70,6 +74,7 @@ type RecallStream struct {
 
 	signal
 	asked       map[string]*question
+	again       []*question // those of an earlier connection that this one's server has no room for yet
 	outbox      []*v1.RecallRequest
 	ids         int64
 	inFlightMax int
@@ -151,15 +156,14 @@ func (s *RecallStream) Abandon() {
 func (s *RecallStream) ask(ctx context.Context, asked *question) error {
 	s.Lock()
 	defer s.Unlock()
-	err := s.until(ctx, func() bool { return s.closing || len(s.asked) < s.inFlightMax })
-	if err == nil && s.closing {
-		err = ErrClosed
+	if err := s.until(ctx, func() bool { return s.closing || len(s.asked) < s.inFlightMax }); err != nil {
+		return err
 	}
-	if err != nil {
+	if err := s.checkUsable(); err != nil {
 		return err
 	}
 	s.ids++
-	asked.query.QueryId = strconv.FormatInt(s.ids, 10)
+	asked.number, asked.query.QueryId = s.ids, strconv.FormatInt(s.ids, 10)
 	s.asked[asked.query.GetQueryId()] = asked
 	s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: asked.query}})
 	return nil
@@ -173,7 +177,22 @@ func (s *RecallStream) giveUp(asked *question) {
 		return
 	}
 	delete(s.asked, id)
-	s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Cancel{Cancel: &v1.RecallCancel{QueryId: id}}})
+	if index := slices.Index(s.again, asked); index >= 0 {
+		s.again = slices.Delete(s.again, index, index+1)
+	} else {
+		s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Cancel{Cancel: &v1.RecallCancel{QueryId: id}}})
+	}
+	s.notify()
+}
+
+// notify wakes whoever waits, and asks again what there is room for.
+func (s *RecallStream) notify() {
+	s.signal.notify()
+	for len(s.again) > 0 && len(s.asked)-len(s.again) < s.inFlightMax {
+		next := s.again[0]
+		s.again = s.again[1:]
+		s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: next.query}})
+	}
 }
 
 // push hands a message to the writer; while draining nothing, the next connection asks for what is then still wanted.
@@ -181,7 +200,14 @@ func (s *RecallStream) push(request *v1.RecallRequest) {
 	if !s.draining && s.connected {
 		s.outbox = append(s.outbox, request)
 	}
-	s.notify()
+	s.signal.notify()
+}
+
+func (s *RecallStream) checkUsable() error {
+	if s.err == nil && s.closing {
+		return ErrClosed
+	}
+	return s.err
 }
 
 func (s *RecallStream) until(ctx context.Context, ready func() bool) error {
@@ -212,6 +238,7 @@ func (s *RecallStream) run(ctx context.Context) {
 		asked.err = err
 		close(asked.done)
 	}
+	s.again = nil
 	s.notify()
 }
 
@@ -282,15 +309,15 @@ func (s *RecallStream) open(ctx context.Context) (v1.StreamService_RecallClient,
 	}
 	s.Lock()
 	defer s.Unlock()
-	if most := int(response.GetOpened().GetLimits().GetQueriesInFlightMax()); most > 0 {
-		s.inFlightMax = most
-	}
+	s.inFlightMax = cmp.Or(int(response.GetOpened().GetLimits().GetQueriesInFlightMax()), inFlightMax)
 	s.draining, s.connected, s.outbox = false, true, nil
 	s.connections++
 	for _, asked := range s.asked {
 		asked.parts = nil
-		s.outbox = append(s.outbox, &v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: asked.query}})
 	}
+	s.again = slices.SortedFunc(maps.Values(s.asked), func(one, other *question) int {
+		return cmp.Compare(one.number, other.number)
+	})
 	s.notify()
 	return call, nil
 }

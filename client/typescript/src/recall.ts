@@ -73,6 +73,8 @@ export class RecallStream {
   private readonly end = new AbortController();
   private readonly over: Promise<void>;
   private readonly asked = new Map<string, Question>();
+  /** Those of an earlier connection that this one's server has no room for yet. */
+  private again: Question[] = [];
   private outbox: RecallRequest[] = [];
   private ids = 0;
   private inFlightMax = IN_FLIGHT_MAX;
@@ -108,6 +110,7 @@ export class RecallStream {
     promise.catch(() => undefined); // whoever waits for it is told below
     // Asked where the room is seen: of many who wait for it, others look before this one goes on.
     await this.until(() => {
+      if (this.error) throw this.error;
       if (this.closing) throw new ClosedError();
       if (this.asked.size >= this.inFlightMax) return false;
       query.queryId = String(++this.ids);
@@ -151,7 +154,22 @@ export class RecallStream {
   }
 
   private giveUp(queryId: string): void {
-    if (this.asked.delete(queryId)) this.push({ case: "cancel", value: { queryId } });
+    const question = this.asked.get(queryId);
+    if (question === undefined) return;
+    this.asked.delete(queryId);
+    if (this.again.includes(question)) this.again = this.again.filter((one) => one !== question);
+    else this.push({ case: "cancel", value: { queryId } });
+    this.notify();
+  }
+
+  /** Wakes whoever waits, and asks again what there is room for. */
+  private notify(): void {
+    this.changes.notify();
+    while (this.asked.size - this.again.length < this.inFlightMax) {
+      const next = this.again.shift();
+      if (next === undefined) break;
+      this.push({ case: "query", value: next.query });
+    }
   }
 
   /** For the writer; while draining nothing: the next connection asks for what is then still wanted. */
@@ -178,7 +196,8 @@ export class RecallStream {
     this.error = error;
     for (const question of this.asked.values()) question.reject(error);
     this.asked.clear();
-    this.changes.notify();
+    this.again = [];
+    this.notify();
   }
 
   private async connection(backoff: Backoff): Promise<void> {
@@ -200,7 +219,7 @@ export class RecallStream {
     } finally {
       hangUp.abort();
       this.connected = false;
-      this.changes.notify();
+      this.notify();
     }
   }
 
@@ -213,12 +232,10 @@ export class RecallStream {
     this.connected = true;
     this.draining = false;
     this.outbox = [];
-    for (const question of this.asked.values()) {
-      question.parts = [];
-      this.push({ case: "query", value: question.query });
-    }
+    for (const question of this.asked.values()) question.parts = [];
+    this.again = [...this.asked.values()];
     this.connections += 1;
-    this.changes.notify();
+    this.notify();
   }
 
   /** Takes one message; whether it answered a query. Throws SHUTTING_DOWN when it is time to reconnect. */
@@ -252,7 +269,7 @@ export class RecallStream {
   private settled(queryId: string): Question | undefined {
     const question = this.asked.get(queryId);
     this.asked.delete(queryId);
-    this.changes.notify();
+    this.notify();
     return question;
   }
 
