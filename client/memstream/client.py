@@ -253,9 +253,9 @@ class Client:
             backoff.progressed()
             if progress is not None:
                 progress(now)
-            if now.error is not None:
-                raise now.error
             if now.end_time is not None:
+                if now.error is not None:  # of one at work it is what it waits for
+                    raise now.error
                 return now
             await asyncio.sleep(look_s)
             look_s = min(look_s * 1.5, _LOOK_MAX_S)

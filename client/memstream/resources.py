@@ -132,7 +132,9 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A piece of long work: `done` of `total` `unit`s (total 0 while unknown); `error` says why it failed."""
+    """A piece of long work: `done` of `total` `unit`s (total 0 while unknown); `error` says why it failed, or
+    what it waits for while it is at work.
+    """
 
     id: str
     namespace: str

@@ -271,11 +271,13 @@ async def test_an_outage_of_the_next_model_is_waited_for_and_said(make_server: M
             return found.state == operation_pb2.OPERATION_STATE_RUNNING and "does not answer" in found.error.message
 
         await until(waits)
+        finished = asyncio.create_task(client.finished(operation))
         await memory.observe_batch(["said meanwhile"])
         answer = await memory.recall_once("said meanwhile", limit=1)
         assert (answer[0].fragment.content, answer.degraded) == ("said meanwhile", "")
         fake.heal()
         await operations.succeeded(operation)
+        assert (await finished).state is memstream.OperationState.SUCCEEDED, "what it waited for was no failure"
         assert not (await operations.get(operation)).error.message
         await until(lambda: all_next(memory))
 
