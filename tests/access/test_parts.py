@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ from memstream.client import connect
 from memstream_server.cli.server import Server
 from memstream_server.rpc.access import keys, peers
 from memstream_server.rpc.access.caller import CALLER, Caller, Verb
-from memstream_server.rpc.access.files import AccessError
+from memstream_server.rpc.access.files import AccessError, Watched
 from memstream_server.rpc.access.peers import CALLER_HEADER, Peers
 from memstream_server.rpc.access.policy import parse_policy
 from memstream_server.rpc.access.proxies import TrustedProxies, forwarded_uri
@@ -84,6 +85,24 @@ def test_only_a_grant_of_every_namespace_covers_the_whole_server() -> None:
 def test_a_policy_that_is_wrong_is_refused_whole(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint.replace("[", r"\[")):
         parse_policy(text)
+
+
+def test_a_file_that_could_not_be_read_for_a_while_is_read_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memstream_server.rpc.access.files.LOOK_S", 0.0)
+    file = tmp_path / "policy.toml"
+    file.write_text("before", "utf-8")
+    watched = Watched(file, str)
+    file.write_text("and after", "utf-8")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", denied)
+        assert watched.current() == "before"
+    assert watched.current() == "and after", "a change of its mode alone leaves time and size as they were"
+
+
+def denied(*_: Any) -> bytes:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def test_keys_are_hashed_and_only_whole_ones_are_known(tmp_path: Path) -> None:

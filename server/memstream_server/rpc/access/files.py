@@ -50,8 +50,9 @@ class Watched(Generic[T]):
             signature = _signature(self._path)
             if signature == self._signature:
                 return
-            self._signature = signature
-            self._said = self._parse(self._path.read_text(encoding="utf-8"))
+            data = self._path.read_bytes()
+            self._signature = signature  # of what was read: a file that could not be is tried again
+            self._said = self._parse(data.decode("utf-8"))
         except (OSError, ValueError) as error:
             self._complain(error)
         else:
