@@ -222,6 +222,27 @@ async def test_wrong_arguments_are_explained(server: ServerProcess, memory: str)
         assert (await done(client, "list"))["fragments"] == []
 
 
+async def test_pages_have_everything_once_also_where_ids_are_not_in_order(server: ServerProcess, memory: str) -> None:
+    """An id is given before the words are embedded, the place in the order of receipt after."""
+    async with memstream.connect(server.address) as sdk:
+        joy = await sdk.create_memory(memory, kind=memstream.MemoryKind.LONG_TERM)
+        held: list[str] = []
+        async with asyncio.timeout(DEADLINE_S):
+            while sorted(held) == held:
+                keys = [f"{len(held)}-{number}" for number in range(10)]
+                puts = [joy.put_fragment(f"put {key} " * 200, external_id=key) for key in keys]
+                await asyncio.gather(*puts, *(joy.observe_batch([f"observed {key}"]) for key in keys))
+                held = [fragment.id async for fragment in joy.list_fragments()]
+    async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
+        listed: list[str] = []
+        while (page := await done(client, "list", limit=3, after=listed[-1] if listed else ""))["more"]:
+            listed += [one["id"] for one in page["fragments"]]
+            assert len(listed) <= len(held)
+        assert [*listed, *(one["id"] for one in page["fragments"])] == held
+        await done(client, "forget", ids=[held[0]])
+        assert (await done(client, "list", after=held[0]))["fragments"], "the last of a page was forgotten meanwhile"
+
+
 async def test_it_outlives_the_server(tmp_path: Path, memory: str) -> None:
     """Absent at first, then there, then killed and started again: each call says or does what it can."""
     address = free_address()

@@ -119,13 +119,17 @@ class Tools:
         """Go through everything that is remembered, page by page. To find something, use recall."""
         path = await self._there(memory)
         page: list[Fragment] = []
-        # Ids are in order of receipt, as the listing is.
+        begun = not after
         async for fragment in self._client.memory(path).list_fragments(
             _filter(speaker, session, since, until, metadata), page_size=PAGE if after else limit + 1
         ):
-            if fragment.id > after:
+            if fragment.id == after:
+                begun = True
+                page.clear()
+            # Ids are nearly in order of receipt, as the listing is: that will do where `after` is gone meanwhile.
+            elif len(page) <= limit and (begun or fragment.id > after):
                 page.append(fragment)
-            if len(page) > limit:
+            if begun and len(page) > limit:
                 break
         kept = [Remembered(**remembered(fragment)) for fragment in page[:limit]]
         return Listing(memory=path, fragments=kept, more=len(page) > limit)
