@@ -208,6 +208,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("observe", {"content": "x", "metadata": {"deep": {"er": 1}}}, "metadata"),
     ("recall", {"query": "x", "limit": 0}, "limit"),
     ("recall", {"query": "x", "since": "yesterday"}, "since"),
+    ("list", {"after": "the last one"}, "after"),
+    ("list", {"after": "01k9zq4j3v6y8m2n5p7r0s1t2w"}, "after"),
     ("forget", {"ids": []}, "ids"),
     ("forget", {"ids": ["nonsense"]}, "26 characters"),
 ]

@@ -45,7 +45,13 @@ Until = Annotated[
 ]
 RecallLimit = Annotated[int, Field(ge=1, le=RECALL_MAX, description="Most recollections wanted.")]
 ListLimit = Annotated[int, Field(ge=1, le=LIST_MAX, description="Most fragments wanted.")]
-After = Annotated[str, Field(description="The id of the last fragment of the page before. Empty: from the start.")]
+After = Annotated[
+    str,
+    Field(
+        pattern=r"^([0-9A-Z]{26})?$",
+        description="The id of the last fragment of the page before. Empty: from the start.",
+    ),
+]
 Memory = Annotated[str, Field(description="Another memory, NAMESPACE/NAME. Empty: the agent's own.")]
 
 # ---- what comes out
