@@ -37,6 +37,7 @@ class Kept:
     created_at: datetime
     updated_at: datetime
     ttl_s: float | None
+    etag: str
 
     def item(self) -> Item:
         """As `get` returns it."""
@@ -104,4 +105,5 @@ def kept(namespace: Namespace, fragment: Fragment, now: datetime) -> Kept | None
         created_at=created,
         updated_at=max(created, fragment.observe_time or created),
         ttl_s=float(ttl_s) if ttl_s is not None else None,
+        etag=fragment.etag,
     )

@@ -28,7 +28,7 @@ from langgraph.store.base import (
     TTLConfig,
 )
 
-from memstream.errors import FragmentNotFound, MemoryNotFound, NotFound
+from memstream.errors import EtagMismatch, FragmentNotFound, MemoryNotFound, NotFound
 from memstream.langgraph.items import ID, INDEXED, WHOLE, Kept, kept, observation_of
 from memstream.langgraph.matching import meets, passes
 from memstream.langgraph.naming import (
@@ -146,8 +146,8 @@ class MemstreamStore(BaseStore):
         async def refresh(one: Kept, ttl_s: float) -> None:
             try:
                 expires = datetime.now(UTC) + timedelta(seconds=ttl_s)
-                await self._memory(one.namespace).update_fragment(one.id, expire_time=expires)
-            except NotFound:  # deleted since it was read
+                await self._memory(one.namespace).update_fragment(one.id, expire_time=expires, etag=one.etag)
+            except (NotFound, EtagMismatch):  # deleted, put or refreshed since it was read
                 return
 
         expiring = {one.id: (one, one.ttl_s) for one in items if one.ttl_s is not None}

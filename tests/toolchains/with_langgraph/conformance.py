@@ -531,6 +531,28 @@ def test_items_expire_and_live_on_when_read(client: Client) -> None:
     assert sorted(keys(store.search(("test",), query="a"))) == ["default", "forever", "own"]
 
 
+def test_a_read_moves_the_expiry_of_what_it_read_alone(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ours(client, ttl={"default_ttl": 60, "refresh_on_read": True})
+    store.put(("test",), "key", {"a": 1})
+    refresh = MemstreamStore._refresh
+
+    async def late(self: MemstreamStore, items: Any) -> None:
+        """Somebody else puts between the read and its refresh."""
+        await other.aput(("test",), "key", {"a": 2}, ttl=None)
+        await refresh(self, items)
+
+    other = MemstreamStore(client, store._namespace)
+    monkeypatch.setattr(MemstreamStore, "_refresh", late)
+    memory = client.memory(f"{store._namespace}/{memory_name(('test',))}")
+    for read in (
+        lambda: store.get(("test",), "key"),
+        lambda: store.search(("test",), query="a"),
+    ):
+        store.put(("test",), "key", {"a": 1})
+        assert read() is not None
+        assert memory.get_fragment(external_id="key").expire_time is None, "what was put last lives for ever"
+
+
 def test_nothing_is_dropped_or_merged(own: MemstreamStore) -> None:
     """The same words again and again, as short-term memory would count on one fragment."""
     own.batch([PutOp(("test",), f"k{number}", {"text": "the same words"}) for number in range(60)])
