@@ -348,6 +348,9 @@ async def test_a_cancelled_import_leaves_nothing_and_can_begin_again(make_server
             assert again.id != operation.id
             assert (await client.finished(again)).state is OperationState.SUCCEEDED
             assert (await client.memory("ns/joy").stats()).long_term == 2_500
+            await client.memory("ns/joy").observe_batch(["said since"])
+            once_more = await client.import_("ns", chunks(lines), request_id=request)
+            assert once_more.id == again.id, "a repeat is of the operation that went on, too"
 
 
 async def test_an_export_is_of_one_revision_and_has_what_was_received(client: memstream.Client, path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -92,11 +93,12 @@ class TransferringMemoryService(MemoryService):
             await imports.check(intake, summary, target)
             return _response(_checked(opening, summary))
         call = _repeatable(opening, summary)
-        if call is not None and (first := await call.first_answer(self._engine)) is not None:
+        while call is not None and (first := await call.first_answer(self._engine)) is not None:
             again = await self._engine.operations.get(first.operation.id)
             if again.state not in (OperationState.FAILED, OperationState.CANCELLED):
                 return _response(again)
-            call = None  # a new operation goes on where that one stopped
+            # A new operation goes on where that one stopped. Its answer is kept, too: the next repeat is of it.
+            call = replace(call, key=f"{call.key}\n{again.id}")
 
         async def begin() -> pb.ImportMemoriesResponse:
             await imports.check(intake, summary, target)
