@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -201,6 +202,41 @@ def test_what_is_not_there_exits_4_and_a_wrong_name_2(server: ServerProcess) -> 
         assert "demo/nothing" in done.stderr
         assert done.stderr.count("\n") == 1
     assert run("stats", "demo/in valid", target=server.address).returncode == 2
+
+
+def shell(line: str, server: ServerProcess) -> subprocess.CompletedProcess[str]:
+    """What a shell makes of a line."""
+    words = ["bash", "-c", line.replace("memstream", shlex.join(COMMAND))]
+    return subprocess.run(
+        words, env=environment(server.address), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_standard_stream_may_be_closed(server: ServerProcess) -> None:
+    assert run("observe", "--create", "closed/joy", stdin="one\ntwo\n", target=server.address).returncode == 0
+    assert shell("echo three | memstream observe closed/joy 2>&-", server).returncode == 0
+    for line in ("observe closed/joy <&-", "list closed/joy >&-", "export closed/joy >&-", "info <&- 2>&-"):
+        done = shell(f"memstream {line}", server)
+        assert (done.returncode, done.stderr) == (0, ""), line
+    assert held(server, "closed/joy") == ["one", "two", "three"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("words", ["list full/joy --json", "list full/joy", "show full/joy", "export full/joy"])
+def test_output_that_cannot_be_written_is_told_in_one_line(server: ServerProcess, words: str) -> None:
+    run("observe", "--create", "full/joy", stdin="one\n", target=server.address)
+    done = shell(f"memstream {words} > /dev/full", server)
+    assert done.returncode == 1
+    assert done.stderr.startswith("memstream: ")
+    assert "No space left" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_who_stops_reading_ends_the_command_quietly(server: ServerProcess) -> None:
+    run("observe", "--create", "pipe/joy", stdin="words\n" * 5_000, target=server.address)
+    for words in ("list pipe/joy --json", "export pipe/joy"):
+        done = shell(f"memstream {words} | head -c 10", server)
+        assert (len(done.stdout), done.stderr) == (10, ""), words
 
 
 def test_list_show_stats_info(server: ServerProcess) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
-from memstream_server.cli.failures import EXIT_CODES
+from memstream_server.cli.failures import EXIT_CODES, Failure
 
 COMMANDS = {
     "serve": ("serve", "Run a server until it is told to stop."),
@@ -31,6 +35,9 @@ COMMANDS = {
     "restore": ("data", "Put a backup into a data directory whose server is stopped."),
 }
 """Module and summary by name; the command is `NAME_command` of memstream_server.cli.MODULE."""
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""How writing to where the output goes may fail."""
 
 _INTRODUCTION = """A memory server for agents, and its client on the command line.
 
@@ -70,6 +77,14 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE or error.filename is not None:
+                raise  # a broken pipe too, which click takes for the end that it is
+            raise Failure(f"the output could not be written: {error.strerror or error}") from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
@@ -95,4 +110,12 @@ def root() -> None:
 
 def main() -> None:
     """Run the command line and exit with one of the codes of failures.py."""
+    _open_closed()
     root.main(prog_name="memstream")
+
+
+def _open_closed() -> None:
+    """Standard streams that whoever started this closed: else the next file or socket would be taken for them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # takes the number that is free
