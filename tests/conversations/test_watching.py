@@ -83,3 +83,17 @@ async def test_deleted_messages_do_not_hold_a_watch_up(talks: Conversations) -> 
     await talks.complete(TALK)
     assert await rest(talks) == []
     assert await talks.messages(TALK, MessageQuery()) == []
+
+
+async def test_a_message_whose_sender_goes_away_wakes_the_watches_too(talks: Conversations) -> None:
+    """The write stands, whoever waits for it; the watch would look by itself only after quiet_s."""
+    ending = asyncio.create_task(rest(talks))
+    await asyncio.sleep(0.1)
+    for writing in (talks.append(TALK, Message("joy")), talks.complete(TALK)):
+        leaving = asyncio.create_task(writing)
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert leaving.cancelled()
+    async with asyncio.timeout(5):
+        assert await ending == [1]

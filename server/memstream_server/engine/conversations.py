@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from memstream_server.engine.clock import Clock
 from memstream_server.engine.errors import ConversationNotFound, JournalUnavailable, StorageIsFull
@@ -46,6 +46,7 @@ class Conversations:
         self._clock = clock
         self._quiet_s = quiet_s
         self._waiting: dict[ConversationName, set[asyncio.Event]] = defaultdict(set)
+        self._writing: set[asyncio.Task[Any]] = set()
 
     async def stored_answer(self, request: str) -> Answer | None:
         """The answer a request_id got before."""
@@ -126,6 +127,12 @@ class Conversations:
         return await self.messages(conversation, MessageQuery(after=after, limit=PAGE))
 
     async def _telling(self, conversation: ConversationName, writing: Awaitable[T]) -> T:
+        telling = asyncio.create_task(self._told(conversation, writing))
+        self._writing.add(telling)
+        telling.add_done_callback(self._writing.discard)
+        return await asyncio.shield(telling)  # watchers are told, whoever waits for it
+
+    async def _told(self, conversation: ConversationName, writing: Awaitable[T]) -> T:
         written = await _answered(writing)
         for event in self._waiting.get(conversation, ()):
             event.set()
