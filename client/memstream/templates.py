@@ -3,13 +3,13 @@
 Rule 1. A template sees the values it is given and nothing behind them: no attributes with underscores, no calls but
         `range`, no changes of what it was given (jinja2's ImmutableSandboxedEnvironment, and less).
 Rule 2. It ends: ranges have at most RANGE_MAX numbers, a template has at most LOOPS_MAX loops, and what it makes has
-        at most OUTPUT_CHARS_MAX characters, counted while it is being made.
+        at most OUTPUT_CHARS_MAX characters, counted while it is being made; so has every value on the way there.
 Rule 3. A name it was not given is a mistake, not an empty text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +71,40 @@ def _compiled(template: str) -> Any:
     for kind in (nodes.Macro, nodes.CallBlock):
         if found := next(tree.find_all(kind), None):
             raise TemplateSyntaxError("macros are not allowed", found.lineno)
+    if kept := next(tree.find_all((nodes.AssignBlock, nodes.FilterBlock)), None):
+        raise TemplateSyntaxError("blocks of text that is not written at once are not allowed", kept.lineno)
     if any(loop.recursive for loop in loops):
         raise TemplateSyntaxError("recursive loops are not allowed", loops[0].lineno)
-    return environment.from_string(template)
+    return environment.from_string(_weighing(tree).set_environment(environment))
+
+
+def _weighing(tree: Any) -> Any:
+    """The tree with a look at what each of its parts makes that may make much of little, one after another."""
+    from jinja2 import nodes
+    from jinja2.visitor import NodeTransformer
+
+    def weighed(node: nodes.Expr, name: str = "weighed") -> nodes.Filter:
+        return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+    class Weighing(NodeTransformer):
+        def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802  # jinja2's
+            self.generic_visit(node)
+            return weighed(nodes.List(node.nodes, lineno=node.lineno), "join")
+
+        def made(self, node: Any) -> Any:
+            self.generic_visit(node)
+            return node if getattr(node, "ctx", "load") != "load" else weighed(node)
+
+        visit_List = visit_Tuple = visit_Dict = visit_Filter = made  # noqa: N815  # jinja2's
+
+    return Weighing().visit(tree)
 
 
 @lru_cache(maxsize=1)
 def _sandbox() -> SandboxedEnvironment:
     from jinja2 import StrictUndefined
     from jinja2.exceptions import SecurityError
+    from jinja2.filters import make_attrgetter
     from jinja2.runtime import Context
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -90,22 +115,55 @@ def _sandbox() -> SandboxedEnvironment:
 
         def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
             numbers = isinstance(left, int | float) and isinstance(right, int | float)
-            if operator == "+":
-                made = super().call_binop(context, operator, left, right)
-                if hasattr(made, "__len__") and len(made) > OUTPUT_CHARS_MAX:
-                    raise SecurityError("what it makes grows too large")
-                return made
-            if operator == "**" or not numbers:
+            if operator != "+" and (operator == "**" or not numbers):
                 raise SecurityError(f"{operator} is not allowed here")
-            return super().call_binop(context, operator, left, right)
+            return _weighed(super().call_binop(context, operator, left, right))
 
         def is_safe_callable(self, obj: Any) -> bool:
             return obj is _range  # not even a text's methods: "".ljust(n) and "".replace make as much as they are told
 
+    def joined(values: Iterable[Any], d: object = "", attribute: str | int | None = None) -> str:
+        """jinja2's join, counted while it is being made."""
+        between, parts, left = str(d), list[str](), OUTPUT_CHARS_MAX
+        for value in values if attribute is None else map(make_attrgetter(sandbox, attribute), values):
+            parts.append(str(value))
+            left -= len(parts[-1]) + (len(between) if len(parts) > 1 else 0)
+            if left < 0:
+                raise SecurityError("what it makes grows too large")
+        return between.join(parts)
+
+    def added(values: Iterable[Any], attribute: str | int | None = None, start: float = 0) -> Any:
+        """jinja2's sum, of numbers alone."""
+        if not isinstance(start, int | float):
+            raise SecurityError("sum adds numbers")
+        return sum(values if attribute is None else map(make_attrgetter(sandbox, attribute), values), start)
+
     sandbox = Sandbox(undefined=StrictUndefined, autoescape=False)
     sandbox.globals = {"range": _range}
     sandbox.filters = {name: sandbox.filters[name] for name in _FILTERS}
+    sandbox.filters |= {"join": joined, "sum": added, "weighed": _weighed}
     return sandbox
+
+
+def _weighed(value: Any) -> Any:
+    """The value. Raises SecurityError where it would fill more than all that a template may make."""
+    from jinja2.exceptions import SecurityError
+
+    left, inside = OUTPUT_CHARS_MAX, [value]
+    while inside:
+        one = inside.pop()
+        left -= 1
+        if isinstance(one, str):
+            left -= len(one)
+        elif isinstance(one, Mapping):
+            inside += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple):
+            inside += one
+        elif isinstance(one, int):
+            left -= one.bit_length() // 3
+        if left < len(inside):
+            raise SecurityError("what it makes grows too large")
+    return value
 
 
 def _range(*bounds: int) -> range:

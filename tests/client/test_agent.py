@@ -236,6 +236,18 @@ HOSTILE = [
     "{% for i in [1] %}{% for j in [1] %}{% for k in [1] %}{% endfor %}{% endfor %}{% endfor %}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "{% for i in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}",
+    "{% set x = 'xxxxxxxx' %}" + "{% set x = x ~ x %}" * 16 + "{{ x|length }}",
+    "{% set x = 'xxxxxxxx' %}" + "{% set x = [x, x]|join %}" * 16 + "{{ x|length }}",
+    "{% set x = [1] %}" + "{% set x = [x, x]|sum(start=[]) %}" * 17 + "{{ x|length }}",
+    "{% set x = [1] %}" + "{% set x = [x, x] %}" * 17 + "{{ x|string|length }}",
+    "{% set x = [1] %}" + "{% set x = (x, x) %}" * 17 + "{{ x|string|length }}",
+    "{% set x = [1] %}" + "{% set x = {1: x, 2: x} %}" * 17 + "{{ x|string|length }}",
+    "{% set x = ['x'] %}" + "{% set x = x + x %}" * 17 + "{{ x|join|length }}",
+    "{% set x = 'x' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 17 + "{{ x|length }}",
+    "{% filter length %}{{ 'x' }}{% endfilter %}",
+    "{% set x = '%%%%%%%%%%%%%%%%%%%%%%%%' %}" + "{% set x = x|urlencode %}" * 2_000 + "{{ x|length }}",
+    "{% set x = 10 %}" + "{% set x = x * x %}" * 17 + "{{ x == 1 }}",
+    "{{ range(1000)|join(range(1000)|join)|length }}",
     "{{ 1 / 0 }}",
     "{{ no_such_name }}",
     "{% if question %}",
@@ -267,6 +279,8 @@ def test_templates_can_do_what_prompts_need() -> None:
         {"words": ["a", "b"]},
     )
     assert made == "1. A, 2. B"
+    assert templates.render("t", "{% set x, y = 1, {2: [3]} %}{{ x }}{{ y }}{{ [1, 2]|sum }}", {}) == "1{2: [3]}3"
+    assert templates.render("t", "{% for k, v in [('a', 1)] %}{{ k }}={{ v }}{% endfor %}", {}) == "a=1"
     assert (
         templates.render("t", "{{ range(3)|join('-') }} {{ 2 * 3 }} {{ 'a' + 'b' }} {{ 'a' ~ 1 }}", {})
         == "0-1-2 6 ab a1"
