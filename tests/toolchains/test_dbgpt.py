@@ -241,5 +241,9 @@ def test_messages_are_shared_and_end_with_the_conversation(found: dict[str, Any]
     assert found["gpts"]["shared"] == [["one", "two"]] * 2 + [["one", "two"], "two"]
 
 
+def test_what_is_appended_while_all_are_read_stays_in_dbgpts_cache(found: dict[str, Any]) -> None:
+    assert found["gpts"]["meanwhile"] == [["within"], ["before"]]
+
+
 def test_a_memory_serves_one_event_loop_after_another(found: dict[str, Any]) -> None:
     assert found["loops"] == ["tea"]

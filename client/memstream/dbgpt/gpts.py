@@ -6,6 +6,7 @@ from threads); made from an event loop they hold it up.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from datetime import UTC, datetime
@@ -25,13 +26,27 @@ class RemoteGptsMemory(GptsMemory):
     def __init__(self, client: Client, namespace: str, executor: Executor | None = None) -> None:
         super().__init__(RemotePlansMemory(client, namespace), RemoteMessageMemory(client, namespace), executor)
         self._conversations = _Conversations(client, namespace)
+        self._appending: Counter[str] = Counter()
+
+    async def append_message(self, conv_id: str, message: GptsMessage) -> None:
+        """Into DB-GPT's cache and onto the server; durable when this returns."""
+        self._appending[conv_id] += 1
+        try:
+            await super().append_message(conv_id, message)
+        finally:
+            self._appending[conv_id] -= 1
+            if not self._appending[conv_id]:
+                del self._appending[conv_id]
 
     async def get_messages(self, conv_id: str) -> list[GptsMessage]:
         """All messages, those of other processes too, which DB-GPT's cache does not see."""
-        self.messages_cache[conv_id] = await blocking_func_to_async(
-            self._executor, self.message_memory.get_by_conv_id, conv_id
-        )
-        return list(self.messages_cache[conv_id])
+        cached, appending = self.messages_cache[conv_id], self._appending[conv_id]
+        count = len(cached)
+        messages = await blocking_func_to_async(self._executor, self.message_memory.get_by_conv_id, conv_id)
+        # What is appended meanwhile may be in the cache alone: then it stays as it is until the next time.
+        if not appending and self.messages_cache[conv_id] is cached and len(cached) == count:
+            self.messages_cache[conv_id] = messages
+        return list(messages)
 
     async def complete(self, conv_id: str) -> None:
         """Ends the conversation for who watches it, there and here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from typing import Any
 
@@ -89,4 +90,48 @@ async def gpts(client: memstream.sync.Client) -> Any:
     with client.conversation(f"{namespace}/shared").watch() as watch:
         watched = [message.content for message in watch]  # ends, because the conversation is complete
     last = there.message_memory.get_last_message("shared")
-    return {"own": own, "remote": remote, "shared": [*seen, watched, last.content]}
+    return {
+        "own": own,
+        "remote": remote,
+        "shared": [*seen, watched, last.content],
+        "meanwhile": await appended_meanwhile(RemoteGptsMemory(client, namespace)),
+    }
+
+
+async def appended_meanwhile(memory: RemoteGptsMemory) -> list[list[str]]:
+    """What DB-GPT's cache has when a message was appended while all were read: wholly, or not yet."""
+    found, read, loop = [], memory.message_memory.get_by_conv_id, asyncio.get_running_loop()
+    for conv_id, appending_first in (("within", False), ("before", True)):
+        memory.init(conv_id)
+        begun, go_on = asyncio.Event(), threading.Event()
+
+        def slow(conv_id: str, begun: asyncio.Event = begun, go_on: threading.Event = go_on) -> list[GptsMessage]:
+            messages = read(conv_id)
+            loop.call_soon_threadsafe(begun.set)
+            go_on.wait()
+            return messages
+
+        def late(message: GptsMessage, go_on: threading.Event = go_on) -> None:
+            go_on.wait()
+            RemoteMessageMemory.append(memory.message_memory, message)
+
+        memory.message_memory.get_by_conv_id = slow
+        if appending_first:
+            memory.message_memory.append = late
+            appending = asyncio.create_task(memory.append_message(conv_id, told(conv_id)))
+            await asyncio.sleep(0)
+            reading = asyncio.create_task(memory.get_messages(conv_id))
+            await begun.wait()
+        else:
+            reading = asyncio.create_task(memory.get_messages(conv_id))
+            await begun.wait()
+            appending = asyncio.create_task(memory.append_message(conv_id, told(conv_id)))
+            await appending
+        go_on.set()
+        await asyncio.gather(reading, appending)
+        found.append([one.content for one in memory.messages_cache[conv_id]])
+    return found
+
+
+def told(conv_id: str) -> GptsMessage:
+    return GptsMessage(conv_id, "Human", "Comedians", "human", conv_id)
