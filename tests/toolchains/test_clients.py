@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,11 +95,28 @@ def test_go_lint() -> None:
     assert languages.run(languages.needed("gofmt"), "-l", *files) == ""
 
 
+def test_go_test() -> None:
+    try:
+        go = Go()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    assert "no tests to run" not in go.go("test", ".")
+
+
 def test_typescript_lint() -> None:
     try:
         languages.node().npm("lint")
     except Absent as absent:
         pytest.skip(str(absent))
+
+
+def test_typescript_test() -> None:
+    try:
+        node = languages.node()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    assert node.built
+    assert re.search(r"^# pass [1-9]", node.npm("test"), re.MULTILINE)
 
 
 def generated(template: str, kept: str, plugins: Path, out: Path) -> None:
@@ -191,7 +209,7 @@ def test_the_package_for_npm_has_the_client_alone() -> None:
     (packed,) = json.loads(languages.run(languages.needed("npm"), "pack", "--dry-run", "--json", cwd=node.folder))
     names = {file["path"] for file in packed["files"]}
     assert names >= {"LICENSE", "README.md", "package.json", "dist/index.js", "dist/index.d.ts"}
-    assert not [name for name in names if "conformance" in name or name.startswith("src/")]
+    assert not [name for name in names if "conformance" in name or name.startswith(("src/", "dist/test/"))]
 
 
 async def test_the_generated_messages_work_with_grpc_js(make_server: MakeServer) -> None:

@@ -1,0 +1,246 @@
+/** Streams and a server that does what a test says; tests/client has more of the same in Python. */
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { createServer } from "node:http2";
+import { test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+
+import type { MessageInitShape } from "@bufbuild/protobuf";
+import { Code, ConnectError } from "@connectrpc/connect";
+import { connectNodeAdapter } from "@connectrpc/connect-node";
+
+import { StreamService } from "../gen/memstream/v1/stream_service_pb.js";
+import type {
+  ObserveRequest,
+  ObserveResponseSchema,
+  RecallRequest,
+  RecallResponseSchema,
+} from "../gen/memstream/v1/stream_service_pb.js";
+import { AckLevel, ClosedError, connect, MemstreamError } from "../index.js";
+import type { Memory } from "../index.js";
+
+type Observing = (requests: Reader<ObserveRequest>) => AsyncGenerator<MessageInitShape<typeof ObserveResponseSchema>>;
+type Recalling = (requests: Reader<RecallRequest>) => AsyncGenerator<MessageInitShape<typeof RecallResponseSchema>>;
+
+const LIMIT_MS = 10_000;
+const cut = (): ConnectError => new ConnectError("cut", Code.Unavailable);
+
+/** What a client sends, one message after the other. */
+class Reader<T extends ObserveRequest | RecallRequest> {
+  private readonly reading: AsyncIterator<T, unknown>;
+
+  constructor(requests: AsyncIterable<T, unknown>) {
+    this.reading = requests[Symbol.asyncIterator]();
+  }
+
+  async next(): Promise<T["message"] | { case: undefined }> {
+    const read = await this.reading.next();
+    return read.done ? { case: undefined } : read.value.message;
+  }
+}
+
+/** A memory of a server whose connections do what is said, one after the other. */
+async function scripted(
+  script: { observe?: Observing[]; recall?: Recalling[] },
+  act: (memory: Memory) => Promise<void>,
+): Promise<void> {
+  const { observe = [], recall = [] } = script;
+  const next = <T>(connections: T[]): T => {
+    const connection = connections.shift();
+    if (connection === undefined) throw cut();
+    return connection;
+  };
+  const server = createServer(
+    connectNodeAdapter({
+      routes: (router) => router.service(StreamService, {
+        observe: (requests) => next(observe)(new Reader(requests)),
+        recall: (requests) => next(recall)(new Reader(requests)),
+      }),
+    }),
+  );
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const address = server.address();
+  assert(address !== null && typeof address === "object");
+  const client = connect(`127.0.0.1:${address.port}`, { retry: { laterMs: 1_000, delayMinMs: 1, delayMaxMs: 10 } });
+  const late = sleep(LIMIT_MS, undefined, { ref: false }).then(() => { throw new Error("it does not end"); });
+  try {
+    await Promise.race([act(client.memory("ns/m")), late]);
+  } finally {
+    client.close();
+    server.close();
+  }
+}
+
+/** What a server says that has received and stored so much. */
+function opened(upto: bigint, windowObservations: number, windowBytes = 1n << 20n): MessageInitShape<
+  typeof ObserveResponseSchema
+> {
+  const value = { received: upto, stored: upto, expectedSequence: upto + 1n, revision: upto, windowObservations };
+  return { message: { case: "opened", value: { ...value, windowBytes } } };
+}
+
+function ack(upto: bigint, flushed = 0n, indexed = 0n): MessageInitShape<typeof ObserveResponseSchema> {
+  const value = { received: upto, stored: upto, revision: upto, flushed, indexed };
+  return { message: { case: "ack", value } };
+}
+
+void test("repeats that a smaller window does not admit at once are settled part by part", async () => {
+  const first: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(0n, 10);
+    for (let last = 0n; last < 2n;) {
+      const batch = await requests.next();
+      assert(batch.case === "batch");
+      last = batch.value.firstSequence + BigInt(batch.value.observations.length) - 1n;
+    }
+    throw cut();
+  };
+  const second: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(2n, 1);
+    for (const number of [1n, 2n]) {
+      const batch = await requests.next();
+      assert(batch.case === "batch" && batch.value.firstSequence === number);
+      yield ack(2n, number - 1n);
+      const flush = await requests.next();
+      assert(flush.case === "flush" && flush.value.flushId === number);
+      yield ack(2n, number);
+    }
+    assert.equal((await requests.next()).case, "close");
+    yield { message: { case: "closed", value: { received: 2n, stored: 2n, revision: 2n } } };
+  };
+  await scripted({ observe: [first, second] }, async (memory) => {
+    const stream = await memory.observe("p", { ackLevel: AckLevel.INDEXED });
+    await stream.send("one");
+    const sent = await stream.send("two");
+    const flush = assert.rejects(stream.flush(), ClosedError);
+    assert.equal(await sent.stored, 2n); // the index may be out of reach for long
+    await stream.close(); // waits for what is stored, and nothing is said after it
+    await flush;
+  });
+});
+
+void test("what a window that has become smaller never admits is refused", async () => {
+  const first: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(0n, 10, 1000n);
+    await requests.next();
+    await sleep(50);
+    throw cut();
+  };
+  const second: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(1n, 10, 500n);
+    while ((await requests.next()).case !== undefined);
+  };
+  await scripted({ observe: [first, second] }, async (memory) => {
+    const stream = await memory.observe("p");
+    await stream.send("x".repeat(400));
+    const refused = (error: unknown): boolean => error instanceof MemstreamError && error.reasonName === "INVALID_FIELD";
+    await assert.rejects(stream.send("y".repeat(800)), refused);
+    await stream.abandon();
+    await assert.rejects(stream.send("z"), ClosedError);
+  });
+});
+
+void test("a restored server's revision counts", async () => {
+  let cutNow = (): void => undefined;
+  const first: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(0n, 10);
+    await requests.next();
+    const until = new Promise<void>((resolve) => { cutNow = resolve; });
+    yield { message: { case: "ack", value: { received: 1n, revision: 3n } } };
+    await until;
+    throw cut();
+  };
+  const second: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(1n, 10);
+    while ((await requests.next()).case !== undefined);
+  };
+  await scripted({ observe: [first, second] }, async (memory) => {
+    const stream = await memory.observe("p", { ackLevel: AckLevel.RECEIVED });
+    const sent = await stream.send("one");
+    await stream.flush();
+    assert.equal(stream.revision, 3n);
+    cutNow();
+    assert.equal(await sent.stored, 1n);
+    assert.equal(stream.revision, 1n);
+    await stream.abandon();
+  });
+});
+
+void test("a flush hears unasked what is indexed", async () => {
+  let indexed = (): void => undefined;
+  const observing: Observing = async function* (requests) {
+    const open = await requests.next();
+    assert(open.case === "open" && open.value.ackLevel === AckLevel.STORED);
+    yield opened(0n, 10);
+    await requests.next();
+    const until = new Promise<void>((resolve) => { indexed = resolve; });
+    yield ack(1n);
+    await until;
+    yield ack(1n, 0n, 1n);
+    assert.equal((await requests.next()).case, "close");
+    yield { message: { case: "closed", value: { received: 1n, stored: 1n, revision: 1n } } };
+  };
+  await scripted({ observe: [observing] }, async (memory) => {
+    const stream = await memory.observe("p", { ackLevel: AckLevel.INDEXED });
+    await (await stream.send("one")).stored;
+    let done = false;
+    const flush = stream.flush().then(() => { done = true; });
+    await sleep(50);
+    assert(!done);
+    indexed();
+    await flush;
+    await stream.close();
+  });
+});
+
+void test("queries beyond what the next server takes wait", async () => {
+  const heard: string[] = [];
+  let give = (): void => undefined;
+  const given = new Promise<void>((resolve) => { give = resolve; });
+  const opens = (queriesInFlightMax: number): MessageInitShape<typeof RecallResponseSchema> => (
+    { message: { case: "opened", value: { limits: { queriesInFlightMax } } } }
+  );
+  const hears = async (requests: Reader<RecallRequest>): Promise<MessageInitShape<typeof RecallResponseSchema>> => {
+    const query = await requests.next();
+    assert(query.case === "query" && query.value.observation.case === "text");
+    heard.push(query.value.observation.value);
+    return { message: { case: "done", value: { queryId: query.value.queryId } } };
+  };
+  const first: Recalling = async function* (requests) {
+    await requests.next();
+    yield opens(4);
+    for (let count = 0; count < 4; count += 1) await hears(requests);
+    throw cut();
+  };
+  const second: Recalling = async function* (requests) {
+    await requests.next();
+    yield opens(2);
+    const held = [await hears(requests), await hears(requests)];
+    await given;
+    yield* held;
+    yield await hears(requests);
+    while ((await requests.next()).case !== undefined);
+  };
+  await scripted({ recall: [first, second] }, async (memory) => {
+    const stream = await memory.recall();
+    const third = new AbortController();
+    const asked = ["0", "1", "2", "3"].map((text) => stream.query(text, text === "2" ? third.signal : undefined));
+    const stopped = assert.rejects(asked.splice(2, 1)[0] ?? Promise.resolve(), MemstreamError);
+    while (heard.length < 6) await sleep(5);
+    third.abort();
+    await stopped;
+    await sleep(50);
+    assert.deepEqual(heard.slice(4), ["0", "1"]); // what is more would be refused
+    give();
+    await Promise.all(asked);
+    assert.deepEqual(heard.slice(4), ["0", "1", "3"]); // and no word of what was not asked for there
+    await stream.abandon();
+    await assert.rejects(stream.query("late"), ClosedError);
+  });
+});
