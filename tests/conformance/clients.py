@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import memstream
-from memstream import EventType, Memory
+from memstream import AckLevel, EventType, Memory
 
 Ask = Callable[[str], Awaitable[None]]
 RETRY = memstream.Retry(delay_min_s=0.01, delay_max_s=0.2)
@@ -21,6 +21,8 @@ async def run(address: str, step: dict[str, Any], ask: Ask) -> str:
         match step["client"]:
             case "observe":
                 return await _observe(memory, step, ask)
+            case "flush":
+                return await _flush(memory, step, ask)
             case "listed":
                 return await _listed(memory, step)
             case "refused":
@@ -81,6 +83,17 @@ async def _observe(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
                 await ask(what)
     reached = (stream.received, stream.stored, stream.rejected_count)
     return "" if reached == (step["upto"], step["upto"], 0) else f"received, stored, rejected are {reached}"
+
+
+async def _flush(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
+    async with memory.observe(step["producer"], ack_level=AckLevel.INDEXED) as stream:
+        for number in range(stream.expected_sequence, step["upto"] + 1):
+            await stream.send(said(step["producer"], number))
+            if what := step["at"].get(str(number)):
+                await ask(what)
+            await stream.flush()
+        await stream.flush()
+        return "" if stream.stored == step["upto"] else f"stored is {stream.stored}"
 
 
 async def _listed(memory: Memory, step: dict[str, Any]) -> str:

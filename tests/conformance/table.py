@@ -59,7 +59,10 @@ async def main() -> None:
     found: dict[str, dict[str, str]] = {}
     for make in RUNNERS.values():
         runner = make()
-        with tempfile.TemporaryDirectory() as folder, ServerProcess(Path(folder) / "data", free_address()) as server:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            ServerProcess(Path(folder) / "data", free_address(), index_flush_interval_s=0.1) as server,
+        ):
             found[runner.language] = await run(runner, cases_for(runner), server)
     PAGE.write_text(render(found), "utf-8")
 

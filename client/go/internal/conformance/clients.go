@@ -38,6 +38,8 @@ func client(address string, step object) error {
 	switch step["client"] {
 	case "observe":
 		return one.observe(ctx)
+	case "flush":
+		return one.flush(ctx)
 	case "listed":
 		return one.listed(ctx)
 	case "refused":
@@ -101,6 +103,33 @@ func (c *clientStep) observe(ctx context.Context) error {
 		return fmt.Errorf("received %d, stored %d, refused %d", stream.Received(), stream.Stored(), refused)
 	}
 	return nil
+}
+
+func (c *clientStep) flush(ctx context.Context) error {
+	options := memstream.ObserveOptions{AckLevel: v1.AckLevel_ACK_LEVEL_INDEXED}
+	stream, err := c.memory.Observe(ctx, c.producer, options)
+	if err != nil {
+		return err
+	}
+	defer stream.Abandon()
+	for number := stream.ExpectedSequence(); number <= c.upto; number++ {
+		if _, err := stream.Send(ctx, memstream.Text(c.said(number))); err != nil {
+			return err
+		}
+		if err := c.disturb(number); err != nil {
+			return err
+		}
+		if err := stream.Flush(ctx); err != nil {
+			return err
+		}
+	}
+	if err := stream.Flush(ctx); err != nil {
+		return err
+	}
+	if stream.Stored() != c.upto || stream.Indexed() != c.upto {
+		return fmt.Errorf("stored %d, indexed %d", stream.Stored(), stream.Indexed())
+	}
+	return stream.Close(ctx)
 }
 
 func (c *clientStep) listed(ctx context.Context) error {

@@ -1,7 +1,7 @@
 /** The steps of cases that are about a client; tests/conformance/clients.py is the same in Python. */
 import { Code } from "@connectrpc/connect";
 
-import { connect, EventType, MemstreamError } from "../index.js";
+import { AckLevel, connect, EventType, MemstreamError } from "../index.js";
 import { Tier } from "../gen/memstream/v1/fragment_pb.js";
 import type { Client, Memory, RecallStream } from "../index.js";
 import { differs, isObject, textOf } from "./matching.js";
@@ -78,6 +78,19 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
     if (reached.join() !== [step.upto, step.upto, 0].join()) {
       throw new Wrong(`received, stored, refused are ${reached.join()}`);
     }
+  },
+
+  async flush(step) {
+    const stream = await step.memory.observe(step.producer, { ackLevel: AckLevel.INDEXED });
+    for (let number = Number(stream.expectedSequence); number <= step.upto; number += 1) {
+      await stream.send(step.said(number));
+      await step.disturb(number);
+      await stream.flush();
+    }
+    await stream.flush();
+    const reached = [stream.stored, stream.indexed];
+    if (reached.join() !== [step.upto, step.upto].join()) throw new Wrong(`stored, indexed are ${reached.join()}`);
+    await stream.close();
   },
 
   async listed(step) {
