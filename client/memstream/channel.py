@@ -6,8 +6,8 @@ import asyncio
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
@@ -169,14 +169,8 @@ class Link:
     async def _answer(
         self, method: Unary[Request, Response], request: Request, memory: MemoryPath | None, timeout_s: float
     ) -> Response:
-        try:
+        with translated():
             return await method(request, timeout=timeout_s, metadata=self.metadata(memory))
-        except (grpc.RpcError, grpc.aio.UsageError) as error:
-            raise translate(error) from error
-        except asyncio.CancelledError:
-            if task_is_cancelled():
-                raise
-            raise StreamClosed("the client was closed during the call") from None
 
     def traced(self, name: str) -> AbstractContextManager[None]:
         """Around a call, a connection of a stream or a query on one."""
@@ -187,6 +181,19 @@ class Link:
         if not self._closed:
             self._closed = True
             await self._channel.close()
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """What a call raises becomes an exception of the tree; a task that is cancelled stays so."""
+    try:
+        yield
+    except (grpc.RpcError, grpc.aio.UsageError) as error:
+        raise translate(error) from error
+    except asyncio.CancelledError:
+        if task_is_cancelled():
+            raise
+        raise StreamClosed("the client was closed during the call") from None
 
 
 async def pages(fetch: Callable[[str], Awaitable[tuple[Sequence[Response], str]]]) -> AsyncIterator[Response]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -12,11 +12,9 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 
-from memstream.channel import Link, memory_path, new_request_id
-from memstream.errors import StreamClosed
+from memstream.channel import Link, memory_path, new_request_id, translated
 from memstream.resource_codec import operation_from_wire
 from memstream.resources import Operation
-from memstream.status import task_is_cancelled, translate
 from memstream.v1 import memory_service_pb2 as pb
 
 PART_BYTES = 256 << 10
@@ -41,7 +39,7 @@ async def exported(link: Link, namespace: str, memory: str, include_vectors: boo
     request = pb.ExportMemoriesRequest(namespace=namespace, memory=memory, include_vectors=include_vectors)
     call = link.memories.ExportMemories(request, metadata=link.metadata(where))
     try:
-        with _translated():
+        with translated():
             async for part in call:
                 yield ExportPart(part.lines, part.done, part.total)
     finally:
@@ -58,7 +56,7 @@ async def imported(
     where = memory_path(f"{namespace}/{memory}") if memory else None
     call = link.memories.ImportMemories(metadata=link.metadata(where))
     try:
-        with _translated():
+        with translated():
             # It has ended early: the answer says why, what a write says in that case is grpc's own INTERNAL.
             with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
                 await call.write(pb.ImportMemoriesRequest(open=opening))
@@ -69,19 +67,6 @@ async def imported(
             return operation_from_wire((await call).operation)
     finally:
         call.cancel()
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    """What a call raises becomes an exception of the tree; a task that is cancelled stays so."""
-    try:
-        yield
-    except (grpc.RpcError, grpc.aio.UsageError) as error:
-        raise translate(error) from error
-    except asyncio.CancelledError:
-        if task_is_cancelled():
-            raise
-        raise StreamClosed("the client was closed during the call") from None
 
 
 async def whole_lines(source: Source) -> AsyncGenerator[bytes, None]:
