@@ -377,7 +377,7 @@ class Indexer:
             self._settling.append((self._now() + self._dependencies.limits.fresh_s, dict(flushed)))
 
     async def _settle(self) -> None:
-        """Flushed long enough ago: the overlay lets go, but of what has changed since, whose own time is to come."""
+        """Flushed long enough ago: the overlay lets go, but of what has changed since and waits to be flushed again."""
         while self._settling and self._settling[0][0] <= self._now():
             flushed = self._settling[0][1]
             for memory in list(flushed):
@@ -386,7 +386,7 @@ class Indexer:
                     again = await self._dependencies.journal.outbox_fragments(memory)
                 ids = flushed.pop(memory)
                 if actor is not None:
-                    actor.working.flushed(set(ids) - again - set(self.settling(memory)))
+                    actor.working.flushed(set(ids) - again)
             self._settling.popleft()
 
     def _now(self) -> float:
