@@ -17,6 +17,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ import numpy.typing as npt
 from aiohttp import web
 
 JSON = dict[str, Any]
+
+_DAY = re.compile(r"^\[\d{1,2} \w+ \d{4}\] ")
+"""How the indexed text of a fragment begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,8 @@ class FakeOpenAI:
         self.refuses: Callable[[str], bool] = lambda text: not text
         """An embeddings request with such an input gets 400."""
         self.vector: Callable[[str], npt.NDArray[np.float32]] = self._vector
-        """Text to the vector it is answered with; by default a fixed one for each text, not of unit length."""
+        """Text to the vector it is answered with; by default a fixed one for each text, not of unit length, whatever day
+        heads it: or what ranks where would change with the date of the run."""
         self.complete: Callable[[JSON], str] = lambda body: ""
         """A chat request's body to the answer, once what was given to `say` is used up."""
         self.seen: list[Seen] = []
@@ -184,7 +189,8 @@ class FakeOpenAI:
         }
 
     def _vector(self, text: str) -> npt.NDArray[np.float32]:
-        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        words = _DAY.sub("", text)
+        seed = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little")
         return np.random.default_rng(seed).normal(size=self.dimension).astype(np.float32)
 
 
