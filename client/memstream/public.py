@@ -88,6 +88,7 @@ from memstream.resources import (
     ServerInfo,
 )
 from memstream.sent import Sent, Stored
+from memstream.standing import AnswerChange, StandingQuery
 from memstream.transfer import ExportPart
 from memstream.values import (
     AckLevel,
@@ -122,6 +123,7 @@ __all__ = [
     "AckLevel",
     "AlreadyExists",
     "Answer",
+    "AnswerChange",
     "BacklogFull",
     "BatchResult",
     "Capability",
@@ -219,6 +221,7 @@ __all__ = [
     "ShortTermPolicy",
     "ShuttingDown",
     "SimilarityRule",
+    "StandingQuery",
     "StorageFull",
     "Stored",
     "StreamClosed",

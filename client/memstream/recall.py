@@ -2,6 +2,7 @@
 
 Rule 1: a query that was not answered is asked again on the next connection; its caller notices only the time.
 Rule 2: a caller that stops waiting gives its query up, and the server is told.
+Rule 3: a standing query is asked again as well, and goes on from the answer now; see standing.py.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import grpc.aio
 from memstream.backoff import Backoff
 from memstream.channel import Link, MemoryPath, deadline, read_message
 from memstream.codec import answer_from_wire, query_to_wire
-from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown
-from memstream.status import from_status
+from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown, StreamClosed
+from memstream.standing import StandingQuery
+from memstream.status import from_status, is_cut
 from memstream.twoway import TwoWayStream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.values import Answer, RecallOptions, Structured
@@ -27,6 +29,8 @@ from memstream.values import Answer, RecallOptions, Structured
 _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.RecallRequest, pb.RecallResponse]
 IN_FLIGHT_MAX = 64
 """Queries in flight where the server does not say how many it takes."""
+AGAIN_S = 1.0
+"""After what will pass has ended a standing query, where the server does not say how long that takes."""
 
 
 @dataclass(slots=True)
@@ -34,6 +38,24 @@ class _Question:
     query: pb.RecallQuery
     answer: asyncio.Future[Answer]
     parts: list[pb.Recollections] = field(default_factory=list[pb.Recollections])
+
+    def again(self) -> None:
+        """It is asked on a new connection."""
+        self.parts.clear()
+
+    def continued(self, part: pb.Recollections) -> None:
+        """A part of the answer."""
+        self.parts.append(part)
+
+    def answered(self, done: pb.RecallDone) -> None:
+        """The answer is complete."""
+        if not self.answer.done():
+            self.answer.set_result(answer_from_wire(self.parts, done))
+
+    def failed(self, error: MemstreamError) -> None:
+        """There is no answer."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
 
 
 class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
@@ -46,8 +68,9 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         super().__init__(link, memory)
         self.session = session
         self._ids = itertools.count(1)
-        self._asked: dict[str, _Question] = {}
-        self._again: deque[_Question] = deque()
+        self._asked: dict[str, _Question | StandingQuery] = {}
+        """Those that are not over, by id."""
+        self._again: deque[_Question | StandingQuery] = deque()
         """Those of an earlier connection that this one's server has no room for yet."""
         self._outbox: deque[pb.RecallRequest] = deque()
         self._in_flight_max = IN_FLIGHT_MAX
@@ -65,6 +88,29 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         with self._link.traced("RecallQuery"):
             return await self._answer(question, options.get("timeout_s", self._link.settings.timeout_s))
 
+    def subscribe(self, what: str | Structured, **options: Unpack[RecallOptions]) -> StandingQuery:
+        """A query that goes on being answered as the memory changes; ask by `async with`, or by iterating over it.
+
+        Working memory is left out, nothing is reinforced. It takes one of the places of queries in flight until it is
+        closed. `timeout_s` (default: the client's) is for the first answer. Raises CapabilityMissing where the server
+        has no standing queries.
+        """
+        query = query_to_wire(str(next(self._ids)), what, **options)
+        query.subscribe = True
+        timeout_s = options.get("timeout_s", self._link.settings.timeout_s)
+        return StandingQuery(query, lambda standing: self._stand(standing, timeout_s), self._give_up)
+
+    async def _stand(self, standing: StandingQuery, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._put(standing)
+                await standing.first()
+        except TimeoutError as error:
+            if isinstance(error, MemstreamError):
+                raise
+            self._give_up(standing)
+            raise deadline(timeout_s) from None
+
     async def _answer(self, question: _Question, timeout_s: float) -> Answer:
         try:
             async with asyncio.timeout(timeout_s):  # around a future, never around a read, which would end the call
@@ -81,22 +127,31 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         if self._closed:
             return
         self._check_open()
-        await self._until(lambda: not self._asked)
+        await self._until(lambda: not self._waiting())
         self._closing = True
         if self._connected:
             self._push(pb.RecallRequest(close=pb.RecallClose()))
             await self._until(lambda: not self._connected)
         self._closed = True  # nothing is in flight, so nothing is worth a new connection
+        self._failed(StreamClosed("the stream is closed"))  # standing queries, which nobody waits for the end of
 
     async def _ask(self, question: _Question) -> Answer:
+        await self._put(question)
+        return await question.answer
+
+    async def _put(self, question: _Question | StandingQuery) -> None:
+        """Asks it once there is room."""
         self._check_usable()
         await self._until(lambda: len(self._asked) < self._in_flight_max)
         self._check_usable()
-        self._asked[question.query.query_id] = question
-        self._push(pb.RecallRequest(query=question.query))
-        return await question.answer
+        if self._asked.setdefault(question.query.query_id, question) is question:
+            self._push(pb.RecallRequest(query=question.query))
 
-    def _give_up(self, question: _Question) -> None:
+    def _waiting(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return any(isinstance(question, _Question) or question.answer is None for question in self._asked.values())
+
+    def _give_up(self, question: _Question | StandingQuery) -> None:
         query_id = question.query.query_id
         if self._asked.pop(query_id, None) is not None:
             if question in self._again:
@@ -117,8 +172,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
 
     def _failed(self, error: MemstreamError) -> None:
         for question in self._asked.values():
-            if not question.answer.done():
-                question.answer.set_exception(error)
+            question.failed(error)
         self._asked.clear()
         self._again.clear()
 
@@ -139,7 +193,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self._draining = False
         self._outbox.clear()
         for question in self._asked.values():
-            question.parts.clear()
+            question.again()
         self._again = deque(self._asked.values())
         self._connected = True
 
@@ -176,28 +230,43 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
             self._refused(response.failed)
         elif kind == "going_away":
             self._drain(response.going_away, call)
-        if self._draining and not self._asked:
+        if self._draining and not self._waiting():
             raise ShuttingDown("the server is going away", reason="SHUTTING_DOWN")
         return kind in ("done", "failed") or response.recollections.HasField("done")
 
     def _continued(self, part: pb.Recollections) -> None:
         question = self._asked.get(part.query_id)
         if question is not None:
-            question.parts.append(part)
+            question.continued(part)
         if part.HasField("done"):
             self._answered(part.done)
 
     def _answered(self, done: pb.RecallDone) -> None:
-        question = self._asked.pop(done.query_id, None)
-        if question is not None and not question.answer.done():
-            question.answer.set_result(answer_from_wire(question.parts, done))
+        question = self._asked.get(done.query_id)
+        if question is None:
+            return
+        if isinstance(question, _Question):
+            del self._asked[done.query_id]
+        question.answered(done)
         self._notify()
 
     def _refused(self, failed: pb.RecallFailed) -> None:
-        question = self._asked.pop(failed.query_id, None)
-        if question is not None and not question.answer.done():
-            question.answer.set_exception(from_status(failed.status))
+        question, error = self._asked.get(failed.query_id), from_status(failed.status)
+        if question is None:
+            return
+        if isinstance(question, StandingQuery) and question.answer is not None and is_cut(error):
+            delay_s = AGAIN_S if error.retry_after is None else error.retry_after
+            asyncio.get_running_loop().call_later(delay_s, self._ask_again, question, self.connections)
+            return
+        del self._asked[failed.query_id]
+        question.failed(error)
         self._notify()
+
+    def _ask_again(self, standing: StandingQuery, connection: int) -> None:
+        """Unless a new connection has asked it by now."""
+        if self._asked.get(standing.query.query_id) is standing and self.connections == connection and self._connected:
+            standing.again()
+            self._push(pb.RecallRequest(query=standing.query))
 
     def _drain(self, going_away: pb.GoingAway, call: _Call) -> None:
         # Queries are only questions: what is not answered within the grace is asked of the next server.

@@ -118,7 +118,7 @@ class Metrics:
         self.streams = self._gauge("streams", "Streams open, by rpc.", "rpc")
         self.sessions = self._gauge("sessions", "Observe streams and batches whose producer is held open.")
         self.producers = self._gauge("producers", "Producers held in RAM.")
-        self.watchers = self._gauge("watchers", "Watches of memories.")
+        self.watchers = self._gauge("watchers", "Watches of memories, and standing queries.")
         self.tasks = self._gauge("tasks", "Tasks of the event loop.")
         self.active_memories = self._gauge("active_memories", "Memories held in RAM.")
         self.owned_memories = self._gauge(

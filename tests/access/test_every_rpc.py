@@ -215,7 +215,7 @@ def _fill(message: Message, loot: dict[str, list[str]], draw: random.Random, dep
             if field.message_type.full_name.startswith("memstream.") and (field.name == "open" or draw.random() < 0.6):
                 getattr(message, field.name).SetInParent()
                 _fill(getattr(message, field.name), loot, draw, depth + 1)
-        elif field.type == FieldDescriptor.TYPE_BOOL and draw.random() < 0.3 and field.name != "subscribe":
+        elif field.type == FieldDescriptor.TYPE_BOOL and draw.random() < 0.3:
             setattr(message, field.name, True)
 
 

@@ -283,6 +283,35 @@ async def test_a_revoked_key_is_refused_and_ends_its_streams(guarded: Guarded) -
             await observe_after(made.id)
 
 
+async def test_a_standing_query_of_a_revoked_key_is_told_nothing_more(guarded: Guarded) -> None:
+    """Though its client sends nothing by which it could be asked again."""
+    (made, given), (_, other) = keys.create(guarded.keys_file, "alice"), keys.create(guarded.keys_file, "alice")
+    async with (
+        memstream.connect(guarded.server.address, token=given) as client,
+        memstream.connect(guarded.server.address, token=other) as teller,
+    ):
+        await until(lambda: _reads(client))
+        joy = await client.create_memory("a/overheard", exist_ok=True)
+
+        async def follow() -> None:
+            async with joy.recall() as recalls, recalls.subscribe("secret", limit=100) as standing:
+                keys.revoke(guarded.keys_file, made.id)
+                async for _ in standing:
+                    pass
+
+        following, said = asyncio.create_task(follow()), 0
+
+        async def ended() -> bool:
+            nonlocal said
+            said += 1
+            await teller.memory("a/overheard").observe_batch([f"the secret number {said}"])
+            return following.done()
+
+        await until(ended)
+        with pytest.raises(memstream.errors.Unauthenticated):
+            await following
+
+
 async def test_a_stream_whose_token_is_no_longer_good_goes_on_with_the_token_of_now(guarded: Guarded) -> None:
     (former, first), (_, second) = keys.create(guarded.keys_file, "alice"), keys.create(guarded.keys_file, "alice")
     current, asked = [first], []

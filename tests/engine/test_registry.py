@@ -325,6 +325,19 @@ async def test_a_watch_that_is_behind_is_told_of_the_end_of_its_memory(tmp_path:
                 await anext(steps)
 
 
+async def test_a_watch_that_waits_is_told_of_the_end_of_its_memory_at_once(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine, "joy")
+        parts.engine._watchers.quiet_s = 3_600.0
+        record = await parts.engine.memories.get(NAMESPACE, "joy")
+        async with contextlib.aclosing(parts.engine.watch(NAMESPACE, "joy", "", record.revision, 0)) as steps:
+            step = asyncio.ensure_future(anext(steps))
+            await asyncio.sleep(0.05)
+            await parts.engine.memories.delete(NAMESPACE, "joy")
+            with pytest.raises(MemoryNotFound):
+                await step
+
+
 async def test_who_waits_for_a_revision_is_told_to_try_again_when_the_memory_is_read_anew(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")

@@ -1,6 +1,7 @@
 """A server over real loopback gRPC, before a scripted engine and before the real one: every test runs with both.
 
-Tests that script the engine (the `script` fixture) run with the scripted one alone.
+Tests that script the engine (the `script` fixture) run with the scripted one alone, those of what it has not (`real`)
+with the real one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ LIMITS = Limits(
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine" in metafunc.fixturenames:
         kinds = ENGINES[:1] if "script" in metafunc.fixturenames else ENGINES
+        kinds = ENGINES[1:] if "real" in metafunc.fixturenames else kinds
         metafunc.parametrize("engine", kinds, indirect=True)
 
 
@@ -52,6 +54,12 @@ async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 def script(engine: Any) -> Any:
     """What only the scripted engine can be told."""
     return engine.script
+
+
+@pytest.fixture
+def real(engine: Any) -> Any:
+    """The real engine."""
+    return engine
 
 
 @pytest.fixture

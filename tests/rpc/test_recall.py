@@ -206,14 +206,6 @@ async def test_a_malformed_query_fails_alone(told: Wire, given: dict[str, Any], 
     assert ends["good"].HasField("done")
 
 
-async def test_standing_queries_are_a_capability_this_server_lacks(told: Wire) -> None:
-    call = await told.recall()
-    await call.query("q", "fact", subscribe=True)
-    _, failed = await answer(call, "q")
-    failure = unpacked(failed.status)
-    assert (failure.code, failure.metadata) == (grpc.StatusCode.UNIMPLEMENTED, {"capability": "SUBSCRIBE"})
-
-
 @pytest.mark.parametrize("defect", [RuntimeError, asyncio.CancelledError])
 async def test_a_defect_in_one_query_says_no_more_than_its_incident(
     told: Wire, script: Any, defect: type[BaseException]

@@ -55,6 +55,8 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.abandoned = self.closed = 0
         self.queries_in_flight_max = 4
         self.queries: list[pb.RecallQuery] = []
+        self.told: list[list[pb.RecallResponse]] = []
+        """What each standing query in turn is told; those after them nothing."""
         self.calls_cut = 0
         """So many of the first RecallOnce end as they do when a server's grace is over."""
         self.cancelled: list[str] = []
@@ -133,6 +135,14 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         await asyncio.gather(*tasks)
 
     async def _answer(self, query: pb.RecallQuery, inside: bool, context: Any, writing: asyncio.Lock) -> None:
+        if query.subscribe:
+            for response in self.told.pop(0) if self.told else ():
+                getattr(response, response.WhichOneof("message") or "").query_id = query.query_id
+                if response.recollections.HasField("done"):
+                    response.recollections.done.query_id = query.query_id
+                async with writing:
+                    await context.write(response)
+            return
         if query.text.startswith("slow"):
             await self.answering.wait()
         if query.query_id in self.cancelled:

@@ -199,20 +199,20 @@ def details(response: httpx2.Response) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "reason"),
+    ("query", "status", "reason", "field"),
     [
-        (QUERY | {"limit": -1}, 400, "INVALID_FIELD"),
-        (QUERY | {"minRevision": "99"}, 504, "REVISION_NOT_REACHED"),
-        (QUERY | {"subscribe": True}, 501, "CAPABILITY_MISSING"),
+        (QUERY | {"limit": -1}, 400, "INVALID_FIELD", "query.limit"),
+        (QUERY | {"subscribe": True}, 400, "INVALID_FIELD", "query.subscribe"),
+        (QUERY | {"minRevision": "99"}, 504, "REVISION_NOT_REACHED", ""),
     ],
 )
-def test_a_refusal_has_its_reason(http: httpx2.Client, query: Any, status: int, reason: str) -> None:
-    memory = made(http, f"refusing-{status}") | {"cursor": None}
+def test_a_refusal_has_its_reason(http: httpx2.Client, query: Any, status: int, reason: str, field: str) -> None:
+    memory = made(http, f"refusing-{field or status}") | {"cursor": None}
     refused = post(http, "StreamService/RecallOnce", memory | {"query": query}, grpc_timeout="500m")
     assert refused.status_code == status
     assert details(refused)["ErrorInfo"]["reason"] == reason
-    if reason == "INVALID_FIELD":
-        assert details(refused)["BadRequest"]["fieldViolations"][0]["field"] == "query.limit"
+    if field:
+        assert details(refused)["BadRequest"]["fieldViolations"][0]["field"] == field
 
 
 def test_a_stream_that_is_refused_says_so_in_its_only_line(http: httpx2.Client) -> None:

@@ -26,7 +26,7 @@ from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
 from memstream.sync.conversations import Conversation, ConversationWatch
 from memstream.sync.loop import LOOP
 from memstream.sync.memory import FragmentListing, Memory
-from memstream.sync.streams import ObserveStream, RecallStream, Sent, Watch
+from memstream.sync.streams import ObserveStream, RecallStream, Sent, StandingQuery, Watch
 from memstream.transfer import PART_BYTES, ExportPart
 from memstream.values import MemoryKind
 
@@ -39,6 +39,7 @@ __all__ = [
     "ObserveStream",
     "RecallStream",
     "Sent",
+    "StandingQuery",
     "Watch",
     "connect",
 ]

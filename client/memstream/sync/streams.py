@@ -10,6 +10,7 @@ from typing import Self, Unpack
 import memstream.observe as observe
 import memstream.recall as recall
 import memstream.sent as sent
+import memstream.standing as standing
 import memstream.watch as watch
 from memstream.codec import Observable
 from memstream.resources import Cursor, Event
@@ -123,9 +124,45 @@ class RecallStream:
         """Asks, and gives the answer as a future; cancelling it gives the query up."""
         return LOOP.submit(self._inner.query(what, **options))
 
+    def subscribe(self, what: str | Structured, **options: Unpack[RecallOptions]) -> StandingQuery:
+        """A query that goes on being answered as the memory changes; ask by `with`, or by iterating over it."""
+
+        async def make() -> standing.StandingQuery:  # over there: it belongs to that loop
+            return self._inner.subscribe(what, **options)
+
+        return StandingQuery(LOOP.run(make()))
+
     def close(self) -> None:
         """Waits until the queries in flight are answered, and ends the stream."""
         LOOP.run(self._inner.close())
+
+
+class StandingQuery:
+    """See memstream.StandingQuery."""
+
+    def __init__(self, inner: standing.StandingQuery) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> Self:
+        LOOP.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[standing.AnswerChange]:
+        return LOOP.iterate(self._inner)
+
+    @property
+    def answer(self) -> Answer | None:
+        """The whole answer as it is now."""
+        return self._inner.answer
+
+    def close(self) -> None:
+        """Gives the query up."""
+        LOOP.run(self._inner.aclose())
 
 
 class Watch:

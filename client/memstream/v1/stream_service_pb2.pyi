@@ -652,7 +652,12 @@ class RecallQuery(_message.Message):
     token_budget: _builtins.int
     """Most tokens of ranking and working memory together. 0 for no limit."""
     subscribe: _builtins.bool
-    """Keep answering as the memory changes (capability SUBSCRIBE)."""
+    """A standing query (capability SUBSCRIBE): the answer, and then what changes in it as the memory does, until the
+    query is cancelled or the stream is closed. Each change is `retracted` (if anything left), the recollections that
+    came in or are of another version (those told before under the id are replaced), and `done`. A burst of commits is
+    one change, at most one a second. Working memory is left out, nothing is reinforced, `min_revision` is of the first
+    answer; on a new connection it is asked anew, and answered whole. It counts among the queries in flight.
+    """
     omit_working_memory: _builtins.bool
     """Leave the working memory out of the answer."""
     @_builtins.property
@@ -820,7 +825,7 @@ class RecallResponse(_message.Message):
 
     @_builtins.property
     def done(self) -> Global___RecallDone:
-        """A query's answer is complete; not sent where its last part has said so (`RecallOpen.done_in_recollections`)."""
+        """A query's answer, or a change of a standing query's, is complete; not sent where its last part has said so (`RecallOpen.done_in_recollections`)."""
 
     @_builtins.property
     def failed(self) -> Global___RecallFailed:
@@ -1144,6 +1149,7 @@ class RecallDone(_message.Message):
     NEAR_MISSES_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    RANKING_IDS_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """The query."""
     revision: _builtins.int
@@ -1166,6 +1172,10 @@ class RecallDone(_message.Message):
     def timings(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Seconds each step took: "wait", "embed", "search", "score", "read", "rerank"."""
 
+    @_builtins.property
+    def ranking_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a standing query: the ids of the whole answer, best first. What was told and is not among them was retracted."""
+
     def __init__(
         self,
         *,
@@ -1178,10 +1188,11 @@ class RecallDone(_message.Message):
         near_misses: _abc.Iterable[Global___NearMiss] | None = ...,
         timings: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         tokens: _builtins.int = ...,
+        ranking_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "near_misses", b"near_misses", "query_id", b"query_id", "revision", b"revision", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "revision", b"revision", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.engine.erasing import Erasing
-from memstream_server.engine.errors import EngineError, JournalUnavailable, ModelMismatch, written
+from memstream_server.engine.errors import EngineError, JournalUnavailable, MemoryNotFound, ModelMismatch, written
 from memstream_server.engine.forgetting import Forgetting
 from memstream_server.engine.fragments import Fragments
 from memstream_server.engine.indexing import Indexer
@@ -31,7 +31,16 @@ from memstream_server.engine.reflecting import Reflecting
 from memstream_server.engine.registry import Registry
 from memstream_server.engine.reindexing import Reindexing
 from memstream_server.engine.reinforcing import Reinforcement
-from memstream_server.engine.requests import AckLevel, NewObservation, Progress, Query, RecallAnswer, Refusal
+from memstream_server.engine.requests import (
+    AckLevel,
+    Change,
+    NewObservation,
+    Progress,
+    Query,
+    RecallAnswer,
+    Refusal,
+)
+from memstream_server.engine.standing import Standing, standing
 from memstream_server.engine.transfer.transfers import Transfers
 from memstream_server.engine.watching import Watchers
 from memstream_server.ports.journal.errors import JournalError
@@ -41,6 +50,8 @@ from memstream_server.ports.journal.writing import Commit
 from memstream_server.ports.models import EmbeddingModel, Spent
 
 if TYPE_CHECKING:
+    from memstream_server.core.values import Vector
+    from memstream_server.engine.actor import Actor
     from memstream_server.engine.dependencies import Dependencies
 
 log = structlog.get_logger(__name__)
@@ -77,6 +88,7 @@ class Holdings:
     sessions: int
     producers: int
     watchers: int
+    """Watches and standing queries."""
     owned: int
     """Memories that no other server may change: where others share the journal, those taken; alone, those held."""
 
@@ -284,14 +296,37 @@ class Engine:
     async def recall(self, namespace: str, name: str, query: Query) -> RecallAnswer:
         """Answer one query; cancellable. What it found is offered to short-term afterwards."""
         async with self._registry.use(namespace, name) as actor:
-            self.ownership.check(actor)
-            try:
-                answer = await recall(actor, query, self._dependencies)
-            except JournalError as error:
-                raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
-            self.ownership.check(actor)
+            answer = await self._recall(actor, query)
             self._reinforcement.recalled(actor, query, answer)
             return answer
+
+    async def follow(self, namespace: str, name: str, query: Query) -> AsyncGenerator[Change, None]:
+        """The answer to a standing query, then each change of it; see standing.py. To be closed."""
+        query = standing(query)
+        record = await self._registry.record(namespace, name)
+        with self._watchers.waiting(record) as waiting:
+            told = Standing(self._watchers, record, waiting, self._dependencies.clock)
+            while True:
+                waiting.news.clear()
+                async with self._registry.use(namespace, name) as actor:
+                    if actor.uid != record.uid:
+                        raise MemoryNotFound(f"memory {namespace}/{name} was deleted, and made anew")
+                    change = told.change(await self._recall(actor, query, told.vectors))
+                    if change is not None:
+                        self._reinforcement.recalled(actor, query, change.answer)
+                if change is not None:
+                    yield change
+                query = replace(query, min_revision=0)
+                await told.due()
+
+    async def _recall(self, actor: Actor, query: Query, vectors: dict[str, Vector] | None = None) -> RecallAnswer:
+        self.ownership.check(actor)
+        try:
+            answer = await recall(actor, query, self._dependencies, vectors)
+        except JournalError as error:
+            raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
+        self.ownership.check(actor)
+        return answer
 
     async def watch(
         self, namespace: str, name: str, uid: str, revision: int, ordinal: int
@@ -327,7 +362,7 @@ class Engine:
 
     def _gone(self, uid: str) -> None:
         """The memory was deleted: whoever watches it is told, and the index has to let go of it."""
-        self._watchers.committed(uid)
+        self._watchers.deleted(uid)
         self._indexer.entered(1)
 
     def _committed(self, uid: str, recorded: Recorded, commit: Commit) -> None:

@@ -80,18 +80,24 @@ class _Watch:
         return None if query.time_s is None else max(0.0, query.time_s - (self._now() - self._began))
 
 
-async def recall(actor: Actor, query: Query, dependencies: Dependencies) -> RecallAnswer:
-    """Answer one query. Cancellable at any time; nothing is changed before the answer."""
+async def recall(
+    actor: Actor, query: Query, dependencies: Dependencies, vectors: dict[str, Vector] | None = None
+) -> RecallAnswer:
+    """Answer one query. Cancellable at any time; nothing is changed before the answer.
+
+    `vectors` are the question's by space, where it was asked before; a new one is put there.
+    """
+    vectors = {} if vectors is None else vectors
     watch = _Watch(dependencies)
     await _visible(actor, query)
     watch.step("wait")
     while True:
         space = actor.working.embedding
-        asked = None if space.model.instant else await _query_vector(space, query, dependencies)
+        asked = None if space.model.instant else await _query_vector(space, query, dependencies, vectors)
         watch.step("embed")
         async with _turn(actor.working, dependencies):
             watch.step("wait")
-            vector, degraded = asked or await _query_vector(space, query, dependencies)
+            vector, degraded = asked or await _query_vector(space, query, dependencies, vectors)
             watch.step("embed")
             if actor.working.embedding is not space:
                 continue  # the memory is in another space by now, in which this vector means nothing
@@ -130,12 +136,17 @@ async def _visible(actor: Actor, query: Query) -> None:
         ) from None
 
 
-async def _query_vector(space: Embedding, query: Query, dependencies: Dependencies) -> tuple[Vector | None, str]:
+async def _query_vector(
+    space: Embedding, query: Query, dependencies: Dependencies, vectors: dict[str, Vector]
+) -> tuple[Vector | None, str]:
     if query.vector is not None and len(query.vector) == space.model.dimension:
         return query.vector, ""
+    if (known := vectors.get(space.name)) is not None:
+        return known, ""
     try:
         async with asyncio.timeout(dependencies.limits.embed_deadline_s):
-            return (await space.embedder.embed([query.text]))[0], ""
+            vectors[space.name] = (await space.embedder.embed([query.text]))[0]
+        return vectors[space.name], ""
     except (ModelError, TimeoutError) as error:
         text = str(error) or "no answer in time"
         return None, f"no query vector, lexical legs only: {text}"

@@ -200,6 +200,20 @@ class RecallAnswer:
     formula: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """What is new in the answer to a standing query."""
+
+    answer: RecallAnswer
+    """Its recollections are those that came in or are not as they were told; the rest is of the whole answer."""
+    ranks: tuple[int, ...]
+    """Of these recollections, from 1."""
+    ids: tuple[str, ...]
+    """The whole answer, best first."""
+    retracted: tuple[str, ...]
+    """What was told and is among the best no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """How much a memory holds."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,22 @@ PAGE = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """One watch: woken by commits, and how far they have come."""
+class Waiting:
+    """One who waits for a memory's commits: woken by them, and how far they have come."""
 
     revision: int
+    gone: bool = False
+    """The memory was deleted."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def woken(self, timeout_s: float) -> bool:
+        """Waits for the next commit; False when none came in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.news.wait()
+        except TimeoutError:
+            return False
+        return True
 
 
 class Watchers:
@@ -33,17 +45,35 @@ class Watchers:
     def __init__(self, journal: Journal, quiet_s: float = 5.0) -> None:
         """quiet_s: after so long without a commit a progress mark is given, and the journal is looked at."""
         self._journal = journal
-        self._quiet_s = quiet_s
-        self._waiting: dict[str, set[_Waiting]] = defaultdict(set)
+        self.quiet_s = quiet_s
+        self._waiting: dict[str, set[Waiting]] = defaultdict(set)
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def committed(self, uid: str, revision: int = 0) -> None:
-        """Told after every commit, and of a deletion without a revision."""
+    def committed(self, uid: str, revision: int) -> None:
+        """Told after every commit."""
         for waiting in self._waiting.get(uid, ()):
             waiting.revision = max(waiting.revision, revision)
             waiting.news.set()
+
+    def deleted(self, uid: str) -> None:
+        """Told after a memory was deleted."""
+        for waiting in self._waiting.get(uid, ()):
+            waiting.gone = True
+            waiting.news.set()
+
+    @contextmanager
+    def waiting(self, record: MemoryRecord) -> Iterator[Waiting]:
+        """Is told of the memory's commits from here on."""
+        waiting = Waiting(record.revision)
+        self._waiting[record.uid].add(waiting)
+        try:
+            yield waiting
+        finally:
+            self._waiting[record.uid].discard(waiting)
+            if not self._waiting[record.uid]:
+                del self._waiting[record.uid]
 
     async def watch(
         self, record: MemoryRecord, uid: str, revision: int, ordinal: int
@@ -57,15 +87,15 @@ class Watchers:
                 f"the memory {record.namespace}/{record.name} was made anew, or restored from a backup, since; list it "
                 "and watch from there"
             )
-        waiting = _Waiting(record.revision)
-        self._waiting[record.uid].add(waiting)
-        try:
+        with self.waiting(record) as waiting:
             seen, skip = revision, ordinal
             while True:
                 waiting.news.clear()
                 page = await self._journal.events(record.uid, seen, PAGE)
+                if waiting.gone:
+                    raise _deleted(record)
                 if not page and record.revision > seen:  # `record` was read before: its last revision is pruned,
-                    await self._read(record)  # or the memory deleted
+                    await self.current(record)  # or the memory deleted
                     raise _compacted(record.revision)
                 for recorded in page:
                     if recorded.revision > seen + 1:
@@ -76,22 +106,22 @@ class Watchers:
                         yield record.uid, seen, recorded.time_us, events
                 if page and seen < waiting.revision:
                     continue
-                if not await _woken(waiting.news, self._quiet_s):
-                    record = await self._read(record)
+                if not await waiting.woken(self.quiet_s):
+                    record = await self.current(record)
                     waiting.revision = max(waiting.revision, record.revision)
                     if record.revision == seen:
                         yield record.uid, seen, 0, ()
-        finally:
-            self._waiting[record.uid].discard(waiting)
-            if not self._waiting[record.uid]:
-                del self._waiting[record.uid]
 
-    async def _read(self, record: MemoryRecord) -> MemoryRecord:
+    async def current(self, record: MemoryRecord) -> MemoryRecord:
         """The memory as it is now. Raises MemoryNotFound."""
         current = await self._journal.get_memory(record.namespace, record.name)
         if current is None or current.uid != record.uid:
-            raise MemoryNotFound(f"memory {record.namespace}/{record.name} was deleted")
+            raise _deleted(record)
         return current
+
+
+def _deleted(record: MemoryRecord) -> MemoryNotFound:
+    return MemoryNotFound(f"memory {record.namespace}/{record.name} was deleted")
 
 
 def _compacted(oldest: int) -> CursorCompacted:
@@ -99,12 +129,3 @@ def _compacted(oldest: int) -> CursorCompacted:
         f"events up to revision {oldest} are no longer kept; list the fragments and watch from there",
         oldest_revision=oldest,
     )
-
-
-async def _woken(news: asyncio.Event, quiet_s: float) -> bool:
-    try:
-        async with asyncio.timeout(quiet_s):
-            await news.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -4,7 +4,9 @@ Rule 1. Every query is a task and writes its answer itself, one message of the s
 generator would be a turn of the event loop more. The generator begins the stream and ends it.
 Rule 2. A query that fails says so under its id and the others go on; only what cannot be told under an id (no id,
 an id that is in flight, messages out of order) ends the stream.
-Rule 3. A query is over when its `done` (in its last part where the client reads it there, else by itself) or `failed`
+Rule 3. A standing query is told its answer, and then changes of it, until it is cancelled or the stream is closed. Who
+may no longer have them is told nothing more, though it sends nothing: the stream ends.
+Rule 4. A query is over when its `done` (in its last part where the client reads it there, else by itself) or `failed`
 is given to the transport, or when it was cancelled; its id is free again. A message that is being written is not cut
 off by that.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +28,10 @@ from memstream_server.engine.errors import (
     WindowExceeded,
 )
 from memstream_server.engine.requests import Query
+from memstream_server.rpc.access.caller import still
 from memstream_server.rpc.calls import heard_in_s, is_cancelled
 from memstream_server.rpc.drain import Drain
-from memstream_server.rpc.errors import status_of_any
+from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations, identifier, invalid, memory_name
 from memstream_server.rpc.wire import queries
@@ -173,7 +177,8 @@ class RecallStream:
             return
         task = self._start(self._answer(message))
         self._queries[query_id] = task
-        self._answering.add(task)
+        if not message.subscribe:
+            self._answering.add(task)
         task.add_done_callback(lambda done: self._over(query_id, done))
 
     def _over(self, query_id: str, task: asyncio.Task[None]) -> None:
@@ -184,24 +189,40 @@ class RecallStream:
     async def _answer(self, message: pb.RecallQuery) -> None:
         try:
             query = queries.read_query(message, self._opening.session, self._limits, self._engine.dimension)
-            answer = await self._engine.recall(self._opening.namespace, self._opening.memory, query)
-            done = queries.done(message.query_id, answer, message.token_budget > 0)
-            inside = done if self._opening.done_in_recollections else None
-            for part in queries.recollections(message.query_id, answer, message.explain, inside):
-                if not self._wanted(message):
-                    return
-                over = message.query_id if part.HasField("done") else ""
-                await self._write(pb.RecallResponse(recollections=part), over)
-            if inside is None and self._wanted(message):
-                await self._write(pb.RecallResponse(done=done), message.query_id)
+            await (self._follow if message.subscribe else self._ask)(message, query)
         except (OwnedElsewhere, LeaseLost) as error:  # the memory moved: the stream has to move with it
             await self._write(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
+            self._end(error)
+        except (Unauthenticated, PermissionDenied) as error:
             self._end(error)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
             if self._wanted(message):
                 await self._fail(message.query_id, error)
+
+    async def _ask(self, message: pb.RecallQuery, query: Query) -> None:
+        answer = await self._engine.recall(self._opening.namespace, self._opening.memory, query)
+        done = queries.done(message.query_id, answer, message.token_budget > 0)
+        inside = done if self._opening.done_in_recollections else None
+        for part in queries.recollections(message.query_id, answer, message.explain, inside):
+            if not self._wanted(message):
+                return
+            over = message.query_id if part.HasField("done") else ""
+            await self._write(pb.RecallResponse(recollections=part), over)
+        if inside is None and self._wanted(message):
+            await self._write(pb.RecallResponse(done=done), message.query_id)
+
+    async def _follow(self, message: pb.RecallQuery, query: Query) -> None:
+        inside, budgeted = self._opening.done_in_recollections, message.token_budget > 0
+        changes = self._engine.follow(self._opening.namespace, self._opening.memory, query)
+        async with aclosing(changes):
+            async for change in changes:
+                await still()
+                for response in queries.change(message.query_id, change, message.explain, budgeted, inside):
+                    if not self._wanted(message):
+                        return
+                    await self._write(response)
 
     def _wanted(self, message: pb.RecallQuery) -> bool:
         """Whether the query that runs was not cancelled."""

@@ -30,6 +30,7 @@ _CAPABILITY_OF_RPC = {
     "EraseFragments": "ERASE",
     "ReflectMemory": "REFLECTION",
     "ExportMemories": "EXPORT",
+    "Recall": "SUBSCRIBE",  # the standing queries among its own
     "ImportMemories": "EXPORT",
 }
 Services = Iterable[tuple[ServiceDescriptor, object]]

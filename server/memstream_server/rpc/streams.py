@@ -117,6 +117,8 @@ class StreamService:
         namespace, memory = memory_name(found, request.namespace, request.memory, limits)
         session = identifier(found, "session", request.session, limits)
         query_id = identifier(found, "query.query_id", request.query.query_id, limits)
+        if request.query.subscribe:
+            found.add("query.subscribe", "is for a query on a Recall stream: this call has one answer")
         found.check()
         query = queries.read_query(request.query, session, limits, self._engine.dimension)
         answer = await recall.recall_once(self._engine, namespace, memory, query, context.time_remaining())

@@ -1350,7 +1350,11 @@ type RecallQuery struct {
 	Reinforce *bool `protobuf:"varint,13,opt,name=reinforce,proto3,oneof" json:"reinforce,omitempty"`
 	// Most tokens of ranking and working memory together. 0 for no limit.
 	TokenBudget int32 `protobuf:"varint,14,opt,name=token_budget,json=tokenBudget,proto3" json:"token_budget,omitempty"`
-	// Keep answering as the memory changes (capability SUBSCRIBE).
+	// A standing query (capability SUBSCRIBE): the answer, and then what changes in it as the memory does, until the
+	// query is cancelled or the stream is closed. Each change is `retracted` (if anything left), the recollections that
+	// came in or are of another version (those told before under the id are replaced), and `done`. A burst of commits is
+	// one change, at most one a second. Working memory is left out, nothing is reinforced, `min_revision` is of the first
+	// answer; on a new connection it is asked anew, and answered whole. It counts among the queries in flight.
 	Subscribe bool `protobuf:"varint,15,opt,name=subscribe,proto3" json:"subscribe,omitempty"`
 	// Leave the working memory out of the answer.
 	OmitWorkingMemory bool `protobuf:"varint,16,opt,name=omit_working_memory,json=omitWorkingMemory,proto3" json:"omit_working_memory,omitempty"`
@@ -1800,7 +1804,7 @@ type RecallResponse_Recollections struct {
 }
 
 type RecallResponse_Done struct {
-	// A query's answer is complete; not sent where its last part has said so (`RecallOpen.done_in_recollections`).
+	// A query's answer, or a change of a standing query's, is complete; not sent where its last part has said so (`RecallOpen.done_in_recollections`).
 	Done *RecallDone `protobuf:"bytes,3,opt,name=done,proto3,oneof"`
 }
 
@@ -2299,7 +2303,9 @@ type RecallDone struct {
 	// Seconds each step took: "wait", "embed", "search", "score", "read", "rerank".
 	Timings map[string]float64 `protobuf:"bytes,8,rep,name=timings,proto3" json:"timings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// Tokens of ranking and working memory, when a budget was given.
-	Tokens        int32 `protobuf:"varint,9,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	Tokens int32 `protobuf:"varint,9,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// Of a standing query: the ids of the whole answer, best first. What was told and is not among them was retracted.
+	RankingIds    []string `protobuf:"bytes,10,rep,name=ranking_ids,json=rankingIds,proto3" json:"ranking_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2395,6 +2401,13 @@ func (x *RecallDone) GetTokens() int32 {
 		return x.Tokens
 	}
 	return 0
+}
+
+func (x *RecallDone) GetRankingIds() []string {
+	if x != nil {
+		return x.RankingIds
+	}
+	return nil
 }
 
 // A query failed.
@@ -3264,7 +3277,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\trelevance\x18\x04 \x01(\x01H\x01R\trelevance\x88\x01\x01B\b\n" +
 	"\x06_scoreB\f\n" +
 	"\n" +
-	"_relevance\"\x90\x03\n" +
+	"_relevance\"\xb1\x03\n" +
 	"\n" +
 	"RecallDone\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x1a\n" +
@@ -3278,7 +3291,10 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\vnear_misses\x18\a \x03(\v2\x16.memstream.v1.NearMissR\n" +
 	"nearMisses\x12?\n" +
 	"\atimings\x18\b \x03(\v2%.memstream.v1.RecallDone.TimingsEntryR\atimings\x12\x16\n" +
-	"\x06tokens\x18\t \x01(\x05R\x06tokens\x1a:\n" +
+	"\x06tokens\x18\t \x01(\x05R\x06tokens\x12\x1f\n" +
+	"\vranking_ids\x18\n" +
+	" \x03(\tR\n" +
+	"rankingIds\x1a:\n" +
 	"\fTimingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"U\n" +

@@ -25,10 +25,12 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`principal` is the identity: key:NAME, jwt:SUBJECT or uri:URI. `may` asks the policy as it is now."""
+    """`principal` is the identity: key:NAME, jwt:SUBJECT or uri:URI. `may` asks the policy as it is now, `still`
+    whether the call may go on, by raising where it may not."""
 
     principal: str
     may: Callable[[Verb, str], bool]
+    still: Callable[[], Awaitable[None]]
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("memstream_caller", default=None)
@@ -39,6 +41,14 @@ def may(verb: Verb, namespace: str) -> bool:
     """Whether whoever makes this call may do that there; always where the server asks nobody who they are."""
     caller = CALLER.get()
     return caller is None or caller.may(verb, namespace)
+
+
+async def still() -> None:
+    """Before a message that was not asked for just now, and does not pass the gate. Raises Unauthenticated,
+    PermissionDenied."""
+    caller = CALLER.get()
+    if caller is not None:
+        await caller.still()
 
 
 async def readable(

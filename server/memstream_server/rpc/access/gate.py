@@ -31,7 +31,7 @@ from memstream_server.rpc.access.identities import Identities, Metadata
 from memstream_server.rpc.access.peers import CALLER_HEADER
 from memstream_server.rpc.access.policy import AccessPolicy
 from memstream_server.rpc.access.rules import RULES, VERB_OF_OPERATION, Rule, namespace_at
-from memstream_server.rpc.errors import PermissionDenied
+from memstream_server.rpc.errors import PermissionDenied, Unauthenticated
 
 if TYPE_CHECKING:
     from memstream_server.ports.operations import Operation
@@ -90,7 +90,7 @@ class Visit:
         self._path = path
         self._rule = rule
         self._metadata = metadata
-        self._caller = Caller("", _nothing)
+        self._caller = Caller("", _nothing, _never)
         self._first: Any = None
         self._asked_s = 0.0
 
@@ -134,7 +134,7 @@ class Visit:
         principal = await self._gate.identities.principal(self._metadata, context, self._path)
         if self._caller.principal not in ("", principal):
             raise PermissionDenied("the credentials of the stream are now somebody else's")
-        self._caller = Caller(principal, self._may)
+        self._caller = Caller(principal, self._may, lambda: self.still(context))
         self._asked_s = time.monotonic()
         CALLER.set(self._caller)
 
@@ -221,3 +221,7 @@ class _Admitted:
 
 def _nothing(_verb: Verb, _namespace: str) -> bool:
     return False
+
+
+async def _never() -> None:
+    raise Unauthenticated("nobody has said who calls")

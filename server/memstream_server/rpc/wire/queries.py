@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count
 
 from google.protobuf.message import Message
 
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.core.filters import Filter
 from memstream_server.core.ranking import NearMiss, Part
-from memstream_server.engine.errors import CapabilityMissing
-from memstream_server.engine.requests import Query, RecallAnswer, Recollection
+from memstream_server.engine.requests import Change, Query, RecallAnswer, Recollection
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
@@ -23,9 +23,7 @@ _TOKENS_MAX = 2**31 - 1
 
 
 def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension: int, prefix: str = "query.") -> Query:
-    """A validated query. Raises InvalidField, CapabilityMissing."""
-    if message.subscribe:
-        raise CapabilityMissing("this server has no standing queries", capability="SUBSCRIBE")
+    """A validated query. Raises InvalidField."""
     found = Violations()
     weights = message.weights
     query = Query(
@@ -57,12 +55,19 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
 
 
 def recollections(
-    query_id: str, answer: RecallAnswer, explain: bool, done: pb.RecallDone | None = None
+    query_id: str,
+    answer: RecallAnswer,
+    explain: bool,
+    done: pb.RecallDone | None = None,
+    ranks: Iterable[int] | None = None,
 ) -> Iterator[pb.Recollections]:
-    """The answer's fragments, in one message or in several of about PART_BYTES; at least one. The last has `done`."""
+    """The answer's fragments, in one message or in several of about PART_BYTES; at least one. The last has `done`.
+
+    `ranks` are theirs where they are not the whole answer.
+    """
     part = pb.Recollections(query_id=query_id, working_memory_ids=answer.working_ids)
     size = part.ByteSize()
-    for rank, recollection in enumerate(answer.recollections, 1):
+    for rank, recollection in zip(count(1) if ranks is None else ranks, answer.recollections, strict=False):
         message = _recollection(recollection, rank, answer.formula if explain else "")
         more = message.ByteSize()
         if size + more > PART_BYTES and size:
@@ -81,6 +86,18 @@ def recollections(
     if done is not None:
         part.done.CopyFrom(done)
     yield part
+
+
+def change(query_id: str, change: Change, explain: bool, budgeted: bool, inside: bool) -> Iterator[pb.RecallResponse]:
+    """What is new in a standing query's answer; `inside` says where its end is to be."""
+    if change.retracted:
+        yield pb.RecallResponse(retracted=pb.Retracted(query_id=query_id, fragment_ids=change.retracted))
+    end = done(query_id, change.answer, budgeted)
+    end.ranking_ids.extend(change.ids)
+    for part in recollections(query_id, change.answer, explain, end if inside else None, change.ranks):
+        yield pb.RecallResponse(recollections=part)
+    if not inside:
+        yield pb.RecallResponse(done=end)
 
 
 def done(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.RecallDone:

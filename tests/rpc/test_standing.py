@@ -1,0 +1,152 @@
+"""Standing queries over the wire: the whole answer, then changes, until cancelled or closed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+from memstream.v1 import fragment_pb2 as fragments
+from memstream.v1 import memory_service_pb2, server_service_pb2
+from memstream.v1 import stream_service_pb2 as pb
+from memstream_server.engine import standing
+from tests.rpc.wire import RecallCall, Wire, refused, unpacked, until
+
+pytestmark = pytest.mark.usefixtures("real")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standing, "PAUSE_S", 0.02)
+
+
+async def observe(wire: Wire, *texts: str) -> None:
+    items = [fragments.Observation(content=text) for text in texts]
+    await wire.streams.ObserveBatch(pb.ObserveBatchRequest(namespace="ns", memory="m", observations=items))
+
+
+async def change(call: RecallCall) -> list[Any]:
+    """The messages of the next change, its end included."""
+    told: list[Any] = []
+    while True:
+        message = await call.next()
+        kind = message.WhichOneof("message")
+        told.append(getattr(message, kind))
+        if kind == "done" or (kind == "recollections" and message.recollections.HasField("done")):
+            return told
+
+
+def contents(told: list[Any]) -> list[tuple[int, str]]:
+    parts = [each for each in told if isinstance(each, pb.Recollections)]
+    return [(each.rank, each.fragment.content) for part in parts for each in part.recollections]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+async def test_the_answer_and_then_what_changes(wire: Wire, inside: bool) -> None:
+    await observe(wire, "fact one", "fact two")
+    call = await wire.recall(done_in_recollections=inside)
+    await call.query("q", "fact river", subscribe=True, limit=2, explain=True, weights={"alpha": 0.0})
+    first = await change(call)
+    assert sorted(content for _, content in contents(first)) == ["fact one", "fact two"]
+    assert all(part.recollections[0].explanation.parts for part in first if isinstance(part, pb.Recollections))
+    assert not any(part.working_memory_ids for part in first if isinstance(part, pb.Recollections))
+    await observe(wire, "nothing of it")
+    await observe(wire, "a fact of the river")
+    second = await change(call)
+    end = second[-1].done if inside else second[-1]
+    assert isinstance(second[0], pb.Retracted)
+    assert contents(second) == [(1, "a fact of the river")]
+    was = {each.fragment.id for part in first if isinstance(part, pb.Recollections) for each in part.recollections}
+    (gone,) = second[0].fragment_ids
+    assert gone in was
+    assert set(end.ranking_ids) - was == {second[1].recollections[0].fragment.id}
+    assert {each.query_id for each in [*first, *second]} == {"q"}
+    assert end.revision > 2
+
+
+async def test_other_queries_are_answered_beside_it_and_its_id_is_free_once_cancelled(wire: Wire, real: Any) -> None:
+    await observe(wire, "fact one")
+    call = await wire.recall(done_in_recollections=True)
+    await call.query("q", "fact", subscribe=True)
+    await change(call)
+    await call.query("other", "fact")
+    assert (await change(call))[0].query_id == "other"
+    await call.send(cancel=pb.RecallCancel(query_id="q"))
+    await until(lambda: real.held().watchers == 0)
+    await observe(wire, "fact two")
+    await call.query("q", "fact", limit=1)
+    (last,) = await change(call)
+    assert (last.query_id, len(last.recollections), list(last.done.ranking_ids)) == ("q", 1, [])
+
+
+async def test_its_id_is_taken_and_it_counts_among_those_in_flight(wire: Wire) -> None:
+    call = await wire.recall(done_in_recollections=True)
+    for number in range(4):
+        await call.query(f"q{number}", "fact", subscribe=True)
+        await change(call)
+    await call.query("more", "fact")
+    failed = (await call.next()).failed
+    assert (failed.query_id, unpacked(failed.status).reason) == ("more", "WINDOW_EXCEEDED")
+    await call.query("q0", "fact")
+    assert list((await call.error()).fields) == ["query.query_id"]
+
+
+async def test_closing_ends_it(wire: Wire, real: Any) -> None:
+    call = await wire.recall()
+    await call.query("q", "fact", subscribe=True)
+    await change(call)
+    await call.send(close=pb.RecallClose())
+    assert await call.next() is None
+    assert await call.call.code() is grpc.StatusCode.OK
+    assert real.held().watchers == 0
+
+
+async def test_a_deleted_memory_fails_it_alone(wire: Wire, real: Any) -> None:
+    call = await wire.recall()
+    await call.query("q", "fact", subscribe=True)
+    await change(call)
+    await wire.memories.DeleteMemory(memory_service_pb2.DeleteMemoryRequest(namespace="ns", memory="m"))
+    failed = (await call.next()).failed
+    assert (failed.query_id, unpacked(failed.status).reason) == ("q", "MEMORY_NOT_FOUND")
+    await call.send(close=pb.RecallClose())
+    assert await call.next() is None
+
+
+async def test_a_malformed_one_is_refused_like_any_query(wire: Wire) -> None:
+    call = await wire.recall()
+    await call.query("q", "fact", subscribe=True, limit=0)
+    failed = (await call.next()).failed
+    assert (failed.query_id, unpacked(failed.status).reason) == ("q", "INVALID_FIELD")
+
+
+async def test_a_large_change_comes_in_parts(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memstream_server.rpc.wire.queries.PART_BYTES", 200)
+    call = await wire.recall(done_in_recollections=True)
+    await call.query("q", "fact", subscribe=True)
+    await change(call)
+    await observe(wire, "fact one", "fact two", "fact three")
+    parts = await change(call)
+    assert len(parts) == 3
+    assert [rank for rank, _ in contents(parts)] == [1, 2, 3]
+    assert len(parts[-1].done.ranking_ids) == 3
+
+
+async def test_a_call_of_one_answer_has_no_standing_queries(wire: Wire) -> None:
+    query = pb.RecallQuery(text="fact", subscribe=True)
+    error = await refused(wire.streams.RecallOnce(pb.RecallOnceRequest(namespace="ns", memory="m", query=query)))
+    assert (error.reason, list(error.fields)) == ("INVALID_FIELD", ["query.subscribe"])
+
+
+async def test_it_is_a_capability(wire: Wire) -> None:
+    info = await wire.info.GetServerInfo(server_service_pb2.GetServerInfoRequest())
+    assert server_service_pb2.CAPABILITY_SUBSCRIBE in info.capabilities
+
+
+async def test_a_server_that_goes_away_says_so_and_ends(wire: Wire) -> None:
+    call = await wire.recall()
+    await call.query("q", "fact", subscribe=True)
+    await change(call)
+    wire.drain.begin()
+    assert (await call.next()).HasField("going_away")
+    assert (await call.error()).reason == "SHUTTING_DOWN"
