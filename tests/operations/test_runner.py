@@ -216,6 +216,38 @@ async def test_one_of_which_nobody_knows_whether_it_was_written_is_done_where_it
             await runs.start("t", "ns", "a", "")
 
 
+async def test_one_that_is_written_when_the_lease_is_lost_is_left_to_whoever_claims_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have it by then: both would do it."""
+    gate, number = Gate(), [5]
+    async with runner(tmp_path, gate) as runs:
+        create, ownership = runs._store.create, runs._ownership
+        left = [0, 6]  # the last is taken first: it has a lease again, or has none yet
+
+        async def done(operation: Operation, answer: Answer | None = None) -> None:
+            await create(operation, answer)
+            number[0] = left.pop()
+
+        monkeypatch.setattr(Ownership, "number", property(lambda _: number[0]))
+        monkeypatch.setattr(Ownership, "shared", True)
+        monkeypatch.setattr(ownership, "valid", lambda: bool(number[0]))
+        monkeypatch.setattr(runs._store, "create", done)
+        while left:
+            number[0] = 5
+            started = await runs.start("t", "ns", "a", "")
+            assert started.process == 5
+            assert not runs._live
+        number[0] = 7
+        await runs.resume()
+        await gate.begun(1)
+        rows = await runs._store.page("", "", "", 5)
+        assert [row.process for row in rows] == [7, 7]
+        gate.open.set()
+        for row in rows:
+            assert (await runs.finished(row.id)).state is OperationState.SUCCEEDED
+
+
 async def test_what_is_done_again_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.001)
     tries: list[str] = []

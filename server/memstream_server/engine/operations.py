@@ -221,7 +221,8 @@ class OperationRunner:
         except JournalUnavailable:  # perhaps it is there, and whoever asks again would get it as the answer
             if await _told(self._store.get(operation.id)) is None:
                 raise
-        if operation.process is not None:
+        # Not where the lease went meanwhile: whoever claims it does it, and that may be another process.
+        if operation.process == self._ownership.number and self._ownership.valid():
             self._begin(operation)
 
     async def get(self, id: str) -> Operation:
