@@ -20,7 +20,7 @@ from memstream_server.engine.errors import (
     OperationNotFound,
     OwnedElsewhere,
 )
-from memstream_server.engine.operations import OperationRunner, Progress, Work
+from memstream_server.engine.operations import OperationCancelled, OperationRunner, Progress, Work
 from memstream_server.engine.ownership import LeaseTimes, Ownership
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.journal.records import Answer
@@ -121,6 +121,32 @@ async def test_one_that_waits_is_cancelled_at_once_and_one_at_work_when_it_looks
         assert await runs.cancel(first.id) == ended
         with pytest.raises(OperationNotFound):
             await runs.cancel("01J00000000000000000000000")
+
+
+async def test_one_that_had_begun_and_undoes_is_at_work_once_more_though_it_waits_when_it_is_cancelled(
+    tmp_path: Path,
+) -> None:
+    undone: list[str] = []
+    gate = Gate()
+
+    async def work(operation: Operation, progress: Progress) -> None:
+        try:
+            await progress.still()
+        except OperationCancelled:
+            undone.append(operation.id)
+            raise
+        await gate(operation, progress)
+
+    async with runner(tmp_path, work, undoes=True) as runs:
+        before = Operation("01J00000000000000000000000", "t", "", "", "", state=OperationState.RUNNING, process=0)
+        await runs.start("t", "", "", "")
+        await gate.begun(1)
+        await runs._store.create(before)
+        await runs.resume()
+        assert (await runs.cancel(before.id)).cancel_asked
+        gate.open.set()
+        assert (await runs.finished(before.id)).state is OperationState.CANCELLED
+        assert undone == [before.id]
 
 
 async def test_a_failure_is_a_reason_and_never_an_exceptions_text(tmp_path: Path) -> None:

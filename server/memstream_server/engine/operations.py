@@ -124,6 +124,7 @@ class _Live:
     progress: Progress
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     begun: bool = False
+    """Whether it is its work that hears that it is to end."""
     task: asyncio.Task[None] | None = None
 
 
@@ -269,7 +270,9 @@ class OperationRunner:
 
     # ---- doing it
     def _begin(self, operation: Operation) -> None:
-        live = self._live[operation.id] = _Live(Progress(operation, self._store.save, self._clock))
+        kind, progress = self._kinds.get(operation.type), Progress(operation, self._store.save, self._clock)
+        undoes = kind is not None and kind.undoes and operation.state is OperationState.RUNNING
+        live = self._live[operation.id] = _Live(progress, begun=undoes)
         live.task = asyncio.create_task(self._run(live), name=f"operation {operation.type}")
 
     async def _run(self, live: _Live) -> None:
@@ -279,7 +282,7 @@ class OperationRunner:
             if kind is None:
                 failed = EngineError(f"this server knows no {operation.type!r}; a newer one may have started it")
                 await self._end(live, OperationState.FAILED, self._failure_of(failed))
-            elif operation.cancel_asked and not (kind.undoes and operation.state is OperationState.RUNNING):
+            elif operation.cancel_asked and not live.begun:
                 await self._end(live, OperationState.CANCELLED)
             else:
                 await self._in_turn(live, kind)
