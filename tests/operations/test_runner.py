@@ -123,6 +123,23 @@ async def test_one_that_waits_is_cancelled_at_once_and_one_at_work_when_it_looks
             await runs.cancel("01J00000000000000000000000")
 
 
+async def test_one_that_was_only_just_begun_is_cancelled_too(tmp_path: Path) -> None:
+    gate = Gate()
+    async with runner(tmp_path, gate) as runs:
+        waiting = Operation("01J00000000000000000000000", "t", "ns", "a", "", process=0)
+        await runs._store.create(waiting)
+        ask_cancel = runs._store.ask_cancel
+
+        async def asked(id: str) -> Operation | None:
+            found = await ask_cancel(id)
+            runs._begin(waiting)  # claimed while it was asked, and its task is not at its first step
+            return found
+
+        runs._store.ask_cancel = asked  # type: ignore[method-assign]  # for this one
+        async with asyncio.timeout(5):
+            assert (await runs.cancel(waiting.id)).state is OperationState.CANCELLED
+
+
 async def test_one_that_had_begun_and_undoes_is_at_work_once_more_though_it_waits_when_it_is_cancelled(
     tmp_path: Path,
 ) -> None:

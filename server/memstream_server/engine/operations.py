@@ -247,6 +247,7 @@ class OperationRunner:
         live = self._live.get(id)
         if live is not None:
             live.progress.operation = replace(live.progress.operation, cancel_asked=True)
+            await asyncio.sleep(0)  # a task that is cancelled before its first step never comes to say that it ended
             if not live.begun and live.task is not None:
                 live.task.cancel()
                 await live.ended.wait()
