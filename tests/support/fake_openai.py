@@ -74,8 +74,8 @@ class FakeOpenAI:
         self.refuses: Callable[[str], bool] = lambda text: not text
         """An embeddings request with such an input gets 400."""
         self.vector: Callable[[str], npt.NDArray[np.float32]] = self._vector
-        """Text to the vector it is answered with; by default a fixed one for each text, not of unit length, whatever day
-        heads it: or what ranks where would change with the date of the run."""
+        """Text to the vector it is answered with; by default a fixed one for each text, not of unit length, whatever
+        day heads it: or what ranks where would change with the date of the run."""
         self.complete: Callable[[JSON], str] = lambda body: ""
         """A chat request's body to the answer, once what was given to `say` is used up."""
         self.seen: list[Seen] = []
