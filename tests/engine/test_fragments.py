@@ -299,6 +299,44 @@ async def test_what_is_changed_after_it_was_indexed_is_found_before_the_index_ha
             await until(all_let_go)
 
 
+async def test_what_is_indexed_anew_is_found_until_the_index_has_had_time_to_show_it(tmp_path: Path) -> None:
+    now_s, overlay_s = [0.0], 100.0
+    clock = Clock(monotonic_s=lambda: now_s[0])
+    async with assembled(
+        tmp_path, clock=clock, dense_in_memory_max=0, index_overlay_s=overlay_s, lease_s=600.0
+    ) as parts:
+        await create(parts.engine, kind=MemoryKind.LONG_TERM)
+        id_, *others = await observe(parts.engine, *(f"{animal} at the river" for animal in ("otters", "herons")))
+        await check_index(parts, "joy")
+        async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+
+            async def left() -> list[str]:
+                return [one for one in (id_, *others) if one in actor.working.fresh]
+
+            async def at(part: float, text: str) -> None:
+                now_s[0] = part * overlay_s
+                await observe(parts.engine, text)  # the indexer looks at the time when there is something to do
+                await check_index(parts, "joy")
+
+            assert await left() == [id_, *others]
+            now_s[0] = 0.5 * overlay_s
+            await parts.engine.fragments.update(NAMESPACE, "joy", FragmentChange(id_, content="badgers dig at night"))
+            await check_index(parts, "joy")
+            await at(1.1, "foxes bark")
+
+            async def others_let_go() -> bool:
+                return not set(await left()) & set(others)
+
+            await until(others_let_go)
+            assert await left() == [id_]
+            await at(1.6, "weasels run")
+
+            async def all_let_go() -> bool:
+                return not await left()
+
+            await until(all_let_go)
+
+
 class GatedEmbedder(ScriptedEmbedder):
     """Holds the calls with a text about otters until `gate` is set."""
 

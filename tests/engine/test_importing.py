@@ -9,7 +9,9 @@ import pytest
 
 from memstream_server.engine import operations
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import JournalUnavailable
 from memstream_server.engine.operations import Progress
+from memstream_server.engine.transfer import importing
 from memstream_server.engine.transfer.importing import BATCH, Target
 from memstream_server.engine.transfer.intake import Intake
 from memstream_server.ports.operations import Operation, OperationState
@@ -53,6 +55,36 @@ async def test_an_import_whose_caller_leaves_while_it_is_begun_is_done_all_the_s
         assert ended_.state is OperationState.SUCCEEDED, ended_.error
         assert len(await live(parts.engine)) == 3
         await check(parts.engine, "joy")
+
+        async def gone() -> bool:
+            return not intake.path.exists()
+
+        await until(gone)
+
+
+async def test_an_import_keeps_its_file_while_nobody_knows_whether_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the lease is lost with the database: the operation is gone on with once that is back."""
+    monkeypatch.setattr(importing, "TIDY_RETRY_S", 0.05)
+    async with assembled(tmp_path) as parts:
+        finished, asked = parts.engine.operations.finished, asyncio.Event()
+
+        async def away(id: str) -> Operation:
+            if not asked.is_set():
+                asked.set()
+                raise JournalUnavailable("scripted: away", retry_after_s=0.1)
+            return await finished(id)
+
+        monkeypatch.setattr(parts.engine.operations, "finished", away)
+        release = parts.journal.hold("commit")
+        intake = taken(parts.engine, 3)
+        operation = await begun(parts.engine, intake)
+        await asked.wait()
+        await asyncio.sleep(0.2)
+        assert intake.path.exists()
+        release()
+        assert (await finished(operation.id)).state is OperationState.SUCCEEDED
 
         async def gone() -> bool:
             return not intake.path.exists()

@@ -237,6 +237,52 @@ async def test_what_waits_for_one_model_hides_nothing_that_another_can_do(
         await until(embedded, deadline_s=5)
 
 
+async def test_a_job_behind_those_that_wait_for_a_model_is_set_aside_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "PAGE", 2)
+    monkeypatch.setattr(jobs, "RETRY_S", 0.01)
+    tries, rounds, llm, scorer = 0, 0, ScriptedInsights(), ScriptedScorer()
+    do, whole_round = jobs.Jobs._do, jobs.Jobs._round
+
+    async def counted(self: jobs.Jobs) -> bool:
+        nonlocal rounds
+        rounds += 1
+        return await whole_round(self)
+
+    async def full(self: jobs.Jobs, actor: Actor, job: Job, account: Account) -> None:
+        nonlocal tries
+        if job.type != "rating":
+            return await do(self, actor, job, account)
+        tries += 1
+        raise StorageIsFull("scripted", retry_after_s=0.01)
+
+    monkeypatch.setattr(jobs.Jobs, "_do", full)
+    monkeypatch.setattr(jobs.Jobs, "_round", counted)
+    llm.fail(times=1_000_000)
+    async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer, insights=llm)) as engine:
+        await memory(engine, policy=with_value(DEFAULT, "short_term.enhance_threshold", 1))
+        for topic in ("tea", "trains", "snails", "herons"):
+            await observe(
+                engine, f"Bob likes {topic} more than anything", f"Bob likes {topic} more than anything today"
+            )
+
+        async def waiting() -> bool:
+            return [job.type for job in await engine._journal.jobs(9)].count("insight") >= 4
+
+        await until(waiting)
+        scorer.fail()
+        await observe(engine, "the kingfisher waits")
+
+        first = rounds
+
+        async def often() -> bool:
+            return rounds > first + jobs.JOB_ATTEMPTS_MAX + 1
+
+        await until(often)
+        assert tries == jobs.JOB_ATTEMPTS_MAX
+
+
 async def test_without_a_vector_the_words_still_answer_and_the_vector_comes_later(tmp_path: Path) -> None:
     embedder = ScriptedEmbedder()
     async with open_engine(tmp_path, models=Models(embedder)) as engine:

@@ -85,7 +85,7 @@ def before_statements(journal: SqlJournal, patch: pytest.MonkeyPatch, trip: Call
     """Call `trip` with the values of the writer's statements before each, run by the driver itself or by SQLAlchemy."""
     run, writer = sqlite.run, journal._database.writer
 
-    def tripping(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+    def tripping(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if connection.engine is writer:
             trip(values)
         return run(connection, text, values)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, Text, create_engine, select
+from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import open_journal
-from memstream_server.adapters.journal.bulk import fetch
+from memstream_server.adapters.journal.bulk import Bulk, fetch, returned
+from memstream_server.adapters.journal.sqlite import writer_engine
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.rows import Row
@@ -70,6 +72,14 @@ async def test_scrubbing_leaves_nothing_of_what_was_deleted(opener: Opener, tmp_
     assert [name for name, word in words.items() if word in held] == []
     assert held.count(b"<u") >= len(memories) * turns - len(words)
     await journal.close()
+
+
+def test_what_fails_at_a_later_row_is_an_error_of_the_journal_too(tmp_path: Path) -> None:
+    least = -(1 << 63)
+    engine = writer_engine(tmp_path / "journal.db")
+    with engine.begin() as connection, pytest.raises(DBAPIError, match="overflow"):
+        returned(connection, Bulk("WITH given (n) AS (VALUES ", 1, ") SELECT abs(n) FROM given"), [(1,), (least,)])
+    engine.dispose()
 
 
 def test_columns_are_read_byte_by_byte_as_they_were_written() -> None:

@@ -20,7 +20,7 @@ from memstream_server.engine.errors import (
     OperationNotFound,
     OwnedElsewhere,
 )
-from memstream_server.engine.operations import OperationRunner, Progress, Work
+from memstream_server.engine.operations import OperationCancelled, OperationRunner, Progress, Work
 from memstream_server.engine.ownership import LeaseTimes, Ownership
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.journal.records import Answer
@@ -123,6 +123,49 @@ async def test_one_that_waits_is_cancelled_at_once_and_one_at_work_when_it_looks
             await runs.cancel("01J00000000000000000000000")
 
 
+async def test_one_that_was_only_just_begun_is_cancelled_too(tmp_path: Path) -> None:
+    gate = Gate()
+    async with runner(tmp_path, gate) as runs:
+        waiting = Operation("01J00000000000000000000000", "t", "ns", "a", "", process=0)
+        await runs._store.create(waiting)
+        ask_cancel = runs._store.ask_cancel
+
+        async def asked(id: str) -> Operation | None:
+            found = await ask_cancel(id)
+            runs._begin(waiting)  # claimed while it was asked, and its task is not at its first step
+            return found
+
+        runs._store.ask_cancel = asked  # type: ignore[method-assign]  # for this one
+        async with asyncio.timeout(5):
+            assert (await runs.cancel(waiting.id)).state is OperationState.CANCELLED
+
+
+async def test_one_that_had_begun_and_undoes_is_at_work_once_more_though_it_waits_when_it_is_cancelled(
+    tmp_path: Path,
+) -> None:
+    undone: list[str] = []
+    gate = Gate()
+
+    async def work(operation: Operation, progress: Progress) -> None:
+        try:
+            await progress.still()
+        except OperationCancelled:
+            undone.append(operation.id)
+            raise
+        await gate(operation, progress)
+
+    async with runner(tmp_path, work, undoes=True) as runs:
+        before = Operation("01J00000000000000000000000", "t", "", "", "", state=OperationState.RUNNING, process=0)
+        await runs.start("t", "", "", "")
+        await gate.begun(1)
+        await runs._store.create(before)
+        await runs.resume()
+        assert (await runs.cancel(before.id)).cancel_asked
+        gate.open.set()
+        assert (await runs.finished(before.id)).state is OperationState.CANCELLED
+        assert undone == [before.id]
+
+
 async def test_a_failure_is_a_reason_and_never_an_exceptions_text(tmp_path: Path) -> None:
     async def work(operation: Operation, progress: Progress) -> None:
         if operation.payload == "refused":
@@ -214,6 +257,38 @@ async def test_one_of_which_nobody_knows_whether_it_was_written_is_done_where_it
         monkeypatch.setattr(runs._store, "create", lost)
         with pytest.raises(JournalUnavailable):
             await runs.start("t", "ns", "a", "")
+
+
+async def test_one_that_is_written_when_the_lease_is_lost_is_left_to_whoever_claims_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have it by then: both would do it."""
+    gate, number = Gate(), [5]
+    async with runner(tmp_path, gate) as runs:
+        create, ownership = runs._store.create, runs._ownership
+        left = [0, 6]  # the last is taken first: it has a lease again, or has none yet
+
+        async def done(operation: Operation, answer: Answer | None = None) -> None:
+            await create(operation, answer)
+            number[0] = left.pop()
+
+        monkeypatch.setattr(Ownership, "number", property(lambda _: number[0]))
+        monkeypatch.setattr(Ownership, "shared", True)
+        monkeypatch.setattr(ownership, "valid", lambda: bool(number[0]))
+        monkeypatch.setattr(runs._store, "create", done)
+        while left:
+            number[0] = 5
+            started = await runs.start("t", "ns", "a", "")
+            assert started.process == 5
+            assert not runs._live
+        number[0] = 7
+        await runs.resume()
+        await gate.begun(1)
+        rows = await runs._store.page("", "", "", 5)
+        assert [row.process for row in rows] == [7, 7]
+        gate.open.set()
+        for row in rows:
+            assert (await runs.finished(row.id)).state is OperationState.SUCCEEDED
 
 
 async def test_what_is_done_again_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation
 from memstream_server.observability import Metrics
 from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, Unreadable
 from memstream_server.ports.journal.writing import Access, Accesses
+from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.ports.processes import Owner
 from memstream_server.settings import Settings
 from tests.journal.samples import MODEL, Now, receipt, record, transition
@@ -404,6 +405,41 @@ async def _said(engine: Engine, name: str) -> bool:
     except OwnedElsewhere:
         return False
     return True
+
+
+@pytest.mark.parametrize("write", ["create", "claim", "save"])
+async def test_an_operation_of_which_a_commit_goes_unanswered_is_done(
+    url: str, write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease goes with the session, and with the lease its claim: no operation stays claimed and not done."""
+    async with engine_on(url, Hands(), ScriptedEmbedder(), MemoryIndex()) as engine:
+        await until(lambda: _leads(engine))
+        assert isinstance(engine._journal, SqlJournal)
+        number, database, store = engine.ownership.number, engine._journal._database, engine._dependencies.operations
+        commit, written, cut = database.commit, getattr(store, write), [True]
+        writing: list[bool] = []
+
+        async def armed(*given: Any) -> Any:
+            writing.append(True)
+            return await written(*given)
+
+        def unanswered(connection: Any) -> None:
+            commit(connection)
+            if writing and cut:
+                cut.clear()
+                raise OSError("scripted: the connection is gone")
+
+        monkeypatch.setattr(store, write, armed)
+        monkeypatch.setattr(database, "commit", unanswered)
+        asked = Operation(engine._dependencies.ids.next(), "reindex", "", "", '{"embed": false}')
+        if write == "claim":
+            await store.create(asked)
+        else:
+            asked = await engine.reindexing.start(embed=False)
+        async with asyncio.timeout(30):
+            assert (await engine.operations.finished(asked.id)).state is OperationState.SUCCEEDED
+        assert not cut
+        assert engine.ownership.number != number
 
 
 async def test_the_index_is_written_by_one_engine_and_followed_by_the_others(url: str) -> None:

@@ -258,7 +258,7 @@ class Indexer:
             return
         await self._drain()
         if self._registry.ownership.shared:
-            self._settles(await self._following.look())  # what another process brought in before
+            self._notice(await self._following.look())  # what another process brought in before
         self.degraded = ""
         self._rebuilt = dropped
 
@@ -268,7 +268,7 @@ class Indexer:
         self._full.clear()
         self._waiting = 0
         self._reconciliation = Reconciliation(self._dependencies)  # to be done if this process leads one day
-        self._settles(await self._following.look())
+        self._notice(await self._following.look())
         if (self.degraded or self._rebuilt < dropped) and not await self._dependencies.journal.outbox_size():
             self.degraded = ""
             self._rebuilt = dropped
@@ -376,8 +376,13 @@ class Indexer:
         if flushed:
             self._settling.append((self._now() + self._dependencies.limits.fresh_s, dict(flushed)))
 
+    def _notice(self, there: Mapping[str, Sequence[str]]) -> None:
+        """What every look finds in the index until the overlay lets go of it; its time is counted from the first."""
+        new = {uid: set(ids).difference(self.settling(uid)) for uid, ids in there.items()}
+        self._settles({uid: sorted(ids) for uid, ids in new.items() if ids})
+
     async def _settle(self) -> None:
-        """Flushed long enough ago: the overlay lets go, but of what has changed since and waits to be flushed again."""
+        """Flushed long enough ago: the overlay lets go, but of what has changed since, whose own time is to come."""
         while self._settling and self._settling[0][0] <= self._now():
             flushed = self._settling[0][1]
             for memory in list(flushed):
@@ -386,7 +391,7 @@ class Indexer:
                     again = await self._dependencies.journal.outbox_fragments(memory)
                 ids = flushed.pop(memory)
                 if actor is not None:
-                    actor.working.flushed(set(ids) - again)
+                    actor.working.flushed(set(ids) - again - set(self.settling(memory)))
             self._settling.popleft()
 
     def _now(self) -> float:

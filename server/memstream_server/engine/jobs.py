@@ -119,15 +119,19 @@ class Jobs:
         limit = PAGE + len(self._failures)
         while True:
             jobs = await self._dependencies.journal.jobs(limit)
-            there = {job.id for job in jobs}  # a deleted memory takes its jobs with it
-            self._failures = {id_: failures for id_, failures in self._failures.items() if id_ in there}
-            self._aside = {id_: again_s for id_, again_s in self._aside.items() if id_ in there}
+            if len(jobs) < limit:
+                self._forget_all_but({job.id for job in jobs})
             now_s = asyncio.get_running_loop().time()
             tried = [job for job in jobs if self._aside.get(job.id, now_s) <= now_s and job.type not in away]
             mine = [job for job in tried if tended(job.memory)]
             if mine or len(jobs) < limit:
                 return mine
             limit *= 2
+
+    def _forget_all_but(self, there: Collection[str]) -> None:
+        """A deleted memory takes its jobs with it."""
+        self._failures = {id_: failures for id_, failures in self._failures.items() if id_ in there}
+        self._aside = {id_: again_s for id_, again_s in self._aside.items() if id_ in there}
 
     async def _attempt(self, job: Job) -> bool:
         try:

@@ -124,6 +124,7 @@ class _Live:
     progress: Progress
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     begun: bool = False
+    """Whether it is its work that hears that it is to end."""
     task: asyncio.Task[None] | None = None
 
 
@@ -221,7 +222,8 @@ class OperationRunner:
         except JournalUnavailable:  # perhaps it is there, and whoever asks again would get it as the answer
             if await _told(self._store.get(operation.id)) is None:
                 raise
-        if operation.process is not None:
+        # Not where the lease went meanwhile: whoever claims it does it, and that may be another process.
+        if operation.process == self._ownership.number and self._ownership.valid():
             self._begin(operation)
 
     async def get(self, id: str) -> Operation:
@@ -245,6 +247,7 @@ class OperationRunner:
         live = self._live.get(id)
         if live is not None:
             live.progress.operation = replace(live.progress.operation, cancel_asked=True)
+            await asyncio.sleep(0)  # a task that is cancelled before its first step never comes to say that it ended
             if not live.begun and live.task is not None:
                 live.task.cancel()
                 await live.ended.wait()
@@ -268,7 +271,9 @@ class OperationRunner:
 
     # ---- doing it
     def _begin(self, operation: Operation) -> None:
-        live = self._live[operation.id] = _Live(Progress(operation, self._store.save, self._clock))
+        kind, progress = self._kinds.get(operation.type), Progress(operation, self._store.save, self._clock)
+        undoes = kind is not None and kind.undoes and operation.state is OperationState.RUNNING
+        live = self._live[operation.id] = _Live(progress, begun=undoes)
         live.task = asyncio.create_task(self._run(live), name=f"operation {operation.type}")
 
     async def _run(self, live: _Live) -> None:
@@ -278,7 +283,7 @@ class OperationRunner:
             if kind is None:
                 failed = EngineError(f"this server knows no {operation.type!r}; a newer one may have started it")
                 await self._end(live, OperationState.FAILED, self._failure_of(failed))
-            elif operation.cancel_asked and not (kind.undoes and operation.state is OperationState.RUNNING):
+            elif operation.cancel_asked and not live.begun:
                 await self._end(live, OperationState.CANCELLED)
             else:
                 await self._in_turn(live, kind)

@@ -93,17 +93,17 @@ def _engine(
     return engine
 
 
-def run(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
-    """Execute a statement by the driver itself, for the dozen that a small write takes. Raises DBAPIError.
+def run(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Execute a statement by the driver itself, for the dozen that a small write takes; its rows. Raises DBAPIError.
 
     SQLAlchemy's own way to it (an execution context, a result, their events) is longer than what SQLite does then.
     """
     driver: Any = connection.connection.driver_connection
     try:
-        cursor: sqlite3.Cursor = driver.execute(text, values)
+        rows: list[tuple[Any, ...]] = driver.execute(text, values).fetchall()  # a later row may be what fails
     except sqlite3.Error as error:
         raise cast(DBAPIError, DBAPIError.instance(text, None, error, sqlite3.Error)) from error
-    return cursor
+    return rows
 
 
 def writer_engine(path: Path) -> Engine:

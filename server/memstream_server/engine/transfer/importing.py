@@ -56,6 +56,8 @@ BATCH = 256
 """Fragments, or messages, of one commit."""
 LOOK_S = 0.5
 """How often a wait for a model looks whether it is still wanted."""
+TIDY_RETRY_S = 30.0
+"""Before what could not be tidied is looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,18 +333,26 @@ class Importer:
         task.add_done_callback(self._tidying.discard)
 
     async def _tidied(self, operation: Operation) -> None:
-        try:
-            await self._runner.finished(operation.id)
-            for record in await self._staged_memories():
-                if record.name.startswith(f"{operation.id}."):
-                    await self._delete(record)
-            for name in await self._conversations.names("", f"{operation.id}.", 1_000_000):
-                if name.startswith(f"{operation.id}."):
-                    await self._conversations.discard(name)
-        except (EngineError, JournalError) as error:  # the next start removes it
-            log.warning("import_not_tidied", operation=operation.id, error=str(error))
+        """Once it has ended: while the journal does not say so it may be gone on with."""
+        while True:
+            try:
+                await self._runner.finished(operation.id)
+                await self._left_behind(operation)
+            except (EngineError, JournalError) as error:
+                log.warning("import_not_tidied", operation=operation.id, error=str(error))
+                await asyncio.sleep(TIDY_RETRY_S)
+            else:
+                return
+
+    async def _left_behind(self, operation: Operation) -> None:
         path = self._disk.directory / json.loads(operation.payload)["file"]
         await asyncio.to_thread(path.unlink, missing_ok=True)
+        for record in await self._staged_memories():
+            if record.name.startswith(f"{operation.id}."):
+                await self._delete(record)
+        for name in await self._conversations.names("", f"{operation.id}.", 1_000_000):
+            if name.startswith(f"{operation.id}."):
+                await self._conversations.discard(name)
 
     async def _staged_memories(self) -> list[MemoryRecord]:
         return await self._journal.list_memories("", "", 1_000_000)
