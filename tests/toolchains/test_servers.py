@@ -172,6 +172,25 @@ async def test_every_kind_of_call_reaches_the_owner_through_any_server(fleet: Fl
             await owned.recall_once("anything")
 
 
+async def test_a_standing_query_is_told_through_any_server_and_goes_on_when_the_owner_dies(fleet: Fleet) -> None:
+    servers = await fleet.start(2)
+    async with clients(*servers) as (here, there):
+        owned = await here.create_memory("stand/joy")
+        await owned.observe_batch(["Bob likes tea"])
+        assert fleet.owner("joy") == servers[0].address
+        memory = there.memory("stand/joy")
+        async with memory.recall() as recalls, recalls.subscribe("Bob likes", limit=10) as standing:
+            assert [hit.fragment.content for hit in (await anext(standing)).entered] == ["Bob likes tea"]
+            await owned.observe_batch(["Bob likes rain"])
+            told = await asyncio.wait_for(anext(standing), 60)
+            assert [hit.fragment.content for hit in told.entered] == ["Bob likes rain"]
+            await asyncio.to_thread(servers[0].kill)
+            await memory.observe_batch(["Bob likes otters"])
+            told = await asyncio.wait_for(anext(standing), 60)
+            assert ([hit.fragment.content for hit in told.entered], told.retracted) == (["Bob likes otters"], ())
+            assert fleet.owner("joy") == servers[1].address
+
+
 async def test_a_message_appended_at_one_server_is_seen_by_a_watch_at_another(fleet: Fleet) -> None:
     servers = await fleet.start(2)
     async with clients(*servers) as (here, there):
