@@ -211,6 +211,31 @@ def test_a_program_may_close_its_client_at_its_exit() -> None:
     assert (ended.stdout, ended.stderr) == ("ns/m\nclosed\n", "")
 
 
+def test_a_call_after_the_loop_has_ended_raises() -> None:
+    program = """
+        import atexit
+
+        class Held:
+            def close(self):
+                try:
+                    self.client.close()
+                except Exception as error:
+                    print(type(error).__name__)
+
+            __del__ = close
+
+        held = Held()
+        atexit.register(lambda: held.close())  # before the import: it is run after the loop's own
+        import memstream.sync
+        held.client = memstream.sync.connect("127.0.0.1:1")
+        print(held.client.memory("ns/m").path)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert (ended.stdout, ended.stderr) == ("ns/m\nStreamClosed\nStreamClosed\n", "")
+
+
 async def called(what: Callable[[], None]) -> None:
     what()
 
