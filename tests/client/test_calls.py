@@ -98,6 +98,22 @@ async def chunks(*given: bytes) -> AsyncIterator[bytes]:
         yield chunk
 
 
+@pytest.mark.parametrize(
+    ("broken", "raised"),
+    [(asyncio.InvalidStateError(), asyncio.InvalidStateError), (grpc.RpcError(), memstream.MemstreamError)],
+    ids=["a state", "another service"],
+)
+async def test_a_source_that_fails_ends_the_import(
+    client: memstream.Client, broken: Exception, raised: type[Exception]
+) -> None:
+    async def source() -> AsyncIterator[bytes]:
+        yield b"first\n"
+        raise broken
+
+    with pytest.raises(raised):
+        await asyncio.wait_for(client.import_("ns", source()), 5)
+
+
 def test_only_unary_methods_are_retried() -> None:
     config = _service_config()
     assert '"method": "RecallOnce"' in config
