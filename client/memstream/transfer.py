@@ -17,6 +17,7 @@ from memstream.resource_codec import operation_from_wire
 from memstream.resources import Operation
 from memstream.v1 import memory_service_pb2 as pb
 
+_Import: TypeAlias = grpc.aio.StreamUnaryCall[pb.ImportMemoriesRequest, pb.ImportMemoriesResponse]
 PART_BYTES = 256 << 10
 """Lines of one message, about."""
 
@@ -57,16 +58,24 @@ async def imported(
     call = link.memories.ImportMemories(metadata=link.metadata(where))
     try:
         with translated():
-            # It has ended early: the answer says why, what a write says in that case is grpc's own INTERNAL.
-            with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
-                await call.write(pb.ImportMemoriesRequest(open=opening))
-                async with contextlib.aclosing(whole_lines(source)) as parts:
-                    async for part in parts:
-                        await call.write(pb.ImportMemoriesRequest(lines=part))
-                await call.done_writing()
+            await _taken(call, pb.ImportMemoriesRequest(open=opening))
+            async with contextlib.aclosing(whole_lines(source)) as parts:
+                async for part in parts:
+                    if not await _taken(call, pb.ImportMemoriesRequest(lines=part)):
+                        break
+            await call.done_writing()
             return operation_from_wire((await call).operation)
     finally:
         call.cancel()
+
+
+async def _taken(call: _Import, request: pb.ImportMemoriesRequest) -> bool:
+    """Whether the call goes on. One that has ended early says why in its answer; a write says grpc's own INTERNAL."""
+    try:
+        await call.write(request)
+    except (asyncio.InvalidStateError, grpc.RpcError):
+        return False
+    return True
 
 
 async def whole_lines(source: Source) -> AsyncGenerator[bytes, None]:

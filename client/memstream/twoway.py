@@ -129,10 +129,10 @@ class TwoWayStream(ABC, Generic[Request, Response]):
         self._notify()
 
     async def _abandon(self) -> None:
+        self._fail(StreamClosed("the stream was abandoned"))  # before anything that may be cancelled
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._fail(StreamClosed("the stream was abandoned"))
 
     async def _connection(self, backoff: Backoff) -> None:
         if self._error is not None:

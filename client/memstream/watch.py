@@ -92,11 +92,11 @@ class Watch:
 
     async def aclose(self) -> None:
         """Ends the watch; iterating on raises StreamClosed."""
+        self._ahead.clear()
+        self._end(StreamClosed("the watch is closed"))  # before anything that may be cancelled
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._ahead.clear()
-        self._end(StreamClosed("the watch is closed"))
 
     async def _begin(self) -> None:
         if self._fresh():

@@ -98,6 +98,22 @@ async def chunks(*given: bytes) -> AsyncIterator[bytes]:
         yield chunk
 
 
+@pytest.mark.parametrize(
+    ("broken", "raised"),
+    [(asyncio.InvalidStateError(), asyncio.InvalidStateError), (grpc.RpcError(), memstream.MemstreamError)],
+    ids=["a state", "another service"],
+)
+async def test_a_source_that_fails_ends_the_import(
+    client: memstream.Client, broken: Exception, raised: type[Exception]
+) -> None:
+    async def source() -> AsyncIterator[bytes]:
+        yield b"first\n"
+        raise broken
+
+    with pytest.raises(raised):
+        await asyncio.wait_for(client.import_("ns", source()), 5)
+
+
 def test_only_unary_methods_are_retried() -> None:
     config = _service_config()
     assert '"method": "RecallOnce"' in config
@@ -209,6 +225,31 @@ def test_a_program_may_close_its_client_at_its_exit() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=30
     )
     assert (ended.stdout, ended.stderr) == ("ns/m\nclosed\n", "")
+
+
+def test_a_call_after_the_loop_has_ended_raises() -> None:
+    program = """
+        import atexit
+
+        class Held:
+            def close(self):
+                try:
+                    self.client.close()
+                except Exception as error:
+                    print(type(error).__name__)
+
+            __del__ = close
+
+        held = Held()
+        atexit.register(lambda: held.close())  # before the import: it is run after the loop's own
+        import memstream.sync
+        held.client = memstream.sync.connect("127.0.0.1:1")
+        print(held.client.memory("ns/m").path)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert (ended.stdout, ended.stderr) == ("ns/m\nStreamClosed\nStreamClosed\n", "")
 
 
 async def called(what: Callable[[], None]) -> None:

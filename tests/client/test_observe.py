@@ -212,6 +212,7 @@ async def test_a_flush_survives_a_break(memory: memstream.Memory, server: Script
 
 async def test_what_was_stored_while_disconnected_is_told(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.storing.clear()
+    server.indexing.clear()  # or the server would acknowledge that
     async with memory.observe("p") as stream:
         sent = await stream.send("one")
         await until(lambda: stream.received == 1)

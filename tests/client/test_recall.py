@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Coroutine
+from typing import Any
 
 import grpc
 import numpy as np
@@ -241,6 +243,36 @@ async def test_a_closed_watch_hands_out_nothing_that_it_read_ahead(
     with pytest.raises(memstream.StreamClosed):
         await anext(watch)
     assert watch.cursor == first.cursor
+
+
+async def test_a_watch_whose_closing_is_cancelled_is_closed(
+    client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
+) -> None:
+    await client.create_memory("ns/m")
+    watch = memory.watch("beginning")
+    waiting = asyncio.create_task(anext(watch))
+    await until(lambda: len(server.watched) == 1)
+    await cancelled_at_its_first_wait(watch.aclose())
+    with pytest.raises(memstream.StreamClosed):
+        await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_stream_whose_abandoning_is_cancelled_is_over(memory: memstream.Memory, server: ScriptedServer) -> None:
+    server.answering.clear()
+    recall = await memory.recall().__aenter__()
+    asked = asyncio.create_task(recall.query("slow"))
+    await until(lambda: len(server.queries) == 1)
+    await cancelled_at_its_first_wait(recall.__aexit__(KeyError, KeyError(), None))
+    with pytest.raises(memstream.StreamClosed):
+        await asyncio.wait_for(asked, 5)
+
+
+async def cancelled_at_its_first_wait(work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(work)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_watch_from_a_cursor_that_is_gone(memory: memstream.Memory, server: ScriptedServer) -> None:

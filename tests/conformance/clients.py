@@ -93,7 +93,8 @@ async def _flush(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
                 await ask(what)
             await stream.flush()
         await stream.flush()
-        return "" if stream.stored == step["upto"] else f"stored is {stream.stored}"
+        reached = (stream.stored, (await memory.stats()).unindexed)
+    return "" if reached == (step["upto"], 0) else f"stored, not indexed are {reached}"
 
 
 async def _listed(memory: Memory, step: dict[str, Any]) -> str:

@@ -86,6 +86,25 @@ async def test_a_producer_that_comes_back_is_told_where_indexed_stands(wire: Wir
     await again.ack(lambda ack: ack.indexed == 1)  # nothing is asked for, and `opened` does not say it
 
 
+async def test_what_is_stored_while_a_stream_opens_is_told(wire: Wire, engine: Any, script: Any) -> None:
+    script.storing.clear()
+    script.indexing.clear()  # which would be news as well
+    await (await wire.observe()).batch(1, "a")
+    await until(lambda: script.items)
+    opening = engine.open_observe
+
+    async def open_observe(*named: str) -> Any:
+        session = await opening(*named)
+        script.storing.set()
+        await until(lambda: session.progress().stored == 1)
+        return session
+
+    engine.open_observe = open_observe
+    again = await wire.observe()
+    assert (again.opened.received, again.opened.stored) == (1, 0)
+    await again.ack(lambda ack: ack.stored == 1)  # nothing else happens
+
+
 async def test_flushes_that_wait_are_bounded(wire: Wire, script: Any) -> None:
     """Those of the same number count as one; a client that goes on flushing what is not stored is refused."""
     script.storing.clear()

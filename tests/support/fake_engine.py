@@ -61,6 +61,7 @@ class Script:
 
     receiving: asyncio.Event = field(default_factory=asyncio.Event)
     storing: asyncio.Event = field(default_factory=asyncio.Event)
+    indexing: asyncio.Event = field(default_factory=asyncio.Event)
     recalling: asyncio.Event = field(default_factory=asyncio.Event)
     """Holds queries whose text begins with "wait"."""
     refuse_submits: list[EngineError] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Script:
     items: list[NewObservation | Refusal] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for gate in (self.receiving, self.storing, self.recalling):
+        for gate in (self.receiving, self.storing, self.indexing, self.recalling):
             gate.set()
 
 
@@ -206,7 +207,8 @@ class FakeSession:
         rejected, self._rejected = tuple(self._rejected), []
         outcomes, self._outcomes = tuple(self._outcomes), []
         stored = self._producer.stored
-        return Progress(self._producer.received, stored, stored, self._memory.record.revision, rejected, outcomes)
+        indexed = stored if self._engine.script.indexing.is_set() else 0
+        return Progress(self._producer.received, stored, indexed, self._memory.record.revision, rejected, outcomes)
 
 
 class FakeMemories:

@@ -21,10 +21,14 @@ class LoopThread:
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._ended = False
         atexit.register(self._stop)  # already now: what a program registers later is run before, and may still call
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Starts `work` there."""
+        """Starts `work` there. Raises StreamClosed at the program's end, when nothing would be done with it."""
+        if self._ended:
+            work.close()
+            raise StreamClosed("the program is ending, and with it the blocking SDK's event loop")
         return asyncio.run_coroutine_threadsafe(work, self._running())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -59,6 +63,7 @@ class LoopThread:
 
     def _stop(self) -> None:
         # Before the interpreter takes its modules apart, which a running loop would notice noisily.
+        self._ended = True
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=5)

@@ -1,7 +1,8 @@
 """Receiving: who writes into a memory, in what order, and what of it waits to be stored.
 
 Rule 1. `submit` gives numbers, ids and positions synchronously, so that order is fixed before anything is awaited.
-Rule 2. What the journal has received is handed to the actor (`Actor.store`) in that order, and only then acknowledged.
+Rule 2. What the journal has received is acknowledged, and in the same step handed to the actor (`Actor.store`), in that
+order.
 Rule 3. A small batch whose client waits for *stored* is received by being stored (`Actor.store_at_once`), one commit
 instead of two, where nothing is received that is not stored. A few that come meanwhile wait, and are stored together;
 what is received otherwise waits for them, so that the journal has all in the order of `submit`.

@@ -119,8 +119,7 @@ class ObserveStream:
 
     async def responses(self, requests: AsyncIterator[pb.ObserveRequest]) -> AsyncGenerator[pb.ObserveResponse, None]:
         """Every message of the server, until `closed`, the end of the requests, or an error."""
-        self._hear()
-        self._news = self._indexed > 0  # which `opened` does not say
+        self._hear()  # what `opened` does not say: where indexed stands, and what has moved since
         self._wake.set()
         reader = asyncio.create_task(self._read(requests))
         reader.add_done_callback(lambda _: self._wake.set())
