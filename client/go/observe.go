@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -35,7 +34,7 @@ type ObserveStream struct {
 	options  ObserveOptions
 	end      context.CancelFunc
 	over     chan struct{}
-	turn     sync.Mutex // first come, first numbered
+	turn     chan struct{} // holds whose turn it is to send: first come, first numbered
 
 	signal
 	ledger      *ledger
@@ -59,7 +58,7 @@ func (m *Memory) Observe(ctx context.Context, producer string, options ObserveOp
 	ctx, cancel := context.WithCancel(m.outgoing(ctx))
 	stream := &ObserveStream{
 		memory: m, producer: producer, options: options, end: cancel, over: make(chan struct{}),
-		signal: newSignal(), ledger: newLedger(),
+		turn: make(chan struct{}, 1), signal: newSignal(), ledger: newLedger(),
 	}
 	go stream.run(ctx)
 	stream.Lock()
@@ -108,8 +107,12 @@ func locked[T any](s *ObserveStream, read func() T) T {
 // was not taken. The observation must not be changed afterwards.
 func (s *ObserveStream) Send(ctx context.Context, observation *v1.Observation) (*Sent, error) {
 	size := int64(proto.Size(observation))
-	s.turn.Lock()
-	defer s.turn.Unlock()
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return nil, AsError(ctx.Err())
+	}
 	s.Lock()
 	defer s.Unlock()
 	// Another connection may grant less.
