@@ -32,7 +32,7 @@ type ObserveStream struct {
 	memory   *Memory
 	producer string
 	options  ObserveOptions
-	end      context.CancelFunc
+	end      context.CancelCauseFunc
 	over     chan struct{}
 	turn     chan struct{} // holds whose turn it is to send: first come, first numbered
 
@@ -52,10 +52,10 @@ type ObserveStream struct {
 }
 
 // Observe opens a producer's stream and returns once the server has answered. The name is lasting and one process's
-// at a time: the server remembers its numbers. ctx bounds the stream's whole life; cancelling it abandons the stream,
-// and what was not received then is not there.
+// at a time: the server remembers its numbers. ctx bounds the stream's whole life: its end abandons the stream, which
+// then fails with CANCELLED or DEADLINE_EXCEEDED, and what was not received is not there.
 func (m *Memory) Observe(ctx context.Context, producer string, options ObserveOptions) (*ObserveStream, error) {
-	ctx, cancel := context.WithCancel(m.outgoing(ctx))
+	ctx, cancel := context.WithCancelCause(m.outgoing(ctx))
 	stream := &ObserveStream{
 		memory: m, producer: producer, options: options, end: cancel, over: make(chan struct{}),
 		turn: make(chan struct{}, 1), signal: newSignal(), ledger: newLedger(),
@@ -64,7 +64,7 @@ func (m *Memory) Observe(ctx context.Context, producer string, options ObserveOp
 	stream.Lock()
 	defer stream.Unlock()
 	if err := stream.until(ctx, func() bool { return stream.connections > 0 }); err != nil {
-		cancel()
+		cancel(ErrClosed)
 		return nil, err
 	}
 	return stream, nil
@@ -157,7 +157,7 @@ func (s *ObserveStream) Close(ctx context.Context) error {
 
 // Abandon ends the stream without a word: what was not received is not there.
 func (s *ObserveStream) Abandon() {
-	s.end()
+	s.end(ErrClosed)
 	<-s.over
 }
 
@@ -193,10 +193,10 @@ func (s *ObserveStream) until(ctx context.Context, ready func() bool) error {
 
 func (s *ObserveStream) run(ctx context.Context) {
 	defer close(s.over)
-	defer s.end()
+	defer s.end(ErrClosed)
 	retry := newBackoff(s.memory.client.options.retry)
 	err := persist(ctx, retry, func() error { return s.connection(ctx, retry) })
-	if err == nil || ctx.Err() != nil {
+	if err == nil {
 		err = ErrClosed
 	}
 	s.Lock()

@@ -69,7 +69,7 @@ type question struct {
 type RecallStream struct {
 	memory  *Memory
 	session string
-	end     context.CancelFunc
+	end     context.CancelCauseFunc
 	over    chan struct{}
 
 	signal
@@ -86,9 +86,9 @@ type RecallStream struct {
 }
 
 // Recall opens a stream of queries and returns once the server has answered. The session, if any, is on whose behalf
-// is asked. ctx bounds the stream's whole life.
+// is asked. ctx bounds the stream's whole life, which ends with CANCELLED or DEADLINE_EXCEEDED when it does.
 func (m *Memory) Recall(ctx context.Context, session string) (*RecallStream, error) {
-	ctx, cancel := context.WithCancel(m.outgoing(ctx))
+	ctx, cancel := context.WithCancelCause(m.outgoing(ctx))
 	stream := &RecallStream{
 		memory: m, session: session, end: cancel, over: make(chan struct{}), signal: newSignal(),
 		asked: map[string]*question{}, inFlightMax: inFlightMax,
@@ -97,7 +97,7 @@ func (m *Memory) Recall(ctx context.Context, session string) (*RecallStream, err
 	stream.Lock()
 	defer stream.Unlock()
 	if err := stream.until(ctx, func() bool { return stream.connections > 0 }); err != nil {
-		cancel()
+		cancel(ErrClosed)
 		return nil, err
 	}
 	return stream, nil
@@ -149,7 +149,7 @@ func (s *RecallStream) Close(ctx context.Context) error {
 
 // Abandon ends the stream and gives up what was asked.
 func (s *RecallStream) Abandon() {
-	s.end()
+	s.end(ErrClosed)
 	<-s.over
 }
 
@@ -224,10 +224,10 @@ func (s *RecallStream) until(ctx context.Context, ready func() bool) error {
 
 func (s *RecallStream) run(ctx context.Context) {
 	defer close(s.over)
-	defer s.end()
+	defer s.end(ErrClosed)
 	retry := newBackoff(s.memory.client.options.retry)
 	err := persist(ctx, retry, func() error { return s.connection(ctx, retry) })
-	if err == nil || ctx.Err() != nil {
+	if err == nil {
 		err = ErrClosed
 	}
 	s.Lock()

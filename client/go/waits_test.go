@@ -3,8 +3,11 @@ package memstream
 import (
 	"context"
 	"errors"
+	"net"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
 
 	v1 "memstream.dev/go/memstream/v1"
 )
@@ -56,4 +59,53 @@ func TestASendBehindAnotherHeedsItsContext(t *testing.T) {
 		t.Fatalf("%d was sent, %d is next", sent.Sequence, stream.ExpectedSequence())
 	}
 	stream.Abandon()
+}
+
+// unreachable is a memory of a server that is away.
+func unreachable(t *testing.T) *Memory {
+	t.Helper()
+	refused := func(context.Context, string) (net.Conn, error) { return nil, errors.New("refused") }
+	client, err := Connect("passthrough:///away", WithDialOptions(grpc.WithContextDialer(refused)),
+		WithRetry(Retry{DelayMin: time.Millisecond, DelayMax: time.Millisecond}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() }) //nolint:errcheck // nothing is on it
+	memory, err := client.Memory("ns/m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return memory
+}
+
+func TestAnEndOfTheContextIsToldAsSuch(t *testing.T) {
+	memory := unreachable(t)
+	opened := map[string]func(context.Context) error{
+		"Observe": func(ctx context.Context) error {
+			_, err := memory.Observe(ctx, "p", ObserveOptions{})
+			return err
+		},
+		"Recall": func(ctx context.Context) error {
+			_, err := memory.Recall(ctx, "")
+			return err
+		},
+		"Watch": func(ctx context.Context) error {
+			watch, err := memory.Watch(ctx, &v1.WatchRequest{Cursor: &v1.Cursor{}})
+			if err == nil {
+				_, err = watch.Next()
+			}
+			return err
+		},
+	}
+	for name, open := range opened {
+		t.Run(name, func(t *testing.T) {
+			for range 50 { // who hears of it first is a matter of luck
+				ctx, cancel := context.WithTimeout(context.Background(), 3*time.Millisecond)
+				if err := open(ctx); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("it ended with %v", err)
+				}
+				cancel()
+			}
+		})
+	}
 }
