@@ -109,3 +109,15 @@ func TestAnEndOfTheContextIsToldAsSuch(t *testing.T) {
 		})
 	}
 }
+
+func TestAWatchThatIsClosedHandsOutNothingMore(t *testing.T) {
+	watch, err := unreachable(t).Watch(context.Background(), &v1.WatchRequest{Cursor: &v1.Cursor{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch.ahead = []Happening{{Event: &v1.Event{}}}
+	watch.Close()
+	if _, err := watch.Next(); !errors.Is(err, context.Canceled) {
+		t.Fatalf("it ended with %v", err)
+	}
+}
