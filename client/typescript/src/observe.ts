@@ -6,6 +6,8 @@
  * Rule 2: only `close` tells the server that the producer has finished; what was not received of an abandoned stream is
  * not there.
  */
+import { setTimeout as sleep } from "node:timers/promises";
+
 import { create, toBinary } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 
@@ -288,7 +290,10 @@ export class ObserveStream {
     });
     while (!signal.aborted) {
       const pause = this.pauseUntil - performance.now();
-      if (pause > 0) await new Promise((wake) => setTimeout(wake, pause));
+      if (pause > 0) {
+        await sleep(pause, undefined, { signal }).catch(() => undefined);
+        continue; // a connection that has ended meanwhile takes nothing from the ledger
+      }
       const next = connection.isOpen ? this.due(connection) : undefined;
       if (next) yield next;
       else if (connection.closeSent) return;

@@ -244,3 +244,27 @@ void test("queries beyond what the next server takes wait", async () => {
     await assert.rejects(stream.query("late"), ClosedError);
   });
 });
+
+void test("a connection that is cut during a pause takes nothing from the next one", async () => {
+  const first: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(0n, 10);
+    yield { message: { case: "throttle", value: { retryDelay: { nanos: 200_000_000 } } } };
+    await sleep(50);
+    throw cut();
+  };
+  const second: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(0n, 10);
+    assert.equal((await requests.next()).case, "batch");
+    yield ack(1n);
+    while ((await requests.next()).case !== undefined);
+  };
+  await scripted({ observe: [first, second] }, async (memory) => {
+    const stream = await memory.observe("p");
+    await sleep(20); // the pause is heard
+    const sent = await stream.send("one");
+    assert.equal(await sent.stored, 1n);
+    await stream.abandon();
+  });
+});
