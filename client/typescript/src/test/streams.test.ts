@@ -245,6 +245,32 @@ void test("queries beyond what the next server takes wait", async () => {
   });
 });
 
+void test("a send that waits behind another heeds its signal", async () => {
+  let admit = (): void => undefined;
+  const roomy = new Promise<void>((resolve) => { admit = resolve; });
+  const observing: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(0n, 1);
+    await requests.next();
+    await roomy;
+    yield ack(1n);
+    while ((await requests.next()).case !== undefined);
+  };
+  await scripted({ observe: [observing] }, async (memory) => {
+    const stream = await memory.observe("p");
+    await stream.send("one");
+    const second = stream.send("two");
+    const third = new AbortController();
+    const given = assert.rejects(stream.send("three", third.signal), { code: Code.Canceled });
+    third.abort();
+    await given;
+    admit();
+    assert.equal((await second).sequence, 2n);
+    assert.equal(stream.expectedSequence, 3n);
+    await stream.abandon();
+  });
+});
+
 void test("a connection that is cut during a pause takes nothing from the next one", async () => {
   const first: Observing = async function* (requests) {
     await requests.next();
