@@ -61,8 +61,8 @@ func (m *Memory) Observe(ctx context.Context, producer string, options ObserveOp
 		turn: make(chan struct{}, 1), signal: newSignal(), ledger: newLedger(),
 	}
 	go stream.run(ctx)
-	stream.Lock()
-	defer stream.Unlock()
+	stream.lock()
+	defer stream.unlock()
 	if err := stream.until(ctx, func() bool { return stream.connections > 0 }); err != nil {
 		cancel(ErrClosed)
 		return nil, err
@@ -92,14 +92,14 @@ func (s *ObserveStream) Connections() int { return locked(s, func() int { return
 
 // Rejected are the latest 1,000 observations that were refused, and how many there were in all.
 func (s *ObserveStream) Rejected() ([]*v1.RejectedObservation, int64) {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	return append([]*v1.RejectedObservation(nil), s.ledger.rejected...), s.ledger.rejectedCount
 }
 
 func locked[T any](s *ObserveStream, read func() T) T {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	return read()
 }
 
@@ -113,8 +113,8 @@ func (s *ObserveStream) Send(ctx context.Context, observation *v1.Observation) (
 	case <-ctx.Done():
 		return nil, AsError(ctx.Err())
 	}
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	// Another connection may grant less.
 	ready := func() bool { return s.closing || s.ledger.hasRoom(size) || size > s.ledger.sizeMax() }
 	if err := s.until(ctx, ready); err != nil {
@@ -130,8 +130,8 @@ func (s *ObserveStream) Send(ctx context.Context, observation *v1.Observation) (
 
 // Flush waits until everything sent so far has come to the stream's AckLevel. Refused observations do not fail it.
 func (s *ObserveStream) Flush(ctx context.Context) error {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	target := s.ledger.last
 	reached := func() bool { return s.ledger.position(s.options.AckLevel) >= target }
 	if reached() {
@@ -148,8 +148,8 @@ func (s *ObserveStream) Flush(ctx context.Context) error {
 // afterwards even where it fails.
 func (s *ObserveStream) Close(ctx context.Context) error {
 	defer s.Abandon()
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.closing = true
 	s.notify()
 	return s.until(ctx, func() bool { return s.closed })
@@ -199,8 +199,8 @@ func (s *ObserveStream) run(ctx context.Context) {
 	if err == nil {
 		err = ErrClosed
 	}
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.err = err
 	s.ledger.fail(err)
 	s.notify()
@@ -254,8 +254,8 @@ func (s *ObserveStream) readEnd(call v1.StreamService_ObserveClient, cancel cont
 			break
 		}
 	}
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.closed = true
 	s.notify()
 }
@@ -288,8 +288,8 @@ func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClien
 	if response.GetOpened() == nil {
 		return nil, protocolViolation(response.GetMessage())
 	}
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	if err := s.ledger.opened(response.GetOpened()); err != nil {
 		return nil, err
 	}
@@ -303,8 +303,8 @@ func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClien
 func (s *ObserveStream) take(
 	response *v1.ObserveResponse, cancel context.CancelFunc,
 ) (progress, finished bool, err error) {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	switch message := response.GetMessage().(type) {
 	case *v1.ObserveResponse_Ack:
 		if s.repeatsFlush > 0 && message.Ack.GetFlushed() >= s.repeatsFlush {
@@ -351,16 +351,16 @@ func (s *ObserveStream) write(ctx context.Context, call v1.StreamService_Observe
 
 // nextRequest waits for the next thing to say.
 func (s *ObserveStream) nextRequest(ctx context.Context) (*v1.ObserveRequest, error) {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	for {
 		if pause := time.Until(s.pauseUntil); pause > 0 {
-			s.Unlock()
+			s.unlock()
 			select {
 			case <-time.After(pause):
 			case <-ctx.Done():
 			}
-			s.Lock()
+			s.lock()
 		}
 		if request := s.due(); request != nil {
 			return request, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -119,5 +120,14 @@ func TestAWatchThatIsClosedHandsOutNothingMore(t *testing.T) {
 	watch.Close()
 	if _, err := watch.Next(); !errors.Is(err, context.Canceled) {
 		t.Fatalf("it ended with %v", err)
+	}
+}
+
+// A lock of the package's own would otherwise be part of its API.
+func TestStreamsDoNotLendTheirLocks(t *testing.T) {
+	for _, stream := range []any{&ObserveStream{}, &RecallStream{}} {
+		if _, lent := stream.(sync.Locker); lent {
+			t.Errorf("%T can be locked by whoever has it", stream)
+		}
 	}
 }
