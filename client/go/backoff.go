@@ -80,12 +80,15 @@ func (b *backoff) delay(err error) (time.Duration, bool) {
 }
 
 // persist runs attempt, one connection of a stream, again after each break until it returns nil, ctx ends, or the
-// break is final.
+// break is final. Fails with the last break, or with what ended ctx.
 func persist(ctx context.Context, b *backoff, attempt func() error) error {
 	for {
 		err := AsError(attempt())
-		if err == nil || ctx.Err() != nil {
-			return err
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ended(ctx)
 		}
 		wait, again := b.delay(err)
 		if !again {
@@ -94,7 +97,15 @@ func persist(ctx context.Context, b *backoff, attempt func() error) error {
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
-			return err
+			return ended(ctx)
 		}
 	}
+}
+
+// ended is what a stream fails with whose ctx is over: ErrClosed where it was closed or abandoned.
+func ended(ctx context.Context) error {
+	if errors.Is(context.Cause(ctx), ErrClosed) {
+		return ErrClosed
+	}
+	return AsError(ctx.Err())
 }

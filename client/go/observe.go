@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -33,9 +32,9 @@ type ObserveStream struct {
 	memory   *Memory
 	producer string
 	options  ObserveOptions
-	end      context.CancelFunc
+	end      context.CancelCauseFunc
 	over     chan struct{}
-	turn     sync.Mutex // first come, first numbered
+	turn     chan struct{} // holds whose turn it is to send: first come, first numbered
 
 	signal
 	ledger      *ledger
@@ -53,19 +52,19 @@ type ObserveStream struct {
 }
 
 // Observe opens a producer's stream and returns once the server has answered. The name is lasting and one process's
-// at a time: the server remembers its numbers. ctx bounds the stream's whole life; cancelling it abandons the stream,
-// and what was not received then is not there.
+// at a time: the server remembers its numbers. ctx bounds the stream's whole life: its end abandons the stream, which
+// then fails with CANCELLED or DEADLINE_EXCEEDED, and what was not received is not there.
 func (m *Memory) Observe(ctx context.Context, producer string, options ObserveOptions) (*ObserveStream, error) {
-	ctx, cancel := context.WithCancel(m.outgoing(ctx))
+	ctx, cancel := context.WithCancelCause(m.outgoing(ctx))
 	stream := &ObserveStream{
 		memory: m, producer: producer, options: options, end: cancel, over: make(chan struct{}),
-		signal: newSignal(), ledger: newLedger(),
+		turn: make(chan struct{}, 1), signal: newSignal(), ledger: newLedger(),
 	}
 	go stream.run(ctx)
-	stream.Lock()
-	defer stream.Unlock()
+	stream.lock()
+	defer stream.unlock()
 	if err := stream.until(ctx, func() bool { return stream.connections > 0 }); err != nil {
-		cancel()
+		cancel(ErrClosed)
 		return nil, err
 	}
 	return stream, nil
@@ -93,14 +92,14 @@ func (s *ObserveStream) Connections() int { return locked(s, func() int { return
 
 // Rejected are the latest 1,000 observations that were refused, and how many there were in all.
 func (s *ObserveStream) Rejected() ([]*v1.RejectedObservation, int64) {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	return append([]*v1.RejectedObservation(nil), s.ledger.rejected...), s.ledger.rejectedCount
 }
 
 func locked[T any](s *ObserveStream, read func() T) T {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	return read()
 }
 
@@ -108,10 +107,14 @@ func locked[T any](s *ObserveStream, read func() T) T {
 // was not taken. The observation must not be changed afterwards.
 func (s *ObserveStream) Send(ctx context.Context, observation *v1.Observation) (*Sent, error) {
 	size := int64(proto.Size(observation))
-	s.turn.Lock()
-	defer s.turn.Unlock()
-	s.Lock()
-	defer s.Unlock()
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return nil, AsError(ctx.Err())
+	}
+	s.lock()
+	defer s.unlock()
 	// Another connection may grant less.
 	ready := func() bool { return s.closing || s.ledger.hasRoom(size) || size > s.ledger.sizeMax() }
 	if err := s.until(ctx, ready); err != nil {
@@ -127,8 +130,8 @@ func (s *ObserveStream) Send(ctx context.Context, observation *v1.Observation) (
 
 // Flush waits until everything sent so far has come to the stream's AckLevel. Refused observations do not fail it.
 func (s *ObserveStream) Flush(ctx context.Context) error {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	target := s.ledger.last
 	reached := func() bool { return s.ledger.position(s.options.AckLevel) >= target }
 	if reached() {
@@ -145,8 +148,8 @@ func (s *ObserveStream) Flush(ctx context.Context) error {
 // afterwards even where it fails.
 func (s *ObserveStream) Close(ctx context.Context) error {
 	defer s.Abandon()
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.closing = true
 	s.notify()
 	return s.until(ctx, func() bool { return s.closed })
@@ -154,7 +157,7 @@ func (s *ObserveStream) Close(ctx context.Context) error {
 
 // Abandon ends the stream without a word: what was not received is not there.
 func (s *ObserveStream) Abandon() {
-	s.end()
+	s.end(ErrClosed)
 	<-s.over
 }
 
@@ -190,14 +193,14 @@ func (s *ObserveStream) until(ctx context.Context, ready func() bool) error {
 
 func (s *ObserveStream) run(ctx context.Context) {
 	defer close(s.over)
-	defer s.end()
+	defer s.end(ErrClosed)
 	retry := newBackoff(s.memory.client.options.retry)
 	err := persist(ctx, retry, func() error { return s.connection(ctx, retry) })
-	if err == nil || ctx.Err() != nil {
+	if err == nil {
 		err = ErrClosed
 	}
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.err = err
 	s.ledger.fail(err)
 	s.notify()
@@ -251,8 +254,8 @@ func (s *ObserveStream) readEnd(call v1.StreamService_ObserveClient, cancel cont
 			break
 		}
 	}
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.closed = true
 	s.notify()
 }
@@ -285,8 +288,8 @@ func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClien
 	if response.GetOpened() == nil {
 		return nil, protocolViolation(response.GetMessage())
 	}
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	if err := s.ledger.opened(response.GetOpened()); err != nil {
 		return nil, err
 	}
@@ -300,8 +303,8 @@ func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClien
 func (s *ObserveStream) take(
 	response *v1.ObserveResponse, cancel context.CancelFunc,
 ) (progress, finished bool, err error) {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	switch message := response.GetMessage().(type) {
 	case *v1.ObserveResponse_Ack:
 		if s.repeatsFlush > 0 && message.Ack.GetFlushed() >= s.repeatsFlush {
@@ -348,16 +351,16 @@ func (s *ObserveStream) write(ctx context.Context, call v1.StreamService_Observe
 
 // nextRequest waits for the next thing to say.
 func (s *ObserveStream) nextRequest(ctx context.Context) (*v1.ObserveRequest, error) {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	for {
 		if pause := time.Until(s.pauseUntil); pause > 0 {
-			s.Unlock()
+			s.unlock()
 			select {
 			case <-time.After(pause):
 			case <-ctx.Done():
 			}
-			s.Lock()
+			s.lock()
 		}
 		if request := s.due(); request != nil {
 			return request, nil

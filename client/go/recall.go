@@ -69,7 +69,7 @@ type question struct {
 type RecallStream struct {
 	memory  *Memory
 	session string
-	end     context.CancelFunc
+	end     context.CancelCauseFunc
 	over    chan struct{}
 
 	signal
@@ -86,18 +86,18 @@ type RecallStream struct {
 }
 
 // Recall opens a stream of queries and returns once the server has answered. The session, if any, is on whose behalf
-// is asked. ctx bounds the stream's whole life.
+// is asked. ctx bounds the stream's whole life, which ends with CANCELLED or DEADLINE_EXCEEDED when it does.
 func (m *Memory) Recall(ctx context.Context, session string) (*RecallStream, error) {
-	ctx, cancel := context.WithCancel(m.outgoing(ctx))
+	ctx, cancel := context.WithCancelCause(m.outgoing(ctx))
 	stream := &RecallStream{
 		memory: m, session: session, end: cancel, over: make(chan struct{}), signal: newSignal(),
 		asked: map[string]*question{}, inFlightMax: inFlightMax,
 	}
 	go stream.run(ctx)
-	stream.Lock()
-	defer stream.Unlock()
+	stream.lock()
+	defer stream.unlock()
 	if err := stream.until(ctx, func() bool { return stream.connections > 0 }); err != nil {
-		cancel()
+		cancel(ErrClosed)
 		return nil, err
 	}
 	return stream, nil
@@ -126,16 +126,16 @@ func (s *RecallStream) Query(ctx context.Context, query *v1.RecallQuery) (*Answe
 
 // Connections counts those that were opened.
 func (s *RecallStream) Connections() int {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	return s.connections
 }
 
 // Close waits until the queries in flight are answered, and ends the stream.
 func (s *RecallStream) Close(ctx context.Context) error {
 	defer s.Abandon()
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.closing = true
 	if err := s.until(ctx, func() bool { return len(s.asked) == 0 }); err != nil {
 		return err
@@ -149,13 +149,13 @@ func (s *RecallStream) Close(ctx context.Context) error {
 
 // Abandon ends the stream and gives up what was asked.
 func (s *RecallStream) Abandon() {
-	s.end()
+	s.end(ErrClosed)
 	<-s.over
 }
 
 func (s *RecallStream) ask(ctx context.Context, asked *question) error {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	if err := s.until(ctx, func() bool { return s.closing || len(s.asked) < s.inFlightMax }); err != nil {
 		return err
 	}
@@ -170,8 +170,8 @@ func (s *RecallStream) ask(ctx context.Context, asked *question) error {
 }
 
 func (s *RecallStream) giveUp(asked *question) {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	id := asked.query.GetQueryId()
 	if s.asked[id] == nil {
 		return
@@ -224,14 +224,14 @@ func (s *RecallStream) until(ctx context.Context, ready func() bool) error {
 
 func (s *RecallStream) run(ctx context.Context) {
 	defer close(s.over)
-	defer s.end()
+	defer s.end(ErrClosed)
 	retry := newBackoff(s.memory.client.options.retry)
 	err := persist(ctx, retry, func() error { return s.connection(ctx, retry) })
-	if err == nil || ctx.Err() != nil {
+	if err == nil {
 		err = ErrClosed
 	}
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.err = err
 	for id, asked := range s.asked {
 		delete(s.asked, id)
@@ -248,8 +248,8 @@ func (s *RecallStream) connection(ctx context.Context, retry *backoff) error {
 	defer func() {
 		cancel()
 		<-writing
-		s.Lock()
-		defer s.Unlock()
+		s.lock()
+		defer s.unlock()
 		s.connected = false
 		s.notify()
 	}()
@@ -266,8 +266,8 @@ func (s *RecallStream) connection(ctx context.Context, retry *backoff) error {
 	for {
 		response, err := call.Recv()
 		if errors.Is(err, io.EOF) {
-			s.Lock()
-			defer s.Unlock()
+			s.lock()
+			defer s.unlock()
 			if s.closing && len(s.asked) == 0 {
 				return nil
 			}
@@ -307,8 +307,8 @@ func (s *RecallStream) open(ctx context.Context) (v1.StreamService_RecallClient,
 	if response.GetOpened() == nil {
 		return nil, protocolViolation(response.GetMessage())
 	}
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	s.inFlightMax = cmp.Or(int(response.GetOpened().GetLimits().GetQueriesInFlightMax()), inFlightMax)
 	s.draining, s.connected, s.outbox = false, true, nil
 	s.connections++
@@ -324,8 +324,8 @@ func (s *RecallStream) open(ctx context.Context) (v1.StreamService_RecallClient,
 
 // take takes one message; whether it answered a query. It fails with SHUTTING_DOWN when it is time to reconnect.
 func (s *RecallStream) take(response *v1.RecallResponse, cancel context.CancelFunc) (answered bool, err error) {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	switch message := response.GetMessage().(type) {
 	case *v1.RecallResponse_Recollections:
 		if asked := s.asked[message.Recollections.GetQueryId()]; asked != nil {
@@ -382,8 +382,8 @@ func (s *RecallStream) write(ctx context.Context, call v1.StreamService_RecallCl
 }
 
 func (s *RecallStream) nextRequest(ctx context.Context) (*v1.RecallRequest, error) {
-	s.Lock()
-	defer s.Unlock()
+	s.lock()
+	defer s.unlock()
 	for len(s.outbox) == 0 {
 		if err := s.wait(ctx); err != nil {
 			return nil, err

@@ -7,11 +7,15 @@ import (
 
 // signal is a lock whose holders can wait for a change of what it guards.
 type signal struct {
-	sync.Mutex
+	mu      sync.Mutex
 	changed chan struct{}
 }
 
 func newSignal() signal { return signal{changed: make(chan struct{})} }
+
+func (s *signal) lock() { s.mu.Lock() }
+
+func (s *signal) unlock() { s.mu.Unlock() }
 
 // notify wakes whoever waits; called with the lock held.
 func (s *signal) notify() {
@@ -22,8 +26,8 @@ func (s *signal) notify() {
 // wait lets go of the lock until the next change, and holds it again when it returns.
 func (s *signal) wait(ctx context.Context) error {
 	changed := s.changed
-	s.Unlock()
-	defer s.Lock()
+	s.unlock()
+	defer s.lock()
 	select {
 	case <-changed:
 		return nil

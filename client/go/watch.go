@@ -77,8 +77,11 @@ func (m *Memory) cursor(ctx context.Context) (*v1.Cursor, error) {
 }
 
 // Next waits for the next event. It fails with CURSOR_COMPACTED, CURSOR_VOID or MEMORY_NOT_FOUND where there is no
-// going on, and with CANCELLED when the watch's context ends or it is closed.
+// going on, with CANCELLED when the watch is closed, and with CANCELLED or DEADLINE_EXCEEDED when its context ends.
 func (w *Watch) Next() (Happening, error) {
+	if w.ctx.Err() != nil {
+		return Happening{}, ended(w.ctx)
+	}
 	for len(w.ahead) == 0 {
 		if err := persist(w.ctx, w.retry, w.read); err != nil {
 			return Happening{}, err

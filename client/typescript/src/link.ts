@@ -128,11 +128,11 @@ function unary(timeoutMs: number): Interceptor {
       if (!request.header.has(ROUTING_KEY)) request.header.set(ROUTING_KEY, `${namespace}/${memory}`);
     }
     const asked = withRequestId(request);
-    if (request.header.has("grpc-timeout")) return repeated(() => next(asked));
+    if (request.header.has("grpc-timeout")) return repeated(() => next(asked), request.signal);
     request.header.set("grpc-timeout", `${timeoutMs}m`);
     const late = AbortSignal.timeout(timeoutMs);
     const limited = { ...asked, signal: AbortSignal.any([request.signal, late]) };
-    return repeated(() => next(limited)).catch((thrown: unknown) => {
+    return repeated(() => next(limited), limited.signal).catch((thrown: unknown) => {
       throw late.aborted && !request.signal.aborted ? aborted(late) : asError(thrown);
     });
   };
@@ -148,7 +148,7 @@ function withRequestId<I extends DescMessage, O extends DescMessage>(request: Un
 }
 
 /** Tries again while the server is unavailable: every unary call is safe to repeat. */
-async function repeated<T>(attempt: () => Promise<T>): Promise<T> {
+async function repeated<T>(attempt: () => Promise<T>, signal: AbortSignal): Promise<T> {
   for (let tries = 1; ; tries += 1) {
     try {
       return await attempt();
@@ -156,7 +156,8 @@ async function repeated<T>(attempt: () => Promise<T>): Promise<T> {
       const error = asError(thrown);
       if (error.code !== Code.Unavailable || tries === ATTEMPTS) throw error;
       const ceiling = Math.min(2_000, 100 * 2 ** (tries - 1));
-      await sleep(Math.max(error.retryAfterMs ?? 0, ceiling * Math.random()));
+      const wait = Math.max(error.retryAfterMs ?? 0, ceiling * Math.random());
+      await sleep(wait, undefined, { signal }).catch(() => { throw aborted(signal); });
     }
   }
 }

@@ -6,6 +6,8 @@
  * Rule 2: only `close` tells the server that the producer has finished; what was not received of an abandoned stream is
  * not there.
  */
+import { setTimeout as sleep } from "node:timers/promises";
+
 import { create, toBinary } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 
@@ -55,7 +57,7 @@ export class ObserveStream {
   private readonly changes = new Changes();
   private readonly end = new AbortController();
   private readonly over: Promise<void>;
-  private turn: Promise<unknown> = Promise.resolve();
+  private turn: Promise<void> = Promise.resolve();
   private waitingTurns = 0;
   private error: MemstreamError | undefined;
   private closing = false;
@@ -170,18 +172,24 @@ export class ObserveStream {
   /** Waits for room: first come, first numbered. */
   private async taken(observation: Observation, size: number, signal?: AbortSignal): Promise<Sent> {
     let sent: Sent | undefined;
-    const before = this.turn;
+    let leave!: () => void;
+    const left = new Promise<void>((resolve) => { leave = resolve; });
+    const mine = new Changes();
+    void this.turn.then(() => { mine.notify(); });
+    this.turn = this.turn.then(() => left); // who gives up lets nobody pass those before
     this.waitingTurns += 1;
-    this.turn = before
-      .catch(() => undefined) // is told to whom it belongs
-      .then(() => this.until(() => {
+    try {
+      await mine.next(signal);
+      await this.until(() => {
         // Another connection may grant less.
         if (!this.ledger.hasRoom(size) && size <= this.ledger.sizeMax) return false;
         sent = this.take(observation, size);
         return true;
-      }, signal))
-      .finally(() => { this.waitingTurns -= 1; });
-    await this.turn;
+      }, signal);
+    } finally {
+      this.waitingTurns -= 1;
+      leave();
+    }
     if (sent === undefined) throw new ClosedError();
     return sent;
   }
@@ -288,7 +296,10 @@ export class ObserveStream {
     });
     while (!signal.aborted) {
       const pause = this.pauseUntil - performance.now();
-      if (pause > 0) await new Promise((wake) => setTimeout(wake, pause));
+      if (pause > 0) {
+        await sleep(pause, undefined, { signal }).catch(() => undefined);
+        continue; // a connection that has ended meanwhile takes nothing from the ledger
+      }
       const next = connection.isOpen ? this.due(connection) : undefined;
       if (next) yield next;
       else if (connection.closeSent) return;

@@ -52,7 +52,6 @@ export class Watch implements AsyncIterable<Happening> {
   async *[Symbol.asyncIterator](): AsyncGenerator<Happening, void, undefined> {
     const signals = this.options.signal ? [this.end.signal, this.options.signal] : [this.end.signal];
     const signal = AbortSignal.any(signals);
-    this.cursor = await this.first();
     const backoff = new Backoff(this.link.retry);
     let hangUp = new AbortController();
     let reading: AsyncIterator<WatchResponse> | undefined;
@@ -74,12 +73,15 @@ export class Watch implements AsyncIterable<Happening> {
       }
     };
     try {
-      for (;;) {
-        for (let next = this.ahead.shift(); next; next = this.ahead.shift()) {
-          this.cursor = next.event.cursor;
-          yield next;
+      this.cursor = await this.first(signal);
+      while (!signal.aborted) {
+        const next = this.ahead.shift();
+        if (next === undefined) {
+          await persist(read, backoff, signal);
+          continue;
         }
-        await persist(read, backoff, signal);
+        this.cursor = next.event.cursor;
+        yield next;
       }
     } catch (thrown) {
       if (!signal.aborted) throw asError(thrown);
@@ -98,11 +100,11 @@ export class Watch implements AsyncIterable<Happening> {
   }
 
   /** Asked for once and by name: a server's "now" would move when a connection is made anew. */
-  private async first(): Promise<Cursor> {
+  private async first(signal: AbortSignal): Promise<Cursor> {
     const from = this.options.from ?? "now";
     if (typeof from !== "string") return from;
     const { namespace, name } = this.memory;
-    const { memory } = await this.link.memories.getMemory({ namespace, memory: name });
+    const { memory } = await this.link.memories.getMemory({ namespace, memory: name }, { signal });
     return create(CursorSchema, {
       memoryUid: memory?.uid ?? "",
       revision: from === "beginning" ? 0n : (memory?.revision ?? 0n),

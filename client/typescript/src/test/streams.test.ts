@@ -2,24 +2,31 @@
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import { createServer } from "node:http2";
+import { createServer as createSilent } from "node:net";
+import type { Socket } from "node:net";
 import { test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 
+import { create } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { Code, ConnectError } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 
+import { CursorSchema } from "../gen/memstream/v1/event_pb.js";
+import { RetryInfoSchema } from "../gen/google/rpc/error_details_pb.js";
 import { StreamService } from "../gen/memstream/v1/stream_service_pb.js";
 import type {
   ObserveRequest,
   ObserveResponseSchema,
   RecallRequest,
   RecallResponseSchema,
+  WatchResponseSchema,
 } from "../gen/memstream/v1/stream_service_pb.js";
 import { AckLevel, ClosedError, connect, MemstreamError } from "../index.js";
 import type { Memory } from "../index.js";
 
 type Observing = (requests: Reader<ObserveRequest>) => AsyncGenerator<MessageInitShape<typeof ObserveResponseSchema>>;
+type Watching = () => AsyncGenerator<MessageInitShape<typeof WatchResponseSchema>>;
 type Recalling = (requests: Reader<RecallRequest>) => AsyncGenerator<MessageInitShape<typeof RecallResponseSchema>>;
 
 const LIMIT_MS = 10_000;
@@ -41,10 +48,11 @@ class Reader<T extends ObserveRequest | RecallRequest> {
 
 /** A memory of a server whose connections do what is said, one after the other. */
 async function scripted(
-  script: { observe?: Observing[]; recall?: Recalling[] },
+  script: { observe?: Observing[]; recall?: Recalling[]; recallOnce?: () => never; watch?: Watching; timeoutMs?: number },
   act: (memory: Memory) => Promise<void>,
 ): Promise<void> {
-  const { observe = [], recall = [] } = script;
+  const away = (): never => { throw cut(); };
+  const { observe = [], recall = [], recallOnce = away, watch = away, timeoutMs = LIMIT_MS } = script;
   const next = <T>(connections: T[]): T => {
     const connection = connections.shift();
     if (connection === undefined) throw cut();
@@ -55,6 +63,8 @@ async function scripted(
       routes: (router) => router.service(StreamService, {
         observe: (requests) => next(observe)(new Reader(requests)),
         recall: (requests) => next(recall)(new Reader(requests)),
+        recallOnce,
+        watch,
       }),
     }),
   );
@@ -62,7 +72,10 @@ async function scripted(
   await once(server, "listening");
   const address = server.address();
   assert(address !== null && typeof address === "object");
-  const client = connect(`127.0.0.1:${address.port}`, { retry: { laterMs: 1_000, delayMinMs: 1, delayMaxMs: 10 } });
+  const client = connect(`127.0.0.1:${address.port}`, {
+    timeoutMs,
+    retry: { laterMs: 1_000, delayMinMs: 1, delayMaxMs: 10 },
+  });
   const late = sleep(LIMIT_MS, undefined, { ref: false }).then(() => { throw new Error("it does not end"); });
   try {
     await Promise.race([act(client.memory("ns/m")), late]);
@@ -242,5 +255,98 @@ void test("queries beyond what the next server takes wait", async () => {
     assert.deepEqual(heard.slice(4), ["0", "1", "3"]); // and no word of what was not asked for there
     await stream.abandon();
     await assert.rejects(stream.query("late"), ClosedError);
+  });
+});
+
+void test("a send that waits behind another heeds its signal", async () => {
+  let admit = (): void => undefined;
+  const roomy = new Promise<void>((resolve) => { admit = resolve; });
+  const observing: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(0n, 1);
+    await requests.next();
+    await roomy;
+    yield ack(1n);
+    while ((await requests.next()).case !== undefined);
+  };
+  await scripted({ observe: [observing] }, async (memory) => {
+    const stream = await memory.observe("p");
+    await stream.send("one");
+    const second = stream.send("two");
+    const third = new AbortController();
+    const given = assert.rejects(stream.send("three", third.signal), { code: Code.Canceled });
+    third.abort();
+    await given;
+    admit();
+    assert.equal((await second).sequence, 2n);
+    assert.equal(stream.expectedSequence, 3n);
+    await stream.abandon();
+  });
+});
+
+void test("a connection that is cut during a pause takes nothing from the next one", async () => {
+  const first: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(0n, 10);
+    yield { message: { case: "throttle", value: { retryDelay: { nanos: 200_000_000 } } } };
+    await sleep(50);
+    throw cut();
+  };
+  const second: Observing = async function* (requests) {
+    await requests.next();
+    yield opened(0n, 10);
+    assert.equal((await requests.next()).case, "batch");
+    yield ack(1n);
+    while ((await requests.next()).case !== undefined);
+  };
+  await scripted({ observe: [first, second] }, async (memory) => {
+    const stream = await memory.observe("p");
+    await sleep(20); // the pause is heard
+    const sent = await stream.send("one");
+    assert.equal(await sent.stored, 1n);
+    await stream.abandon();
+  });
+});
+
+void test("a call that waits for its repeat heeds its time limit", async () => {
+  const recallOnce = (): never => {
+    const details = [{ desc: RetryInfoSchema, value: { retryDelay: { seconds: 60n } } }];
+    throw new ConnectError("away", Code.Unavailable, undefined, details);
+  };
+  await scripted({ recallOnce, timeoutMs: 50 }, async (memory) => {
+    await assert.rejects(memory.recallOnce("?"), { code: Code.DeadlineExceeded });
+  });
+});
+
+void test("a watch that is aborted while it asks where to begin ends", async () => {
+  const held: Socket[] = [];
+  const silent = createSilent((socket) => held.push(socket));
+  silent.listen(0, "127.0.0.1");
+  await once(silent, "listening");
+  const address = silent.address();
+  assert(address !== null && typeof address === "object");
+  const client = connect(`127.0.0.1:${address.port}`, { timeoutMs: 500 });
+  for await (const happening of client.memory("ns/m").watch({ signal: AbortSignal.timeout(50) })) {
+    assert.fail(`there was ${happening.event.$typeName}`);
+  }
+  client.close();
+  for (const socket of held) socket.destroy();
+  silent.close();
+});
+
+void test("a watch that is closed hands out nothing more", async () => {
+  const watch: Watching = async function* () {
+    yield { message: { case: "events", value: { events: [{}, {}, {}] } } };
+    await sleep(LIMIT_MS, undefined, { ref: false });
+  };
+  await scripted({ watch }, async (memory) => {
+    const events = memory.watch({ from: create(CursorSchema) });
+    let count = 0;
+    for await (const { event } of events) {
+      assert(event.fragmentId === "");
+      count += 1;
+      events.close();
+    }
+    assert.equal(count, 1);
   });
 });
