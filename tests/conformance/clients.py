@@ -29,6 +29,8 @@ async def run(address: str, step: dict[str, Any], ask: Ask) -> str:
                 return await _refused(memory, step)
             case "recall":
                 return await _recall(memory, step, ask)
+            case "stand":
+                return await _stand(memory, step, ask)
             case "give up":
                 return await _give_up(memory, step)
             case "watch":
@@ -129,6 +131,28 @@ async def _recall(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
             answer = await task
             if [one.fragment.content for one in answer] != [said(producer, number)]:
                 return f"query {number} found {answer}"
+    return "" if stream.connections > 1 else "the connection was never cut"
+
+
+async def _stand(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
+    producer, expected, entered = step["producer"], list[str](), list[str]()
+    async with (
+        memory.observe(producer) as teller,
+        memory.recall() as stream,
+        stream.subscribe(f"what of {producer}?", limit=100) as standing,
+    ):
+        for number in range(1, step["upto"] + 1):
+            expected.append(said(producer, number))
+            await teller.send(expected[-1])
+            if what := step["at"].get(str(number)):
+                await ask(what)
+            while expected[-1] not in entered:
+                change = await anext(standing)
+                entered += [one.fragment.content for one in change.entered]
+                if change.changed or change.retracted or len(change.answer) != len(entered):
+                    return f"after {number} the change is {change}"
+    if sorted(entered) != sorted(expected):
+        return f"entered are {entered}"
     return "" if stream.connections > 1 else "the connection was never cut"
 
 
