@@ -36,6 +36,47 @@ def written(directory: Path, name: str, *lines: str) -> str:
     return str(directory / name)
 
 
+@pytest.mark.parametrize("flags", [("--json",), ("--explain",)])
+def test_an_answer_is_followed_until_it_is_interrupted(
+    server: ServerProcess, tmp_path: Path, flags: tuple[str]
+) -> None:
+    memory = f"followed/{flags[0].strip('-')}"
+    assert (
+        run("observe", "--create", memory, written(tmp_path, "a", "the key is lost"), target=server.address).returncode
+        == 0
+    )
+    words = [*COMMAND, "recall", memory, "where is the key?", "-n", "1", "--follow", *flags]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment(server.address)) as following:
+        assert following.stdout is not None
+        first = following.stdout.readline()
+        assert "the key is lost" in first
+        file = written(tmp_path, "b", "where is the key? the key is under the mat")
+        assert run("observe", memory, file, target=server.address).returncode == 0
+        told = ""
+        while "under the mat" not in told:
+            told += following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        told += following.stdout.read()
+        assert following.wait(60) == 0
+    if flags == ("--json",):
+        (change,) = map(json.loads, told.splitlines())
+        assert (len(change["entered"]), len(change["retracted"]), change["answer"]["recollections"][0]["rank"]) == (
+            1,
+            1,
+            1,
+        )
+    else:
+        assert first.startswith("+ ")
+        left, entered, why = told.splitlines()[-3:]
+        assert (left.startswith("- "), entered.startswith("+ "), "lexical" in why) == (True, True, True)
+
+
+def test_what_a_followed_answer_has_not_is_refused() -> None:
+    for flag in ("--working", "--reinforce"):
+        done = run("recall", "demo/chat", "who?", "--follow", flag)
+        assert (done.returncode, "--follow" in done.stderr) == (2, True)
+
+
 def test_observe_then_recall_with_reasons(server: ServerProcess, tmp_path: Path) -> None:
     file = written(
         tmp_path,

@@ -1,7 +1,9 @@
-"""`memstream recall`: one query, its ranked answer, and why."""
+"""`memstream recall`: one query, its ranked answer, and why; with --follow, what changes in it."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from datetime import datetime
 
 import click
@@ -9,7 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from memstream.client import Client
+from memstream.memory import Memory
+from memstream.standing import AnswerChange
 from memstream.values import Answer, Explanation, Filter, RecallOptions, Recollection, Weights
+from memstream_server.cli.failures import Misuse
 from memstream_server.cli.options import Moment, filter_options, json_option
 from memstream_server.cli.output import console, one_line, print_json, shown, table, when, words, write
 from memstream_server.cli.server import Server, server_options
@@ -37,6 +42,9 @@ _NEAR_MISSES = 10
 @click.option(
     "--reinforce/--no-reinforce", default=None, help="Strengthen what is found. Default: by the memory's policy."
 )
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on until interrupted: what enters the answer, changes in it and leaves it."
+)
 @server_options
 @json_option
 def recall_command(
@@ -54,6 +62,7 @@ def recall_command(
     token_budget: int,
     min_revision: int,
     reinforce: bool | None,
+    follow: bool,
     server: Server,
     as_json: bool,
 ) -> None:
@@ -66,7 +75,14 @@ def recall_command(
       memstream recall demo/joy "when does the train leave?" -n 3 --explain
       memstream recall demo/joy "what did we decide?" --speaker Bob --since 7d --metadata project=apollo
       memstream recall demo/joy "what is my name?" --json | jq -r '.recollections[0].fragment.content'
+
+    With --follow each change is lines of "+" (entered), "~" (changed) and "-" (left), or one JSON object.
+
+    \b
+      memstream recall demo/joy "where is the key?" -n 3 --follow
     """
+    if follow and (working or reinforce):
+        raise Misuse("--follow shows no working memory and reinforces nothing: leave out --working and --reinforce")
     options = RecallOptions(
         explain=explain,
         near_misses=_NEAR_MISSES if explain else 0,
@@ -86,6 +102,11 @@ def recall_command(
     if reinforce is not None:
         options["reinforce"] = reinforce
 
+    if follow:
+        with contextlib.suppress(KeyboardInterrupt):  # how it is meant to end
+            server.ask(lambda client: _follow(client.memory(memory), query, options, as_json=as_json))
+        return
+
     async def asked(client: Client) -> Answer:
         return await client.memory(memory).recall_once(query, **options)
 
@@ -94,6 +115,29 @@ def recall_command(
         print_json(answer)
     else:
         print_answer(answer, explain, working)
+
+
+async def _follow(memory: Memory, query: str, options: RecallOptions, *, as_json: bool) -> None:
+    known: dict[str, Recollection] = {}
+    async with memory.recall() as recalls, recalls.subscribe(query, **options) as changes:
+        async for change in changes:
+            if as_json:
+                print_json(change)
+            else:
+                _print_change(change, known)
+            known = {hit.fragment.id: hit for hit in change.answer}
+
+
+def _print_change(change: AnswerChange, known: Mapping[str, Recollection]) -> None:
+    out = console()
+    marked = [("-", "red", known[id_]) for id_ in change.retracted]
+    marked += [("~", "yellow", hit) for hit in change.changed] + [("+", "green", hit) for hit in change.entered]
+    for mark, style, hit in marked:
+        write(out, Text(f"{mark} {hit.score:.3f}  ", style=style) + one_line(words(hit.fragment), _WORDS_SHOWN))
+        if hit.explanation is not None and mark != "-":
+            write(out, Text(f"  {sum_of_parts(hit.explanation)}", style="cyan"))
+    if change.answer.degraded:
+        write(out, Text(f"degraded: {change.answer.degraded}", style="yellow"))
 
 
 def print_answer(answer: Answer, explain: bool, working: bool) -> None:

@@ -30,8 +30,8 @@ _CAPABILITY_OF_RPC = {
     "EraseFragments": "ERASE",
     "ReflectMemory": "REFLECTION",
     "ExportMemories": "EXPORT",
-    "Recall": "SUBSCRIBE",  # the standing queries among its own
     "ImportMemories": "EXPORT",
+    "Recall": "SUBSCRIBE",  # the standing queries among its own
 }
 Services = Iterable[tuple[ServiceDescriptor, object]]
 
