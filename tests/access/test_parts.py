@@ -123,7 +123,12 @@ def test_keys_are_hashed_and_only_whole_ones_are_known(tmp_path: Path) -> None:
         keys.revoke(file, made.id)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"keys": [{}]}', '{"keys": [{"id": "s3cret", "name": "a b"}]}'])
+ID_OF_NO_KIND = json.dumps({"keys": [{"id": ["s3cret"], "name": "a", "sha256": "0" * 64, "created": ""}]})
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"keys": [{}]}', '{"keys": [{"id": "s3cret", "name": "a b"}]}', ID_OF_NO_KIND]
+)
 def test_a_file_of_keys_that_is_none_is_refused_without_its_text(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys.json"
     file.write_text(text)
@@ -270,6 +275,14 @@ def test_listening_beyond_loopback_is_refused_and_allowed_loudly(tmp_path: Path)
 def test_keys_of_an_issuer_are_not_taken_from_anywhere(jwks: str) -> None:
     with pytest.raises(AccessError):
         JwtIdentities(jwks, "issuer", "audience")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"keys": 3}', '{"keys": [{"kty": "EC", "alg": ["ES256"]}]}', "{"])
+def test_a_key_set_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "jwks.json"
+    file.write_text(text)
+    with pytest.raises(AccessError, match="not a JSON web key set"):
+        JwtIdentities(str(file), "issuer", "audience")
 
 
 def test_tls_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -225,10 +226,15 @@ async def test_tokens_are_verified_by_the_issuers_keys(tls: Guarded, authority: 
         "of nobody": issuer.token(subject=""),
         "forged": issuer.token(key=stranger),
         "shared secret": jwt.encode({"sub": "joy"}, public * 2, algorithm="HS256", headers={"kid": "first"}),
+        "an algorithm of no kind": f"{_encoded({'alg': ['ES256'], 'kid': 'first'})}.{_encoded({'sub': 'joy'})}.AAAA",
         "unsigned": jwt.encode({"sub": "joy"}, None, algorithm="none", headers={"kid": "first"}),
     }
     for what, token in bad.items():
         assert await _answer(tls.server, anybody, _bearer(token)) is UNAUTHENTICATED, what
+
+
+def _encoded(part: Mapping[str, object]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
 
 
 async def test_a_new_key_of_the_issuer_is_asked_for(tls: Guarded, authority: Authority, issuer: Issuer) -> None:

@@ -50,7 +50,8 @@ class JwtIdentities:
             header = jwt.get_unverified_header(token) if len(token) <= _TOKEN_CHARS_MAX else {}
         except jwt.InvalidTokenError:
             header = {}
-        if header.get("alg") not in ALGORITHMS:
+        algorithm = header.get("alg")
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:  # a header may hold anything
             raise Unauthenticated("the bearer token is neither an API key nor a JWT signed by an asymmetric key")
         key = await self._key(header.get("kid"))
         if key is None or key.algorithm_name not in ALGORITHMS:
@@ -144,7 +145,7 @@ def _fetched(url: str) -> _Keys:
 def _parse(text: str) -> _Keys:
     try:
         return jwt.PyJWKSet.from_dict(json.loads(text))
-    except (jwt.PyJWTError, AttributeError, json.JSONDecodeError):
+    except (jwt.PyJWTError, AttributeError, TypeError, json.JSONDecodeError):
         raise ValueError("is not a JSON web key set with usable keys") from None
 
 
