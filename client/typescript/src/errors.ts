@@ -153,10 +153,13 @@ export function shuttingDown(going?: GoingAway): MemstreamError {
   });
 }
 
-export function protocolViolation(answer: string | undefined): MemstreamError {
-  return new MemstreamError(`the server answered open with ${answer ?? "nothing"}`, Code.InvalidArgument, {
-    reason: ErrorReason.PROTOCOL_VIOLATION,
-  });
+export function protocolViolation(message: string): MemstreamError {
+  return new MemstreamError(message, Code.InvalidArgument, { reason: ErrorReason.PROTOCOL_VIOLATION });
+}
+
+/** What a stream fails with whose server answered `open` with something else. */
+export function notOpened(answer: string | undefined): MemstreamError {
+  return protocolViolation(`the server answered open with ${answer ?? "nothing"}`);
 }
 
 /**

@@ -35,6 +35,8 @@ export type { Observable, ObserveOptions } from "./observe.js";
 export { RecallStream } from "./recall.js";
 export type { Answer, Query } from "./recall.js";
 export type { Sent } from "./sent.js";
+export { StandingQuery } from "./standing.js";
+export type { AnswerChange, StandingOptions } from "./standing.js";
 export { Watch } from "./watch.js";
 export type { Happening, WatchOptions } from "./watch.js";
 

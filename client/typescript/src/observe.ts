@@ -13,7 +13,7 @@ import type { MessageInitShape } from "@bufbuild/protobuf";
 
 import { Backoff, persist } from "./backoff.js";
 import { Changes } from "./changes.js";
-import { asError, ClosedError, invalid, protocolViolation, shuttingDown, unavailable } from "./errors.js";
+import { asError, ClosedError, invalid, notOpened, shuttingDown, unavailable } from "./errors.js";
 import type { MemstreamError } from "./errors.js";
 import type { Observation } from "./gen/memstream/v1/fragment_pb.js";
 import { ObservationSchema } from "./gen/memstream/v1/fragment_pb.js";
@@ -250,7 +250,7 @@ export class ObserveStream {
   private open(response: ObserveResponse, connection: Connection): void {
     const answer = response.message;
     if (answer.case === "goingAway") throw shuttingDown(answer.value);
-    if (answer.case !== "opened") throw protocolViolation(answer.case);
+    if (answer.case !== "opened") throw notOpened(answer.case);
     this.ledger.opened(answer.value);
     connection.isOpen = true;
     this.connections += 1;

@@ -4,7 +4,7 @@ import type { MessageInitShape } from "@bufbuild/protobuf";
 
 import { Backoff, persist } from "./backoff.js";
 import { aborted, Changes } from "./changes.js";
-import { asError, ClosedError, fromStatus, protocolViolation, shuttingDown, unavailable } from "./errors.js";
+import { asError, ClosedError, fromStatus, isCut, notOpened, shuttingDown, unavailable } from "./errors.js";
 import type { MemstreamError } from "./errors.js";
 import type { Fragment } from "./gen/memstream/v1/fragment_pb.js";
 import { RecallQuerySchema, RecallRequestSchema } from "./gen/memstream/v1/stream_service_pb.js";
@@ -18,10 +18,14 @@ import type {
 } from "./gen/memstream/v1/stream_service_pb.js";
 import type { Link, MemoryPath } from "./link.js";
 import { durationMs } from "./link.js";
+import { Standing, StandingQuery } from "./standing.js";
+import type { StandingOptions } from "./standing.js";
 
 /** Queries in flight where the server does not say how many it takes. */
 const IN_FLIGHT_MAX = 64;
 const GRACE_MAX_MS = 1_000;
+/** After what will pass has ended a standing query, where the server does not say how long that takes. */
+const AGAIN_MS = 1_000;
 
 /** A question: text, or a query as the contract has it. */
 export type Query = string | MessageInitShape<typeof RecallQuerySchema>;
@@ -57,11 +61,42 @@ export function toAnswer(parts: readonly Recollections[], done: RecallDone): Ans
   return { recollections, workingMemory, done };
 }
 
-interface Question {
-  readonly query: RecallQuery;
-  readonly resolve: (answer: Answer) => void;
-  readonly reject: (error: MemstreamError) => void;
-  parts: Recollections[];
+/** A query that is answered once. */
+class Question {
+  readonly waiting = true;
+  readonly answer: Promise<Answer>;
+
+  private resolve!: (answer: Answer) => void;
+  private reject!: (error: MemstreamError) => void;
+  private parts: Recollections[] = [];
+
+  constructor(readonly query: RecallQuery) {
+    this.answer = new Promise((resolve, reject) => {
+      this.resolve = resolve;
+      this.reject = reject;
+    });
+    this.answer.catch(() => undefined); // whoever waits for it is told
+  }
+
+  /** It is asked on a new connection. */
+  again(): void {
+    this.parts = [];
+  }
+
+  /** A part of the answer. */
+  continued(part: Recollections): void {
+    this.parts.push(part);
+  }
+
+  /** The answer is complete. */
+  answered(done: RecallDone): void {
+    this.resolve(toAnswer(this.parts, done));
+  }
+
+  /** There is no answer. */
+  failed(error: MemstreamError): void {
+    this.reject(error);
+  }
 }
 
 /** A stream of queries to one memory; made by `Memory.recall`. Beyond what the server takes, queries wait their turn. */
@@ -72,9 +107,10 @@ export class RecallStream {
   private readonly changes = new Changes();
   private readonly end = new AbortController();
   private readonly over: Promise<void>;
-  private readonly asked = new Map<string, Question>();
+  /** Those that are not over, by id. */
+  private readonly asked = new Map<string, Question | Standing>();
   /** Those of an earlier connection that this one's server has no room for yet. */
-  private again: Question[] = [];
+  private again: (Question | Standing)[] = [];
   private outbox: RecallRequest[] = [];
   private ids = 0;
   private inFlightMax = IN_FLIGHT_MAX;
@@ -100,39 +136,38 @@ export class RecallStream {
 
   /** Asks; aborting the signal gives up this query alone. Without a signal the client's timeout bounds it. */
   async query(what: Query, signal: AbortSignal = AbortSignal.timeout(this.link.timeoutMs)): Promise<Answer> {
-    const query = clone(RecallQuerySchema, toQuery(what));
-    let resolve!: (answer: Answer) => void;
-    let reject!: (error: MemstreamError) => void;
-    const promise = new Promise<Answer>((resolved, rejected) => {
-      resolve = resolved;
-      reject = rejected;
-    });
-    promise.catch(() => undefined); // whoever waits for it is told below
-    // Asked where the room is seen: of many who wait for it, others look before this one goes on.
-    await this.until(() => {
-      if (this.error) throw this.error;
-      if (this.closing) throw new ClosedError();
-      if (this.asked.size >= this.inFlightMax) return false;
-      query.queryId = String(++this.ids);
-      this.asked.set(query.queryId, { query, resolve, reject, parts: [] });
-      this.push({ case: "query", value: query });
-      return true;
-    }, signal);
+    const question = new Question(clone(RecallQuerySchema, toQuery(what)));
+    await this.put(question, signal);
     const stop = (): void => {
-      this.giveUp(query.queryId);
-      reject(aborted(signal));
+      this.giveUp(question);
+      question.failed(aborted(signal));
     };
     if (signal.aborted) stop();
     signal.addEventListener("abort", stop, { once: true });
-    return promise.finally(() => { signal.removeEventListener("abort", stop); });
+    return question.answer.finally(() => { signal.removeEventListener("abort", stop); });
   }
 
-  /** Waits until the queries in flight are answered, and ends the stream. */
+  /**
+   * A query that goes on being answered as the memory changes; iterating over it asks. Working memory is left out,
+   * nothing is reinforced. It takes one of the places of queries in flight until it is closed.
+   */
+  subscribe(what: Query, options: StandingOptions = {}): StandingQuery {
+    const standing = new Standing(clone(RecallQuerySchema, toQuery(what)));
+    standing.query.subscribe = true;
+    return new StandingQuery(
+      standing,
+      { ...options, timeoutMs: options.timeoutMs ?? this.link.timeoutMs },
+      (signal) => this.put(standing, signal),
+      () => { this.giveUp(standing); },
+    );
+  }
+
+  /** Waits until the queries in flight are answered, and ends the stream, and with it standing queries. */
   async close(signal?: AbortSignal): Promise<void> {
     this.closing = true;
     this.changes.notify();
     try {
-      await this.until(() => this.asked.size === 0, signal);
+      await this.until(() => !this.waiting(), signal);
       if (this.connected && !this.draining) {
         this.push({ case: "close", value: {} });
         await this.until(() => !this.connected, signal);
@@ -153,9 +188,28 @@ export class RecallStream {
     await this.abandon();
   }
 
-  private giveUp(queryId: string): void {
-    const question = this.asked.get(queryId);
-    if (question === undefined) return;
+  /** Asks it once there is room. */
+  private async put(question: Question | Standing, signal: AbortSignal): Promise<void> {
+    // Asked where the room is seen: of many who wait for it, others look before this one goes on.
+    await this.until(() => {
+      if (this.error) throw this.error;
+      if (this.closing) throw new ClosedError();
+      if (this.asked.size >= this.inFlightMax) return false;
+      question.query.queryId = String(++this.ids);
+      this.asked.set(question.query.queryId, question);
+      this.push({ case: "query", value: question.query });
+      return true;
+    }, signal);
+  }
+
+  /** Whether somebody waits for an answer. */
+  private waiting(): boolean {
+    return [...this.asked.values()].some((question) => question.waiting);
+  }
+
+  private giveUp(question: Question | Standing): void {
+    const { queryId } = question.query;
+    if (this.asked.get(queryId) !== question) return;
     this.asked.delete(queryId);
     if (this.again.includes(question)) this.again = this.again.filter((one) => one !== question);
     else this.push({ case: "cancel", value: { queryId } });
@@ -194,7 +248,7 @@ export class RecallStream {
       if (!this.end.signal.aborted) error = asError(thrown);
     }
     this.error = error;
-    for (const question of this.asked.values()) question.reject(error);
+    for (const question of this.asked.values()) question.failed(error);
     this.asked.clear();
     this.again = [];
     this.notify();
@@ -215,7 +269,7 @@ export class RecallStream {
           backoff.progressed();
         }
       }
-      if (!this.closing || this.asked.size > 0) throw unavailable("the server ended the stream");
+      if (!this.closing || this.waiting()) throw unavailable("the server ended the stream");
     } finally {
       hangUp.abort();
       this.connected = false;
@@ -226,13 +280,13 @@ export class RecallStream {
   private open(response: RecallResponse): void {
     const answer = response.message;
     if (answer.case === "goingAway") throw shuttingDown(answer.value);
-    if (answer.case !== "opened") throw protocolViolation(answer.case);
+    if (answer.case !== "opened") throw notOpened(answer.case);
     const most = answer.value.limits?.queriesInFlightMax ?? 0;
     this.inFlightMax = most || IN_FLIGHT_MAX;
     this.connected = true;
     this.draining = false;
     this.outbox = [];
-    for (const question of this.asked.values()) question.parts = [];
+    for (const question of this.asked.values()) question.again();
     this.again = [...this.asked.values()];
     this.connections += 1;
     this.notify();
@@ -242,35 +296,50 @@ export class RecallStream {
   private take({ message }: RecallResponse, hangUp: AbortController): boolean {
     let answered = false;
     if (message.case === "recollections") {
-      this.asked.get(message.value.queryId)?.parts.push(message.value);
+      this.asked.get(message.value.queryId)?.continued(message.value);
       answered = this.completed(message.value.done);
     } else if (message.case === "done") { // of an older server
       answered = this.completed(message.value);
     } else if (message.case === "failed") {
       answered = true;
-      this.settled(message.value.queryId)?.reject(fromStatus(message.value.status));
+      this.refused(message.value.queryId, fromStatus(message.value.status));
     } else if (message.case === "goingAway") {
       // Queries are only questions: what is not answered within the grace is asked of the next server.
       this.draining = true;
       setTimeout(() => { hangUp.abort(); }, Math.min(durationMs(message.value.grace), GRACE_MAX_MS)).unref();
     }
-    if (this.draining && this.asked.size === 0) throw shuttingDown();
+    if (this.draining && !this.waiting()) throw shuttingDown();
     return answered;
   }
 
   /** Answers the query of which this is the end; whether there is one. */
   private completed(done: RecallDone | undefined): boolean {
     if (!done) return false;
-    const question = this.settled(done.queryId);
-    question?.resolve(toAnswer(question.parts, done));
+    const question = this.asked.get(done.queryId);
+    if (!(question instanceof Standing)) this.asked.delete(done.queryId);
+    question?.answered(done);
+    this.notify();
     return true;
   }
 
-  private settled(queryId: string): Question | undefined {
+  private refused(queryId: string, error: MemstreamError): void {
     const question = this.asked.get(queryId);
+    if (question instanceof Standing && !question.waiting && isCut(error)) {
+      const connection = this.connections;
+      setTimeout(() => { this.askAgain(question, connection); }, error.retryAfterMs ?? AGAIN_MS).unref();
+      return;
+    }
     this.asked.delete(queryId);
+    question?.failed(error);
     this.notify();
-    return question;
+  }
+
+  /** Unless a new connection has asked it by now. */
+  private askAgain(standing: Standing, connection: number): void {
+    const stands = this.asked.get(standing.query.queryId) === standing;
+    if (!stands || !this.connected || this.connections !== connection) return;
+    standing.again();
+    this.push({ case: "query", value: standing.query });
   }
 
   private async *requests(signal: AbortSignal): AsyncGenerator<RecallRequest> {

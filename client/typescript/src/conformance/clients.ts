@@ -133,6 +133,36 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
     await stream.close();
   },
 
+  async stand(step) {
+    const teller = await step.memory.observe(step.producer);
+    const stream = await step.memory.recall();
+    const text = { case: "text" as const, value: `what of ${step.producer}?` };
+    const standing = stream.subscribe({ observation: text, limit: 100 });
+    const changes = standing[Symbol.asyncIterator]();
+    const entered: unknown[] = [];
+    const heard = async (number: number): Promise<void> => {
+      const { value: change } = await changes.next();
+      if (!change) throw new Wrong(`it ended after ${number}`);
+      entered.push(...change.entered.map((one) => one.fragment?.body.value));
+      const told = [change.changed.length, change.retracted.length, change.answer.recollections.length];
+      if (told.join() !== [0, 0, entered.length].join()) {
+        throw new Wrong(`after ${number} changed, retracted, answer are ${told.join()}`);
+      }
+    };
+    await heard(0);
+    const expected = Array.from({ length: step.upto }, (_, place) => step.said(place + 1));
+    for (const [place, said] of expected.entries()) {
+      await teller.send(said);
+      await step.disturb(place + 1);
+      while (!entered.includes(said)) await heard(place + 1);
+    }
+    if (entered.sort().join() !== expected.sort().join()) throw new Wrong(`entered are ${entered.join()}`);
+    if (stream.connections < 2) throw new Wrong("the connection was never cut");
+    standing.close();
+    await stream.close();
+    await teller.close();
+  },
+
   async "give up"(step) {
     const stream = await step.memory.recall();
     const given = new AbortController();

@@ -9,21 +9,23 @@ import { setTimeout as sleep } from "node:timers/promises";
 
 import { create } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
+import { anyPack } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 
 import { CursorSchema } from "../gen/memstream/v1/event_pb.js";
-import { RetryInfoSchema } from "../gen/google/rpc/error_details_pb.js";
+import { ErrorInfoSchema, RetryInfoSchema } from "../gen/google/rpc/error_details_pb.js";
 import { StreamService } from "../gen/memstream/v1/stream_service_pb.js";
 import type {
   ObserveRequest,
   ObserveResponseSchema,
+  RecallQuery,
   RecallRequest,
   RecallResponseSchema,
   WatchResponseSchema,
 } from "../gen/memstream/v1/stream_service_pb.js";
-import { AckLevel, ClosedError, connect, MemstreamError } from "../index.js";
-import type { Memory } from "../index.js";
+import { AckLevel, ClosedError, connect, ErrorReason, MemstreamError } from "../index.js";
+import type { AnswerChange, Memory } from "../index.js";
 
 type Observing = (requests: Reader<ObserveRequest>) => AsyncGenerator<MessageInitShape<typeof ObserveResponseSchema>>;
 type Watching = () => AsyncGenerator<MessageInitShape<typeof WatchResponseSchema>>;
@@ -348,5 +350,219 @@ void test("a watch that is closed hands out nothing more", async () => {
       events.close();
     }
     assert.equal(count, 1);
+  });
+});
+
+/** What is told of a standing query: `fresh` names what is new of the ranking, with the revision for an etag. */
+function told(queryId: string, ranking: string, fresh: string, revision = 1n): MessageInitShape<
+  typeof RecallResponseSchema
+> {
+  const recollections = Array.from(fresh, (id) => ({ fragment: { id, etag: revision.toString() } }));
+  const done = { queryId, revision, rankingIds: Array.from(ranking) };
+  return { message: { case: "recollections", value: { queryId, recollections, done } } };
+}
+
+/** A failure of a query, and how long it takes to pass. */
+function fails(queryId: string, code: Code, reason: ErrorReason): MessageInitShape<typeof RecallResponseSchema> {
+  const info = create(ErrorInfoSchema, { domain: "memstream.dev", reason: ErrorReason[reason] });
+  const retry = create(RetryInfoSchema, { retryDelay: { nanos: 30_000_000 } });
+  const details = [anyPack(ErrorInfoSchema, info), anyPack(RetryInfoSchema, retry)];
+  return { message: { case: "failed", value: { queryId, status: { code, details } } } };
+}
+
+async function asks(requests: Reader<RecallRequest>): Promise<RecallQuery> {
+  const query = await requests.next();
+  assert(query.case === "query", query.case);
+  return query.value;
+}
+
+const ready: MessageInitShape<typeof RecallResponseSchema> = { message: { case: "opened", value: {} } };
+
+/** The answer, and what entered it, changed in it and left it. */
+function seen({ answer: { recollections }, entered, changed, retracted }: AnswerChange): string[] {
+  const ids = (all: typeof recollections): string => all.map((one) => one.fragment?.id).join("");
+  for (const [place, { rank }] of recollections.entries()) assert.equal(rank, place + 1);
+  return [ids(recollections), ids(entered), ids(changed), retracted.join("")];
+}
+
+/** The next change, as it is seen. */
+async function heard(changes: AsyncIterator<AnswerChange, void>): Promise<string[]> {
+  const next = await changes.next();
+  assert(!next.done, "it ended");
+  return seen(next.value);
+}
+
+void test("a standing query's changes are differences of answers, over a reconnect too", async () => {
+  let go = (): void => undefined;
+  const step = (): Promise<void> => new Promise((resolve) => { go = resolve; });
+  const first: Recalling = async function* (requests) {
+    await requests.next();
+    yield ready;
+    const { queryId, subscribe, observation } = await asks(requests);
+    assert(subscribe && observation.value === "what?");
+    yield told(queryId, "ab", "ab");
+    await step();
+    yield told(queryId, "ba", "");
+    yield { message: { case: "retracted", value: { queryId, fragmentIds: ["b"] } } };
+    yield told(queryId, "ca", "ca", 2n);
+    await step();
+    yield { message: { case: "recollections", value: { queryId, recollections: [{ fragment: { id: "x" } }] } } };
+    throw cut();
+  };
+  const second: Recalling = async function* (requests) {
+    await requests.next();
+    yield ready;
+    const { queryId } = await asks(requests);
+    yield told(queryId, "ca", "ca", 2n);
+    await step();
+    yield fails(queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE); // the third is asked by then, once
+    throw cut();
+  };
+  const third: Recalling = async function* (requests) {
+    await requests.next();
+    yield ready;
+    const { queryId } = await asks(requests);
+    yield told(queryId, "dc", "dc", 2n);
+    const cancel = await requests.next();
+    assert(cancel.case === "cancel" && cancel.value.queryId === queryId);
+    yield { message: { case: "done", value: { queryId: (await asks(requests)).queryId } } };
+    while ((await requests.next()).case !== undefined);
+  };
+  await scripted({ recall: [first, second, third] }, async (memory) => {
+    const stream = await memory.recall();
+    const standing = stream.subscribe("what?");
+    const changes: string[][] = [];
+    for await (const change of standing) {
+      changes.push(seen(change));
+      assert.equal(change.answer, standing.answer);
+      if (changes.length === 3) {
+        await sleep(60);
+        break;
+      }
+      // Whoever reads slowly reads less; and what the second connection tells is nothing new.
+      while (changes.length === 1 ? standing.answer?.done.revision !== 2n : stream.connections < 3) {
+        go();
+        await sleep(5);
+      }
+    }
+    assert.deepEqual(changes, [["ab", "ab", "", ""], ["ca", "c", "a", "b"], ["dc", "d", "", "a"]]);
+    await stream.query("is it told?");
+    assert((await standing[Symbol.asyncIterator]().next()).done);
+    await stream.abandon();
+  });
+});
+
+void test("a standing query's failure that passes is asked again, one that does not ends it alone", async () => {
+  const recalling: Recalling = async function* (requests) {
+    await requests.next();
+    yield ready;
+    const { queryId } = await asks(requests);
+    yield told(queryId, "a", "a");
+    yield fails(queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE);
+    assert.equal((await asks(requests)).queryId, queryId);
+    yield told(queryId, "b", "b");
+    yield fails(queryId, Code.NotFound, ErrorReason.MEMORY_NOT_FOUND);
+    yield { message: { case: "done", value: { queryId: (await asks(requests)).queryId } } };
+    yield fails((await asks(requests)).queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE);
+    const wrong = await asks(requests);
+    yield told(wrong.queryId, "a", "a");
+    yield fails(wrong.queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE);
+    yield told((await asks(requests)).queryId, "ab", "b");
+    while ((await requests.next()).case !== undefined);
+  };
+  await scripted({ recall: [recalling] }, async (memory) => {
+    const stream = await memory.recall();
+    const refused = (reasonName: string) => (error: unknown): boolean =>
+      error instanceof MemstreamError && error.reasonName === reasonName;
+    const changes = stream.subscribe("what?")[Symbol.asyncIterator]();
+    assert.deepEqual(await heard(changes), ["a", "a", "", ""]);
+    assert.deepEqual(await heard(changes), ["b", "b", "", "a"]);
+    await assert.rejects(changes.next(), refused("MEMORY_NOT_FOUND"));
+    await stream.query("the others go on");
+    const first = stream.subscribe("never answered")[Symbol.asyncIterator]();
+    await assert.rejects(first.next(), refused("JOURNAL_UNAVAILABLE"));
+    assert.equal(stream.connections, 1);
+    const wrong = stream.subscribe("it ranks what was told before it was asked again")[Symbol.asyncIterator]();
+    assert.deepEqual(await heard(wrong), ["a", "a", "", ""]);
+    await assert.rejects(wrong.next(), refused("PROTOCOL_VIOLATION"));
+  });
+});
+
+void test("a standing query takes a place until it is closed, or its signal or time limit ends it", async () => {
+  const cancelled: string[] = [];
+  const recalling: Recalling = async function* (requests) {
+    await requests.next();
+    yield { message: { case: "opened", value: { limits: { queriesInFlightMax: 1 } } } };
+    for (;;) {
+      const request = await requests.next();
+      if (request.case === "cancel") cancelled.push(request.value.queryId);
+      if (request.case === "close" || request.case === undefined) return;
+      if (request.case !== "query") continue;
+      const { queryId, subscribe, observation } = request.value;
+      if (!subscribe) yield { message: { case: "done", value: { queryId } } };
+      else if (observation.value !== "silence") yield told(queryId, "a", "a");
+    }
+  };
+  await scripted({ recall: [recalling] }, async (memory) => {
+    const stream = await memory.recall();
+    const standing = stream.subscribe("what?");
+    const changes = standing[Symbol.asyncIterator]();
+    await changes.next();
+    await assert.rejects(stream.query("no room", AbortSignal.timeout(50)), { code: Code.DeadlineExceeded });
+    const waiting = changes.next();
+    standing.close();
+    assert((await waiting).done);
+    await stream.query("room");
+
+    const given = new AbortController();
+    for await (const change of stream.subscribe("what?", { signal: given.signal })) {
+      assert.equal(change.entered.length, 1);
+      given.abort();
+      await stream.query("room");
+    }
+    const { done } = await stream.subscribe("what?", { signal: given.signal })[Symbol.asyncIterator]().next();
+    assert(done);
+
+    const late = stream.subscribe("silence", { timeoutMs: 50 })[Symbol.asyncIterator]();
+    await assert.rejects(late.next(), { code: Code.DeadlineExceeded });
+    await stream.query("room");
+    assert.equal(cancelled.length, 3);
+
+    const last = stream.subscribe("what?")[Symbol.asyncIterator]();
+    await last.next();
+    const end = assert.rejects(last.next(), ClosedError);
+    await stream.close();
+    await end;
+    await assert.rejects(stream.subscribe("what?")[Symbol.asyncIterator]().next(), ClosedError);
+    assert.equal(stream.connections, 1);
+  });
+});
+
+void test("a server that goes away is not kept waiting for a standing query", async () => {
+  let go = (): void => undefined;
+  const goes = new Promise<void>((resolve) => { go = resolve; });
+  const first: Recalling = async function* (requests) {
+    await requests.next();
+    yield ready;
+    yield told((await asks(requests)).queryId, "a", "a");
+    await goes;
+    yield { message: { case: "goingAway", value: { grace: { seconds: 60n } } } };
+    await sleep(LIMIT_MS, undefined, { ref: false });
+  };
+  const second: Recalling = async function* (requests) {
+    await requests.next();
+    yield ready;
+    yield told((await asks(requests)).queryId, "b", "b");
+    while ((await requests.next()).case !== undefined);
+  };
+  await scripted({ recall: [first, second] }, async (memory) => {
+    const stream = await memory.recall();
+    const changes = stream.subscribe("what?")[Symbol.asyncIterator]();
+    await changes.next();
+    const began = performance.now();
+    go();
+    assert.deepEqual(await heard(changes), ["b", "b", "", "a"]);
+    assert(performance.now() - began < 900); // the grace a client takes at most is a second
+    await stream.abandon();
   });
 });
