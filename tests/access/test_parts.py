@@ -188,9 +188,12 @@ def test_a_proxys_word_without_one_uri_is_nobodys(header: str) -> None:
 
 
 def test_a_caller_is_passed_on_signed_and_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def allowed() -> None:
+        """Nobody asks."""
+
     ours, other = Peers(secret=SECRET), Peers(secret=SECRET[::-1])
     given = [("authorization", "Bearer s3cret"), ("x-forwarded-client-cert", "URI=x"), (CALLER_HEADER, "forged")]
-    token = CALLER.set(Caller("jwt:jóy", lambda _verb, _namespace: True))
+    token = CALLER.set(Caller("jwt:jóy", lambda _verb, _namespace: True, allowed))
     try:
         passed = dict(ours.metadata([*given, ("x-request-id", "1")], "/a/B"))
     finally:
