@@ -286,7 +286,7 @@ func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClien
 		return nil, shuttingDown(going)
 	}
 	if response.GetOpened() == nil {
-		return nil, protocolViolation(response.GetMessage())
+		return nil, protocolViolation(fmt.Sprintf("the server answered open with %T", response.GetMessage()))
 	}
 	s.lock()
 	defer s.unlock()

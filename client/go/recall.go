@@ -20,6 +20,7 @@ import (
 const (
 	inFlightMax    = 64 // queries in flight where the server does not say how many it takes
 	recallGraceMax = time.Second
+	againAfter     = time.Second // for a standing query that what will pass has ended, where the server does not say
 )
 
 // Answer is the whole answer to a query.
@@ -55,12 +56,45 @@ func newAnswer(parts []*v1.Recollections, done *v1.RecallDone) *Answer {
 }
 
 type question struct {
-	number int64
-	query  *v1.RecallQuery
-	parts  []*v1.Recollections
-	answer *Answer
-	err    error
-	done   chan struct{}
+	number   int64
+	query    *v1.RecallQuery
+	parts    []*v1.Recollections
+	answer   *Answer
+	err      error
+	told     chan struct{}               // closed, and made anew, when there is another answer or an error
+	standing bool                        // it goes on being answered
+	known    map[string]*v1.Recollection // what a standing query has been told on this connection, by id
+}
+
+func newQuestion(query *v1.RecallQuery) *question {
+	return &question{query: proto.CloneOf(query), told: make(chan struct{})}
+}
+
+// again: it is asked anew, and answered whole.
+func (q *question) again() { q.parts, q.known = nil, nil }
+
+// answered: the answer, or a change of it, is complete. It fails where that names what was never told.
+func (q *question) answered(done *v1.RecallDone) error {
+	answer := newAnswer(q.parts, done)
+	q.parts = nil
+	if q.standing {
+		if err := q.rank(answer); err != nil {
+			return err
+		}
+	}
+	q.answer = answer
+	q.tell()
+	return nil
+}
+
+func (q *question) failed(err error) {
+	q.err = err
+	q.tell()
+}
+
+func (q *question) tell() {
+	close(q.told)
+	q.told = make(chan struct{})
 }
 
 // RecallStream is a stream of queries to one memory; made by [Memory.Recall]. Ask from as many goroutines as wanted:
@@ -106,22 +140,14 @@ func (m *Memory) Recall(ctx context.Context, session string) (*RecallStream, err
 // Query asks and waits for the answer; the stream gives the query its id. When ctx ends, this query alone is given
 // up. A context without a deadline gets the client's timeout.
 func (s *RecallStream) Query(ctx context.Context, query *v1.RecallQuery) (*Answer, error) {
-	if _, limited := ctx.Deadline(); !limited {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, s.memory.client.options.timeout)
-		defer cancel()
+	if query.GetSubscribe() {
+		return nil, invalid("query.subscribe", "is set: Subscribe asks a query that stands")
 	}
-	asked := &question{query: proto.CloneOf(query), done: make(chan struct{})}
-	if err := s.ask(ctx, asked); err != nil {
+	asked := newQuestion(query)
+	if err := s.first(ctx, asked); err != nil {
 		return nil, err
 	}
-	select {
-	case <-asked.done:
-		return asked.answer, asked.err
-	case <-ctx.Done():
-		s.giveUp(asked)
-		return nil, AsError(ctx.Err())
-	}
+	return asked.answer, nil
 }
 
 // Connections counts those that were opened.
@@ -131,20 +157,20 @@ func (s *RecallStream) Connections() int {
 	return s.connections
 }
 
-// Close waits until the queries in flight are answered, and ends the stream.
+// Close waits until the queries in flight are answered, and ends the stream and with it the standing queries.
 func (s *RecallStream) Close(ctx context.Context) error {
 	defer s.Abandon()
 	s.lock()
 	defer s.unlock()
 	s.closing = true
-	if err := s.until(ctx, func() bool { return len(s.asked) == 0 }); err != nil {
+	if err := s.until(ctx, func() bool { return !s.waiting() }); err != nil {
 		return err
 	}
 	if s.connected && !s.draining {
 		s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Close{Close: &v1.RecallClose{}}})
 		return s.until(ctx, func() bool { return !s.connected })
 	}
-	return nil // nothing is in flight, so nothing is worth a new connection
+	return nil // nobody waits for an answer, so nothing is worth a new connection
 }
 
 // Abandon ends the stream and gives up what was asked.
@@ -153,9 +179,32 @@ func (s *RecallStream) Abandon() {
 	<-s.over
 }
 
-func (s *RecallStream) ask(ctx context.Context, asked *question) error {
+// first asks and waits for the first answer. When ctx ends, or the client's timeout where it has no deadline, the
+// query is given up.
+func (s *RecallStream) first(ctx context.Context, asked *question) error {
+	if _, limited := ctx.Deadline(); !limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.memory.client.options.timeout)
+		defer cancel()
+	}
 	s.lock()
 	defer s.unlock()
+	if err := s.ask(ctx, asked); err != nil {
+		return err
+	}
+	for asked.answer == nil && asked.err == nil {
+		if err := s.waitFor(ctx, asked.told); err != nil {
+			s.giveUp(asked)
+			return err
+		}
+	}
+	if asked.answer != nil {
+		return nil
+	}
+	return asked.err
+}
+
+func (s *RecallStream) ask(ctx context.Context, asked *question) error {
 	if err := s.until(ctx, func() bool { return s.closing || len(s.asked) < s.inFlightMax }); err != nil {
 		return err
 	}
@@ -169,9 +218,8 @@ func (s *RecallStream) ask(ctx context.Context, asked *question) error {
 	return nil
 }
 
+// giveUp ends a query that is not over, and tells the server; called with the lock held.
 func (s *RecallStream) giveUp(asked *question) {
-	s.lock()
-	defer s.unlock()
 	id := asked.query.GetQueryId()
 	if s.asked[id] == nil {
 		return
@@ -201,6 +249,16 @@ func (s *RecallStream) push(request *v1.RecallRequest) {
 		s.outbox = append(s.outbox, request)
 	}
 	s.signal.notify()
+}
+
+// waiting says whether somebody waits for an answer.
+func (s *RecallStream) waiting() bool {
+	for _, asked := range s.asked {
+		if !asked.standing || asked.answer == nil {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *RecallStream) checkUsable() error {
@@ -235,8 +293,7 @@ func (s *RecallStream) run(ctx context.Context) {
 	s.err = err
 	for id, asked := range s.asked {
 		delete(s.asked, id)
-		asked.err = err
-		close(asked.done)
+		asked.failed(err)
 	}
 	s.again = nil
 	s.notify()
@@ -268,7 +325,7 @@ func (s *RecallStream) connection(ctx context.Context, retry *backoff) error {
 		if errors.Is(err, io.EOF) {
 			s.lock()
 			defer s.unlock()
-			if s.closing && len(s.asked) == 0 {
+			if s.closing && !s.waiting() {
 				return nil
 			}
 			return unavailable("the server ended the stream")
@@ -305,7 +362,7 @@ func (s *RecallStream) open(ctx context.Context) (v1.StreamService_RecallClient,
 		return nil, shuttingDown(going)
 	}
 	if response.GetOpened() == nil {
-		return nil, protocolViolation(response.GetMessage())
+		return nil, protocolViolation(fmt.Sprintf("the server answered open with %T", response.GetMessage()))
 	}
 	s.lock()
 	defer s.unlock()
@@ -313,7 +370,7 @@ func (s *RecallStream) open(ctx context.Context) (v1.StreamService_RecallClient,
 	s.draining, s.connected, s.outbox = false, true, nil
 	s.connections++
 	for _, asked := range s.asked {
-		asked.parts = nil
+		asked.again()
 	}
 	s.again = slices.SortedFunc(maps.Values(s.asked), func(one, other *question) int {
 		return cmp.Compare(one.number, other.number)
@@ -331,42 +388,65 @@ func (s *RecallStream) take(response *v1.RecallResponse, cancel context.CancelFu
 		if asked := s.asked[message.Recollections.GetQueryId()]; asked != nil {
 			asked.parts = append(asked.parts, message.Recollections)
 		}
-		answered = s.complete(message.Recollections.GetDone())
+		answered, err = s.complete(message.Recollections.GetDone())
 	case *v1.RecallResponse_Done: // of an older server
-		answered = s.complete(message.Done)
+		answered, err = s.complete(message.Done)
 	case *v1.RecallResponse_Failed:
 		answered = true
-		if asked := s.asked[message.Failed.GetQueryId()]; asked != nil {
-			asked.err = fromStatus(message.Failed.GetStatus())
-			s.settle(asked)
-		}
+		s.refused(message.Failed)
 	case *v1.RecallResponse_GoingAway:
 		// Queries are only questions: what is not answered within the grace is asked of the next server.
 		s.draining = true
 		time.AfterFunc(min(message.GoingAway.GetGrace().AsDuration(), recallGraceMax), cancel)
 	}
-	if s.draining && len(s.asked) == 0 {
-		return answered, shuttingDown(response.GetGoingAway())
+	if err == nil && s.draining && !s.waiting() {
+		err = shuttingDown(response.GetGoingAway())
 	}
-	return answered, nil
+	return answered, err
 }
 
 // complete answers the query of which this is the end; whether there is one.
-func (s *RecallStream) complete(done *v1.RecallDone) bool {
+func (s *RecallStream) complete(done *v1.RecallDone) (bool, error) {
 	if done == nil {
-		return false
+		return false, nil
 	}
 	if asked := s.asked[done.GetQueryId()]; asked != nil {
-		asked.answer = newAnswer(asked.parts, done)
-		s.settle(asked)
+		if err := asked.answered(done); err != nil {
+			return false, err
+		}
+		if !asked.standing {
+			delete(s.asked, done.GetQueryId())
+		}
+		s.notify()
 	}
-	return true
+	return true, nil
 }
 
-func (s *RecallStream) settle(asked *question) {
-	delete(s.asked, asked.query.GetQueryId())
-	close(asked.done)
+// refused ends the query that failed; a standing one that was answered, and failed with what will pass, is asked again.
+func (s *RecallStream) refused(failed *v1.RecallFailed) {
+	id := failed.GetQueryId()
+	asked, err := s.asked[id], fromStatus(failed.GetStatus())
+	if asked == nil {
+		return
+	}
+	if asked.standing && asked.answer != nil && isCut(err) {
+		connection := s.connections
+		time.AfterFunc(cmp.Or(err.RetryAfter, againAfter), func() { s.askAgain(asked, connection) })
+		return
+	}
+	delete(s.asked, id)
+	asked.failed(err)
 	s.notify()
+}
+
+// askAgain asks anew on the same connection; the next one has asked it by itself.
+func (s *RecallStream) askAgain(asked *question, connection int) {
+	s.lock()
+	defer s.unlock()
+	if s.asked[asked.query.GetQueryId()] == asked && s.connections == connection && s.connected {
+		asked.again()
+		s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: asked.query}})
+	}
 }
 
 func (s *RecallStream) write(ctx context.Context, call v1.StreamService_RecallClient) {
@@ -394,9 +474,8 @@ func (s *RecallStream) nextRequest(ctx context.Context) (*v1.RecallRequest, erro
 	return request, nil
 }
 
-func protocolViolation(message any) *Error {
+func protocolViolation(said string) *Error {
 	return &Error{
-		Code: codes.InvalidArgument, Reason: v1.ErrorReason_ERROR_REASON_PROTOCOL_VIOLATION,
-		Message: fmt.Sprintf("the server answered open with %T", message),
+		Code: codes.InvalidArgument, Reason: v1.ErrorReason_ERROR_REASON_PROTOCOL_VIOLATION, Message: said,
 	}
 }

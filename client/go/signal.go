@@ -24,8 +24,10 @@ func (s *signal) notify() {
 }
 
 // wait lets go of the lock until the next change, and holds it again when it returns.
-func (s *signal) wait(ctx context.Context) error {
-	changed := s.changed
+func (s *signal) wait(ctx context.Context) error { return s.waitFor(ctx, s.changed) }
+
+// waitFor is wait for one thing alone, whose channel is closed when it changes.
+func (s *signal) waitFor(ctx context.Context, changed <-chan struct{}) error {
 	s.unlock()
 	defer s.lock()
 	select {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -46,6 +47,8 @@ func client(address string, step object) error {
 		return one.refused(ctx)
 	case "recall":
 		return one.recall(ctx)
+	case "stand":
+		return one.stand(ctx)
 	case "give up":
 		return one.giveUp(ctx)
 	case "watch":
@@ -243,6 +246,62 @@ func (c *clientStep) recall(ctx context.Context) error {
 		return errors.New("the connection was never cut")
 	}
 	return stream.Close(ctx)
+}
+
+func (c *clientStep) stand(ctx context.Context) error {
+	teller, err := c.memory.Observe(ctx, c.producer, memstream.ObserveOptions{})
+	if err != nil {
+		return err
+	}
+	defer teller.Abandon()
+	stream, err := c.memory.Recall(ctx, "")
+	if err != nil {
+		return err
+	}
+	defer stream.Abandon()
+	query := memstream.Asking(fmt.Sprintf("what of %s?", c.producer))
+	limit := int32(100)
+	query.Limit = &limit
+	standing, err := stream.Subscribe(ctx, query)
+	if err != nil {
+		return err
+	}
+	defer standing.Close()
+	var expected, entered []string
+	for number := int64(1); number <= c.upto; number++ {
+		expected = append(expected, c.said(number))
+		if _, err := teller.Send(ctx, memstream.Text(c.said(number))); err != nil {
+			return err
+		}
+		if err := c.disturb(number); err != nil {
+			return err
+		}
+		for !slices.Contains(entered, c.said(number)) {
+			change, err := standing.Next(ctx)
+			if err != nil {
+				return err
+			}
+			for _, one := range change.Entered {
+				entered = append(entered, one.GetFragment().GetContent())
+			}
+			if len(change.Changed)+len(change.Retracted) > 0 || len(change.Answer.Recollections) != len(entered) {
+				return fmt.Errorf("after %d the change is %v", number, change)
+			}
+		}
+	}
+	slices.Sort(entered)
+	slices.Sort(expected)
+	if !slices.Equal(entered, expected) {
+		return fmt.Errorf("entered are %v", entered)
+	}
+	if stream.Connections() < 2 {
+		return errors.New("the connection was never cut")
+	}
+	standing.Close()
+	if err := stream.Close(ctx); err != nil {
+		return err
+	}
+	return teller.Close(ctx)
 }
 
 func (c *clientStep) giveUp(ctx context.Context) error {
