@@ -43,9 +43,8 @@ def parse_keys(text: str) -> Mapping[str, ApiKey]:
     try:
         entries = json.loads(text)["keys"] if text.strip() else []
         keys = [ApiKey(**entry) for entry in entries]
-        whole = all(
-            isinstance(key.id, str) and _NAME.fullmatch(key.name) and _HASH.fullmatch(key.sha256) for key in keys
-        )
+        whole = all(_NAME.fullmatch(key.name) and _HASH.fullmatch(key.sha256) for key in keys)
+        whole = whole and all(isinstance(entry["id"], str) for entry in entries)
     except (ValueError, KeyError, TypeError):
         whole = False
     if not whole:
