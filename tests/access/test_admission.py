@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -149,6 +150,40 @@ async def test_who_asks_too_much_waits_on_its_streams_and_is_refused_elsewhere(
             assert len(await other.recall_once("anything?")) == 0
             await asyncio.gather(*answers)
         assert loop.time() - began_s >= 1.9  # 20 of them at once, 20 a second after that
+
+
+async def test_each_ranking_of_a_standing_query_is_a_request(tmp_path: Path, make_server: MakeServer) -> None:
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    server = await started(make_server(**settings, caller_requests_per_s=20.0))
+    async with (
+        memstream.connect(server.address, token=keys["alice"]) as alice,
+        memstream.connect(server.address, token=keys["bob"]) as bob,
+    ):
+        mine, other = await alice.create_memory("a/joy"), await bob.create_memory("b/joy")
+        async with mine.observe("p") as teller, mine.recall() as recalls, AsyncExitStack() as stack:
+            for number in range(40):
+                await stack.enter_async_context(recalls.subscribe(f"number {number}"))
+            taken = [await _asked(mine)]
+            while not taken[-1]:  # what the asking itself has cost is paid for
+                taken.append(await _asked(mine))
+            for number in range(1_000):
+                await teller.send(f"number {number}")
+                if number % 10 == 9 and not await _asked(mine):
+                    break
+            else:
+                pytest.fail("40 rankings a second are not 40 requests")
+            assert len(await other.recall_once("anything?")) == 0
+
+
+async def _asked(memory: memstream.Memory) -> bool:
+    """Whether a question is taken, of two a second."""
+    await asyncio.sleep(0.5)
+    try:
+        await memory.recall_once("and now?")
+    except memstream.QuotaExceeded:
+        return False
+    return True
 
 
 async def test_who_sends_too_much_is_read_slowly_and_loses_nothing(tmp_path: Path, make_server: MakeServer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -76,13 +76,19 @@ class Follower:
         return list(self.held.values())
 
 
+async def at_once() -> None:
+    """It is ranked again without a question."""
+
+
 @asynccontextmanager
-async def following(engine: Engine, query: Query = QUERY) -> AsyncIterator[Follower]:
+async def following(
+    engine: Engine, query: Query = QUERY, again: Callable[[], Awaitable[None]] = at_once
+) -> AsyncIterator[Follower]:
     """Who follows a query, once the first answer is there."""
     follower = Follower()
 
     async def follow() -> None:
-        async with aclosing(engine.follow(NAMESPACE, "joy", query)) as changes:
+        async with aclosing(engine.follow(NAMESPACE, "joy", query, again)) as changes:
             async for change in changes:
                 follower.apply(change)
 
@@ -186,6 +192,24 @@ async def test_a_burst_of_commits_is_told_together(
         assert len(rankings) <= 2 + (time.monotonic() - began_s) / 0.5
 
 
+async def test_each_ranking_but_the_first_is_asked_for(tmp_path: Path, rankings: list[int]) -> None:
+    gate, asked = asyncio.Event(), []
+
+    async def again() -> None:
+        asked.append(len(rankings))
+        await gate.wait()
+
+    async with memory(tmp_path, TEA) as parts, following(parts.engine, QUERY, again) as follower:
+        assert (asked, len(rankings)) == ([], 1)
+        await observe(parts.engine, "Bob likes otters")
+        await until(lambda: asked == [1])
+        await observe(parts.engine, "Bob likes rain")
+        assert len(rankings) == 1
+        gate.set()
+        await until(lambda: len(follower.held) == 3)
+        assert asked == list(range(1, len(rankings)))
+
+
 async def test_commits_that_nobody_told_of_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of another process are."""
     async with memory(tmp_path) as parts:
@@ -199,7 +223,7 @@ async def test_commits_that_nobody_told_of_are_found(tmp_path: Path, monkeypatch
 
 async def test_the_end_of_the_memory_is_the_end_of_the_query(tmp_path: Path) -> None:
     async with memory(tmp_path, TEA) as parts:
-        changes = parts.engine.follow(NAMESPACE, "joy", QUERY)
+        changes = parts.engine.follow(NAMESPACE, "joy", QUERY, at_once)
         async with aclosing(changes):
             await anext(changes)
             assert parts.engine.held().watchers == 1
@@ -213,7 +237,7 @@ async def test_the_end_of_the_memory_is_the_end_of_the_query(tmp_path: Path) -> 
 
 async def test_a_memory_made_anew_under_the_name_is_another(tmp_path: Path) -> None:
     async with memory(tmp_path, TEA) as parts:
-        changes = parts.engine.follow(NAMESPACE, "joy", QUERY)
+        changes = parts.engine.follow(NAMESPACE, "joy", QUERY, at_once)
         async with aclosing(changes):
             await anext(changes)
             await parts.engine.memories.delete(NAMESPACE, "joy")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -300,8 +300,13 @@ class Engine:
             self._reinforcement.recalled(actor, query, answer)
             return answer
 
-    async def follow(self, namespace: str, name: str, query: Query) -> AsyncGenerator[Change, None]:
-        """The answer to a standing query, then each change of it; see standing.py. To be closed."""
+    async def follow(
+        self, namespace: str, name: str, query: Query, again: Callable[[], Awaitable[None]]
+    ) -> AsyncGenerator[Change, None]:
+        """The answer to a standing query, then each change of it; see standing.py. To be closed.
+
+        `again` is awaited before each ranking but the first; what it raises ends it.
+        """
         query = standing(query)
         record = await self._registry.record(namespace, name)
         with self._watchers.waiting(record) as waiting:
@@ -318,6 +323,7 @@ class Engine:
                     yield change
                 query = replace(query, min_revision=0)
                 await told.due()
+                await again()
 
     async def _recall(self, actor: Actor, query: Query, vectors: dict[str, Vector] | None = None) -> RecallAnswer:
         self.ownership.check(actor)

@@ -4,8 +4,8 @@ Rule 1. Every query is a task and writes its answer itself, one message of the s
 generator would be a turn of the event loop more. The generator begins the stream and ends it.
 Rule 2. A query that fails says so under its id and the others go on; only what cannot be told under an id (no id,
 an id that is in flight, messages out of order) ends the stream.
-Rule 3. A standing query is told its answer, and then changes of it, until it is cancelled or the stream is closed. Who
-may no longer have them is told nothing more, though it sends nothing: the stream ends.
+Rule 3. A standing query is told its answer, and then changes of it, until it is cancelled or the stream is closed. Each
+ranking of it counts as a request: who may no longer ask is told nothing more, and the stream ends.
 Rule 4. A query is over when its `done` (in its last part where the client reads it there, else by itself) or `failed`
 is given to the transport, or when it was cancelled; its id is free again. A message that is being written is not cut
 off by that.
@@ -28,7 +28,7 @@ from memstream_server.engine.errors import (
     WindowExceeded,
 )
 from memstream_server.engine.requests import Query
-from memstream_server.rpc.access.caller import still
+from memstream_server.rpc.access.caller import again
 from memstream_server.rpc.calls import heard_in_s, is_cancelled
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
@@ -215,10 +215,9 @@ class RecallStream:
 
     async def _follow(self, message: pb.RecallQuery, query: Query) -> None:
         inside, budgeted = self._opening.done_in_recollections, message.token_budget > 0
-        changes = self._engine.follow(self._opening.namespace, self._opening.memory, query)
+        changes = self._engine.follow(self._opening.namespace, self._opening.memory, query, again)
         async with aclosing(changes):
             async for change in changes:
-                await still()
                 for response in queries.change(message.query_id, change, message.explain, budgeted, inside):
                     if not self._wanted(message):
                         return

@@ -25,12 +25,12 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`principal` is the identity: key:NAME, jwt:SUBJECT or uri:URI. `may` asks the policy as it is now, `still`
-    whether the call may go on, by raising where it may not."""
+    """`principal` is the identity: key:NAME, jwt:SUBJECT or uri:URI. `may` asks the policy as it is now, `again`
+    is awaited before what is done for a stream unasked."""
 
     principal: str
     may: Callable[[Verb, str], bool]
-    still: Callable[[], Awaitable[None]]
+    again: Callable[[], Awaitable[None]]
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("memstream_caller", default=None)
@@ -43,12 +43,12 @@ def may(verb: Verb, namespace: str) -> bool:
     return caller is None or caller.may(verb, namespace)
 
 
-async def still() -> None:
-    """Before a message that was not asked for just now, and does not pass the gate. Raises Unauthenticated,
-    PermissionDenied."""
+async def again() -> None:
+    """Before what is done for a stream as if it had been asked for just now: whether that may be is looked at, and it
+    is paid for, as with a request. Raises Unauthenticated, PermissionDenied."""
     caller = CALLER.get()
     if caller is not None:
-        await caller.still()
+        await caller.again()
 
 
 async def readable(

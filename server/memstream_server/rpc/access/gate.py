@@ -134,7 +134,7 @@ class Visit:
         principal = await self._gate.identities.principal(self._metadata, context, self._path)
         if self._caller.principal not in ("", principal):
             raise PermissionDenied("the credentials of the stream are now somebody else's")
-        self._caller = Caller(principal, self._may, lambda: self.still(context))
+        self._caller = Caller(principal, self._may, lambda: self._again(context))
         self._asked_s = time.monotonic()
         CALLER.set(self._caller)
 
@@ -158,6 +158,11 @@ class Visit:
             await self._identify(context)
         if self._first is not None:
             await self.authorise(self._first)
+
+    async def _again(self, context: _Context) -> None:
+        """As if the stream had just asked once more."""
+        await self.still(context)
+        await self.paid(self._first, first=True)
 
     async def paid(self, message: Any, *, first: bool) -> None:
         """Counts a message of a stream, and waits until what the caller has sent of its kind is paid for."""
