@@ -27,7 +27,7 @@ import memstream
 
 HELD = {Size.TINY: 20, Size.SHORT: 2_000, Size.FULL: 10_000}
 """Fragments that are there before."""
-SECONDS = {Size.TINY: 1.2, Size.SHORT: 6.0, Size.FULL: 20.0}
+SECONDS = {Size.TINY: 0.3, Size.SHORT: 6.0, Size.FULL: 20.0}
 """Of each turn."""
 ROUNDS = {Size.TINY: 1, Size.SHORT: 3, Size.FULL: 5}
 QUERIES = 32
@@ -150,7 +150,7 @@ async def measure(report: Report, size: Size, rounds: int) -> None:
                 await turns.turn(report, NOBODY, turns.nobody)
                 await turns.turn(report, STAND, turns.standing)
                 await turns.turn(report, ASK, turns.asking)
-                told = await turns.told(f"beacon{number}", 4 if size is Size.TINY else 16)
+                told = await turns.told(f"beacon{number}", 2 if size is Size.TINY else 16)
                 p50, p99 = percentile(told, 0.5), percentile(told, 0.99)
                 report.add(TOLD, **{"p50 ms": p50 * 1e3, "p99 ms": p99 * 1e3})
                 report.add(WAITED, **{"p50 ms": EVERY_S / 2 * 1e3, "p99 ms": EVERY_S * 1e3})
