@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from datetime import timedelta
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Unpack
 
 import memstream.conversations as conversations
 from memstream.conversation_values import Message, MessageFields, Plan, PlanState
+from memstream.sync.iterated import Iterated
 from memstream.sync.loop import LOOP
 
 
@@ -100,29 +100,14 @@ class Conversation:
         return LOOP.run(self._inner.remove_plans())
 
 
-class ConversationWatch:
+class ConversationWatch(Iterated[Message]):
     """See memstream.conversations.ConversationWatch."""
 
     def __init__(self, inner: conversations.ConversationWatch) -> None:
+        super().__init__(inner)
         self._inner = inner
-
-    def __enter__(self) -> Self:
-        LOOP.run(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Message]:
-        return LOOP.iterate(self._inner)
 
     @property
     def number(self) -> int:
         """Of the last message that was handed out."""
         return self._inner.number
-
-    def close(self) -> None:
-        """Ends the watch."""
-        LOOP.run(self._inner.aclose())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -14,6 +13,7 @@ import memstream.standing as standing
 import memstream.watch as watch
 from memstream.codec import Observable
 from memstream.resources import Cursor, Event
+from memstream.sync.iterated import Iterated
 from memstream.sync.loop import LOOP
 from memstream.values import Answer, ObservationFields, RecallOptions, Rejected, Structured
 
@@ -137,57 +137,27 @@ class RecallStream:
         LOOP.run(self._inner.close())
 
 
-class StandingQuery:
+class StandingQuery(Iterated[standing.AnswerChange]):
     """See memstream.StandingQuery."""
 
     def __init__(self, inner: standing.StandingQuery) -> None:
+        super().__init__(inner)
         self._inner = inner
-
-    def __enter__(self) -> Self:
-        LOOP.run(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[standing.AnswerChange]:
-        return LOOP.iterate(self._inner)
 
     @property
     def answer(self) -> Answer | None:
         """The whole answer as it is now."""
         return self._inner.answer
 
-    def close(self) -> None:
-        """Gives the query up."""
-        LOOP.run(self._inner.aclose())
 
-
-class Watch:
+class Watch(Iterated[Event]):
     """See memstream.Watch."""
 
     def __init__(self, inner: watch.Watch) -> None:
+        super().__init__(inner)
         self._inner = inner
-
-    def __enter__(self) -> Self:
-        LOOP.run(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Event]:
-        return LOOP.iterate(self._inner)
 
     @property
     def cursor(self) -> Cursor | None:
         """Where a later watch would go on."""
         return self._inner.cursor
-
-    def close(self) -> None:
-        """Ends the watch."""
-        LOOP.run(self._inner.aclose())
