@@ -17,7 +17,7 @@ from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.looking import Looked
-    from memstream_server.adapters.journal.verifying import Report
+    from memstream_server.adapters.journal.report import Report
 
 
 @click.command("verify", short_help="Check that a journal holds what its event logs say.")
@@ -83,7 +83,7 @@ def _plain(where: str, report: Report) -> dict[str, object]:
 
 
 def _show(where: str, report: Report) -> None:
-    from memstream_server.adapters.journal.verifying import CHECKS
+    from memstream_server.adapters.journal.report import CHECKS
 
     grid = table("check", "checked", "violated", "what", numbers=("checked", "violated"), wide="what")
     for name, what in CHECKS.items():

@@ -11,9 +11,8 @@ from sqlalchemy import ColumnElement, Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import directory, migrate, operating, reads, sqlite
-from memstream_server.adapters.journal.conversation_tables import conversations
 from memstream_server.adapters.journal.looking import Looked
-from memstream_server.adapters.journal.schema import jobs, memories, observations, outbox
+from memstream_server.adapters.journal.schema import conversations, jobs, memories, observations, outbox
 from memstream_server.diagnosis.directory import RESTORE
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.ports.journal.errors import JournalError

@@ -5,9 +5,9 @@ Lists are bounded by a page, so rows are read one by one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -22,8 +22,8 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal import codec, scanning, staging, writes
-from memstream_server.adapters.journal.conversation_tables import conversations, messages, plans
-from memstream_server.adapters.journal.schema import key, span
+from memstream_server.adapters.journal.database import Read, Write
+from memstream_server.adapters.journal.schema import conversations, key, messages, plans, span
 from memstream_server.ports.conversations import (
     NEVER,
     TO_DO,
@@ -40,18 +40,6 @@ from memstream_server.ports.conversations import (
 )
 
 T = TypeVar("T")
-
-
-class Write(Protocol):
-    """Runs `work` in a transaction; durable when it returns (writer.py)."""
-
-    def __call__(self, work: Callable[[Connection], T], rows: int, adds: bool) -> Awaitable[T]: ...
-
-
-class Read(Protocol):
-    """Runs `work` in a snapshot."""
-
-    def __call__(self, work: Callable[[Connection], T]) -> Awaitable[T]: ...
 
 
 class SqlConversations:

@@ -10,13 +10,12 @@ from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import codec
 from memstream_server.adapters.journal.bulk import pages
-from memstream_server.adapters.journal.conversation_tables import conversations, messages, plans
 from memstream_server.adapters.journal.looking import Looked
-from memstream_server.adapters.journal.schema import position, span
+from memstream_server.adapters.journal.schema import conversations, messages, plans, position, span
 from memstream_server.ports.journal.errors import JournalError
 
 if TYPE_CHECKING:
-    from memstream_server.adapters.journal.verifying import Report
+    from memstream_server.adapters.journal.report import Report
 
 _within = (bindparam("low", type_=BigInteger), bindparam("high", type_=BigInteger))
 _limit = bindparam("limit", type_=BigInteger)

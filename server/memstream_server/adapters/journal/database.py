@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -63,6 +63,18 @@ class Database(Protocol):
     def close(self) -> None:
         """Close every connection and let another server have the database."""
         ...
+
+
+class Write(Protocol):
+    """Runs `work` in a transaction; durable when it returns (writer.py)."""
+
+    def __call__(self, work: Callable[[Connection], T], rows: int, adds: bool) -> Awaitable[T]: ...
+
+
+class Read(Protocol):
+    """Runs `work` in a snapshot."""
+
+    def __call__(self, work: Callable[[Connection], T]) -> Awaitable[T]: ...
 
 
 def snapshot(database: Database, read: Callable[[Connection], T]) -> T:

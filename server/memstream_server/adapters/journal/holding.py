@@ -19,7 +19,7 @@ from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.spaces import Space
 
 if TYPE_CHECKING:
-    from memstream_server.adapters.journal.verifying import Report
+    from memstream_server.adapters.journal.report import Report
 
 _FLOAT_BYTES = 4
 _low, _high, _limit = (

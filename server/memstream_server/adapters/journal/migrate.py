@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from memstream_server.adapters.journal import conversation_tables, operations, schema  # noqa: F401 - for their tables
+from memstream_server.adapters.journal import schema
 from memstream_server.ports.journal.errors import Unreadable
 
 HEAD = "0007"

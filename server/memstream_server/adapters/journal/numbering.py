@@ -13,7 +13,7 @@ from memstream_server.adapters.journal.writes import SEQUENCES_KEPT
 from memstream_server.ports.journal.errors import JournalError
 
 if TYPE_CHECKING:
-    from memstream_server.adapters.journal.verifying import Report
+    from memstream_server.adapters.journal.report import Report
 
 _PRODUCERS = select(producers.c.name, producers.c.received, producers.c.stored).where(
     producers.c.memory == bindparam("number")

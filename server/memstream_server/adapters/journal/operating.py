@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Row, select
 
-from memstream_server.adapters.journal.operations import operations
-from memstream_server.adapters.journal.schema import processes
+from memstream_server.adapters.journal.schema import operations, processes
 from memstream_server.ports.operations import UNFINISHED, Failure, OperationState
 
 if TYPE_CHECKING:
-    from memstream_server.adapters.journal.verifying import Report
+    from memstream_server.adapters.journal.report import Report
 
 
 _TIME_MAX_US = 1 << 57

@@ -7,32 +7,13 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Connection, Row, Table, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from memstream_server.adapters.journal import writes
-from memstream_server.adapters.journal.conversations import Read, Write
-from memstream_server.adapters.journal.schema import TEXT, metadata
+from memstream_server.adapters.journal.database import Read, Write
+from memstream_server.adapters.journal.schema import operations
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.operations import UNFINISHED, Failure, Operation, OperationState
-
-operations = Table(
-    "operations",
-    metadata,
-    Column("id", TEXT, primary_key=True),
-    Column("type", TEXT, nullable=False),
-    Column("namespace", TEXT, nullable=False),
-    Column("memory", TEXT, nullable=False),
-    Column("payload", TEXT, nullable=False),
-    Column("state", TEXT, nullable=False),
-    Column("done", BigInteger, nullable=False),
-    Column("total", BigInteger, nullable=False),
-    Column("unit", TEXT, nullable=False),
-    Column("create_time_us", BigInteger, nullable=False),
-    Column("end_time_us", BigInteger, nullable=False),
-    Column("error", TEXT),
-    Column("cancel_asked", Boolean, nullable=False),
-    Column("process", BigInteger),
-)
 
 _UNFINISHED = operations.c.state.in_([state.value for state in UNFINISHED])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from memstream_server.adapters.journal.conversations import Read, Write
+from memstream_server.adapters.journal.database import Read, Write
 from memstream_server.adapters.journal.postgres import LEADING, SCHEMA, PostgresDatabase, lock_of
 from memstream_server.ports.journal.errors import Conflict, JournalError
 from memstream_server.ports.processes import Owner, Renewal

@@ -9,9 +9,19 @@ from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 
 from memstream_server.adapters.journal import codec
 from memstream_server.adapters.journal.bulk import fetch, pages
-from memstream_server.adapters.journal.conversation_tables import conversations, messages, plans
 from memstream_server.adapters.journal.reads import memory_of, record, spaces
-from memstream_server.adapters.journal.schema import anchors, fragments, memories, observations, position, span, vectors
+from memstream_server.adapters.journal.schema import (
+    anchors,
+    conversations,
+    fragments,
+    memories,
+    messages,
+    observations,
+    plans,
+    position,
+    span,
+    vectors,
+)
 from memstream_server.adapters.journal.selecting import FRAGMENT, VECTORED, fragment_of
 from memstream_server.core.values import Fragment
 from memstream_server.ports.conversations import ConversationName, ConversationScan, Message, NotThere, Plan, Status

@@ -234,3 +234,56 @@ def span(number: int) -> tuple[int, int]:
 def position(row_key: int) -> int:
     """The position (or revision) a key stands for."""
     return row_key & ((1 << POSITION_BITS) - 1)
+
+
+conversations = Table(  # a message's or plan's key is the conversation's number and its own, as for fragments
+    "conversations",
+    metadata,
+    Column("number", BIG_KEY, primary_key=True, autoincrement=True),
+    Column("namespace", TEXT, nullable=False),
+    Column("name", TEXT, nullable=False),
+    Column("last_number", BigInteger, nullable=False),
+    Column("completed", Boolean, nullable=False),
+    Column("completions", BigInteger, nullable=False),
+    Column("completed_number", BigInteger, nullable=False),
+    Column("create_time_us", BigInteger, nullable=False),
+    UniqueConstraint("namespace", "name", name="conversations_name"),
+    sqlite_autoincrement=True,
+)
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
+    Column("sender", TEXT, nullable=False),
+    Column("receiver", TEXT, nullable=False),
+    Column("current_goal", TEXT, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+)
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
+    Column("state", TEXT, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+)
+
+operations = Table(
+    "operations",
+    metadata,
+    Column("id", TEXT, primary_key=True),
+    Column("type", TEXT, nullable=False),
+    Column("namespace", TEXT, nullable=False),
+    Column("memory", TEXT, nullable=False),
+    Column("payload", TEXT, nullable=False),
+    Column("state", TEXT, nullable=False),
+    Column("done", BigInteger, nullable=False),
+    Column("total", BigInteger, nullable=False),
+    Column("unit", TEXT, nullable=False),
+    Column("create_time_us", BigInteger, nullable=False),
+    Column("end_time_us", BigInteger, nullable=False),
+    Column("error", TEXT),
+    Column("cancel_asked", Boolean, nullable=False),
+    Column("process", BigInteger),
+)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, delete, insert, select, update
 
 from memstream_server.adapters.journal import bulk, codec
-from memstream_server.adapters.journal.conversation_tables import conversations, messages, plans
-from memstream_server.adapters.journal.schema import key, span
+from memstream_server.adapters.journal.schema import conversations, key, messages, plans, span
 from memstream_server.ports.conversations import ConversationName, Message, Plan, Status
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict
 
