@@ -146,6 +146,7 @@ def test_a_server_takes_the_settings_of_each_mode(mode: str, tmp_path: Path, mon
     settings = loaded(container, monkeypatch)
     replicated = MODES[mode].get("mode") == "replicated"
     assert workload(objects)["kind"] == ("Deployment" if replicated else "StatefulSet")
+    assert workload(objects)["spec"]["replicas"] == (MODES[mode].get("replicas", 3) if replicated else 1)
     assert bool(settings.milvus_uri and settings.journal_url.get_secret_value() and settings.advertise) == replicated
     assert settings.insecure_listen == ("insecureListen" in MODES[mode])
     mounted = container.settings(tmp_path)
@@ -430,6 +431,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "replicated without a journal": ({"mode": "replicated"}, "set journal.existingSecret"),
     "replicated without Milvus": ({"mode": "replicated", "journal": STORES["journal"]}, "set milvus.uri"),
+    "several single servers": ({"replicas": 2}, "set mode: replicated"),
+    "peers of a single server": ({"tls": {"peerName": "a"}}, "for mode replicated"),
+    "volume of replicas": ({"mode": "replicated", **STORES, "persistence": {"existingClaim": "a"}}, "for mode single"),
+    "names of another certificate": ({"tls": {"existingSecret": "a", "names": ["b"]}}, "has its own"),
+    "keys that are off": (
+        {"access": {"apiKeys": {"enabled": False, "existingSecret": "a"}, "trustedProxies": ["unix"]}},
+        "needs access.apiKeys.enabled",
+    ),
+    "secret in a variable": ({"extraEnv": [{"name": "MEMSTREAM_LLM_API_KEY", "value": "sk"}]}, "use valueFrom"),
     "journal twice": ({"journal": {"url": "postgresql://a", "existingSecret": "b"}}, "url or existingSecret, not both"),
     "no PostgreSQL": ({"journal": {"url": "mysql://a"}}, "journal"),
     "Milvus token alone": ({"milvus": {"token": "a"}}, "a token needs milvus.uri"),

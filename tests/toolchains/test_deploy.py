@@ -73,12 +73,15 @@ def test_compose_says_what_the_server_understands(monkeypatch: pytest.MonkeyPatc
     server = compose["services"]["server"]
     assert (DEPLOY / server["build"]["context"] / server["build"]["dockerfile"]).exists()
     assert server["read_only"]
+    password = "p@ss/w:o#r?d"
     for name, value in server["environment"].items():
-        monkeypatch.setenv(name, re.sub(r"\$\{POSTGRES_PASSWORD:[^}]*\}", "secret", value))
+        monkeypatch.setenv(name, re.sub(r"\$\{POSTGRES_PASSWORD:[^}]*\}", password, value))
     assert set(unknown_variables(server["environment"])) <= OF_ACCESS
     settings = load()
     assert float(server["stop_grace_period"].rstrip("s")) > settings.drain_grace_s + 10
-    assert settings.journal_url.get_secret_value().startswith("postgresql://memstream:secret@postgres")
+    conninfo = pytest.importorskip("psycopg.conninfo").conninfo_to_dict(settings.journal_url.get_secret_value())
+    assert conninfo == {"host": "postgres", "port": "5432", "user": "memstream", "dbname": "memstream"}
+    assert os.environ["PGPASSWORD"] == password
     assert settings.milvus_uri == "http://milvus:19530"
     for name, service in compose["services"].items():
         assert "healthcheck" in service or name == "server"  # the server's is in its image

@@ -53,6 +53,16 @@ drain_grace_s: drain.graceSeconds
 {{- if not $values.milvus.uri }}
 {{- fail "mode replicated needs a Milvus that all replicas share: set milvus.uri" }}
 {{- end }}
+{{- if or $values.persistence.existingClaim $values.persistence.storageClass }}
+{{- fail "persistence is for mode single: in mode replicated everything is in PostgreSQL and Milvus" }}
+{{- end }}
+{{- else }}
+{{- if gt (int $values.replicas) 1 }}
+{{- fail "replicas: mode single is one server, as its volume is; set mode: replicated, a journal and milvus.uri" }}
+{{- end }}
+{{- if or $values.tls.peerName (include "memstream.given" $values.tls.peerCA) }}
+{{- fail "tls.peerName and tls.peerCA are for mode replicated: a single server calls no other" }}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -82,6 +92,8 @@ drain_grace_s: drain.graceSeconds
 {{- if or $tls.existingSecret $clientCA (include "memstream.given" $tls.peerCA) $tls.peerName }}
 {{- fail "tls.existingSecret, tls.clientCA, tls.peerCA and tls.peerName need tls.enabled" }}
 {{- end }}
+{{- else if and $tls.existingSecret $tls.names }}
+{{- fail "tls.names are of the certificate that the chart makes: the one of tls.existingSecret has its own" }}
 {{- else if $values.istio.enabled }}
 {{- fail "istio.enabled needs tls.enabled: false (and insecureListen: true): the mesh encrypts, and reads the header by which it routes" }}
 {{- end }}
@@ -95,6 +107,9 @@ drain_grace_s: drain.graceSeconds
 {{- if $access.enabled }}
 {{- if not (or $access.apiKeys.enabled $jwt $clientCA $access.trustedProxies) }}
 {{- fail "access.enabled needs something that says who calls: access.apiKeys, access.jwt, tls.clientCA or access.trustedProxies" }}
+{{- end }}
+{{- if and $access.apiKeys.existingSecret (not $access.apiKeys.enabled) }}
+{{- fail "access.apiKeys.existingSecret needs access.apiKeys.enabled" }}
 {{- end }}
 {{- if not (or $policy (include "memstream.makesKey" .)) }}
 {{- fail "access.policy must say what those who call may do: only for the key that the chart makes there is a default" }}
@@ -143,6 +158,9 @@ drain_grace_s: drain.graceSeconds
 {{- end }}
 {{- if hasKey $owned $setting }}
 {{- fail (printf "extraEnv: %s is set by the chart: use %s" .name (get $owned $setting)) }}
+{{- end }}
+{{- if and (get $known $setting).secret (hasKey . "value") }}
+{{- fail (printf "extraEnv: %s is a secret, which everybody who sees the pod could read: use valueFrom" .name) }}
 {{- end }}
 {{- if hasKey $values.settings $setting }}
 {{- fail (printf "extraEnv: %s is also in settings.%s" .name $setting) }}

@@ -19,6 +19,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- printf "%s.%s.svc" (include "memstream.name" .) .Release.Namespace }}
 {{- end }}
 
+{{- define "memstream.replicas" -}}
+{{- if eq .Values.mode "single" }}1{{ else }}{{ .Values.replicas | default 3 }}{{ end }}
+{{- end }}
+
 {{- define "memstream.appProtocol" -}}
 {{- .Values.service.appProtocol | default (ternary "https" "grpc" .Values.tls.enabled) }}
 {{- end }}
