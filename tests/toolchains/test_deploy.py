@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from memstream_server.cli.group import COMMANDS
 from memstream_server.settings import load, unknown_variables
 from tests.toolchains import deploying
 from tests.toolchains.environments import ROOT
@@ -63,6 +64,8 @@ def test_what_the_dockerfile_copies_is_enough_to_build_memstream(tmp_path: Path)
     for needed in ("hatchling", "psycopg-binary", "opentelemetry-sdk", "pymilvus"):
         assert re.search(rf"^{needed}==", locked, re.M), needed
     assert re.search(r"^USER 10001", text, re.M)
+    program, command = json.loads(re.findall(r"HEALTHCHECK (?:.*\n)*? +CMD (\[.*\])", text)[0])
+    assert (program, command in COMMANDS) == (json.loads(re.findall(r"^ENTRYPOINT (.*)", text, re.M)[0])[0], True)
 
 
 # ---- compose
