@@ -1,4 +1,4 @@
-"""Write docs/settings.md, docs/policy.md and docs/api.md from what holds them (`--check` only compares)."""
+"""Write docs/settings.md, policy.md and api.md, and the chart's schema, from the code (`--check` only compares)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from memstream_server.core.policy import DBGPT, DEFAULT, leaves
 from memstream_server.settings import ENV_PREFIX, Settings
+from scripts.chart import FILES
 from scripts.contract_page import contract_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -60,6 +61,8 @@ def policy_page() -> str:
 
 
 PAGES = {"settings.md": settings_page, "policy.md": policy_page, "api.md": contract_page}
+GENERATED = {DOCS / name: page for name, page in PAGES.items()} | FILES
+"""The text of every file written here, by path."""
 
 
 def _settings_row(name: str, field: FieldInfo) -> str:
@@ -99,12 +102,12 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--check", action="store_true", help="compare instead of writing")
     if not arguments.parse_args().check:
-        for name, page in PAGES.items():
-            (DOCS / name).write_text(page(), encoding="utf-8")
+        for path, text in GENERATED.items():
+            path.write_text(text(), encoding="utf-8")
         return 0
-    stale = [name for name, page in PAGES.items() if (DOCS / name).read_text(encoding="utf-8") != page()]
-    for name in stale:
-        print(f"docs/{name} is not what the code says: run `make generate`", file=sys.stderr)
+    stale = [path for path, text in GENERATED.items() if path.read_text(encoding="utf-8") != text()]
+    for path in stale:
+        print(f"{path.relative_to(DOCS.parent)} is not what the code says: run `make generate`", file=sys.stderr)
     return 1 if stale else 0
 
 

@@ -1,4 +1,4 @@
-"""What the tests leave behind in a database is taken away; properties are tried without a clock."""
+"""Schemas that tests leave in a database are dropped; properties have no deadline; children can be interrupted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.journals import drop_schemas
+from tests.support.processes import stop_ignoring_interrupts
+
+stop_ignoring_interrupts()
 
 # Two busy cores decide how long an example takes.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

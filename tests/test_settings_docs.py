@@ -22,7 +22,7 @@ from memstream_server.settings import (
     parse_listen,
     unknown_variables,
 )
-from scripts.document import DOCS, PAGES
+from scripts.document import GENERATED
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_page_is_what_the_code_says(name: str) -> None:
-    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name]()
+@pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
+def test_generated_file_is_what_the_code_says(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == GENERATED[path]()
 
 
 def test_every_setting_has_a_meaning_and_every_number_bounds_and_a_unit() -> None:

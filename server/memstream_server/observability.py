@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
+from concurrent.futures import CancelledError
+from socketserver import ThreadingMixIn
+from threading import Thread
 from typing import Any, TextIO
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
 from memstream_server.settings import LogFormat, LogLevel, parse_listen
 
 SECRET_KEYS = ("token", "api_key", "apikey", "password", "secret", "authorization", "credential")
 """A value whose key contains one of these is never written."""
+PROBES = {"/livez": "memstream.v1.ServerService", "/readyz": "memstream.v1.StreamService"}
+"""Which service of grpc.health.v1 an HTTP probe asks for."""
+PROBE_S = 2.0
+"""How long the event loop may take to answer a probe."""
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -141,19 +150,71 @@ class Metrics:
         return Histogram(f"memstream_{name}", meaning, labels, registry=self.registry, buckets=LATENCY_BUCKETS_S)
 
 
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
+    """A thread for each request: a slow client holds up no other."""
+
+    daemon_threads = True
+
+
+class _ThreadingServer6(_ThreadingServer):
+    address_family = socket.AF_INET6
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Requests are not logged."""
+
+
 class MetricsEndpoint:
-    """The Prometheus endpoint, in a thread of its own. `port` is the one bound."""
+    """Prometheus metrics and HTTP probes, in threads of their own. `port` is the one bound.
+
+    GET /livez and /readyz answer 200 or 503, as grpc.health.v1 does for the services of PROBES: probes of Kubernetes
+    need neither TLS nor a client certificate here. The event loop is asked each time, so that one that hangs is not
+    alive.
+    """
 
     def __init__(self, metrics: Metrics, listen: str) -> None:
         host, port = parse_listen(listen)
-        self._server, self._thread = start_http_server(port, host, metrics.registry)
+        self._metrics = make_wsgi_app(metrics.registry)
+        self._serves: Callable[[str], bool] = lambda _service: False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        made = _ThreadingServer6 if ":" in host else _ThreadingServer
+        self._server = make_server(host, port, self._answer, made, _SilentHandler)
+        self._thread = Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
         self.port: int = self._server.server_port
+
+    def answer_probes(self, serves: Callable[[str], bool]) -> None:
+        """From now on probes say what `serves` says of a service, in the running event loop; before, nothing serves."""
+        self._serves, self._loop = serves, asyncio.get_running_loop()
 
     def close(self) -> None:
         """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=5)
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        service = PROBES.get(environ["PATH_INFO"])
+        if service is None:
+            answer: Iterable[bytes] = self._metrics(environ, start_response)
+            return answer
+        status = "200 OK" if self._probe(service) else "503 Service Unavailable"
+        start_response(status, [("Content-Type", "text/plain"), ("Cache-Control", "no-store")])
+        return [status[4:].encode() + b"\n"]
+
+    def _probe(self, service: str) -> bool:
+        async def asked() -> bool:
+            return self._serves(service)
+
+        if self._loop is None or self._loop.is_closed():
+            return False
+        answer = asyncio.run_coroutine_threadsafe(asked(), self._loop)
+        try:
+            return answer.result(PROBE_S)
+        except (TimeoutError, CancelledError):  # the event loop hangs, or has ended
+            answer.cancel()
+            return False
 
 
 def serve_metrics(metrics: Metrics, listen: str) -> MetricsEndpoint | None:

@@ -157,6 +157,10 @@ class Settings(BaseSettings):
     tls_peer_ca_file: Path | None = _setting(
         None, "CA of the certificates of other servers of the same database; unset is the system's"
     )
+    tls_peer_name: str = _setting(
+        "",
+        "DNS name in the certificates of other servers of the same database; empty is the host of their `advertise`",
+    )
     insecure_listen: bool = _setting(
         False, "listen beyond loopback without TLS, or without asking who calls; for a network that does both"
     )
@@ -396,8 +400,10 @@ class Settings(BaseSettings):
     def _check_access(self) -> None:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file go together")
-        if self.tls_cert_file is None and (self.tls_client_ca_file or self.tls_peer_ca_file):
-            raise ValueError("tls_client_ca_file and tls_peer_ca_file need tls_cert_file and tls_key_file")
+        if self.tls_cert_file is None and (self.tls_client_ca_file or self.tls_peer_ca_file or self.tls_peer_name):
+            raise ValueError(
+                "tls_client_ca_file, tls_peer_ca_file and tls_peer_name need tls_cert_file and tls_key_file"
+            )
         if bool(self.jwt_jwks) != bool(self.jwt_issuer) or bool(self.jwt_jwks) != bool(self.jwt_audience):
             raise ValueError("jwt_jwks, jwt_issuer and jwt_audience go together")
         if self.authenticates != (self.access_policy_file is not None):

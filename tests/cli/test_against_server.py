@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.cli.commands import COMMAND, environment, run
 from tests.support.journals import DATABASE, only_sqlite
+from tests.support.processes import running
 from tests.support.server import ServerProcess
 
 
@@ -46,7 +46,7 @@ def test_an_answer_is_followed_until_it_is_interrupted(
         == 0
     )
     words = [*COMMAND, "recall", memory, "where is the key?", "-n", "1", "--follow", *flags]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment(server.address)) as following:
+    with running(words, env=environment(server.address)) as following:
         assert following.stdout is not None
         first = following.stdout.readline()
         assert "the key is lost" in first
@@ -154,12 +154,10 @@ def test_a_killed_observe_is_finished_by_the_same_command(server: ServerProcess,
     lines = [f"unlike any other: {number * 7919}" for number in range(4_000)]
     file = written(tmp_path, "long.txt", *lines)
     words = ("observe", "--create", "demo/killed", file)
-    first = subprocess.Popen([*COMMAND, *words], env=environment(server.address), stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while first.poll() is None and revision(server, "demo/killed") < 2 and time.monotonic() < deadline:
-        pass
-    first.kill()
-    first.wait()
+    with running([*COMMAND, *words], env=environment(server.address), stdout=subprocess.DEVNULL) as first:
+        deadline = time.monotonic() + 60
+        while first.poll() is None and revision(server, "demo/killed") < 2 and time.monotonic() < deadline:
+            pass
     done = run(*words, "--json", target=server.address)
     assert done.returncode == 0, done.stderr
     feed = json.loads(done.stdout)["feeds"][0]
@@ -167,26 +165,10 @@ def test_a_killed_observe_is_finished_by_the_same_command(server: ServerProcess,
     assert Counter(held(server, "demo/killed")) == Counter(lines)
 
 
-INTERRUPTIBLE = """\
-import runpy, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-runpy.run_module("memstream_server", run_name="__main__", alter_sys=True)
-"""
-"""A shell's background job, which the tests may be, ignores SIGINT, and so would what it starts. The program itself
-sees to that: `preexec_fn` would fork beside gRPC's threads, and gRPC now and then aborts the fork.
-"""
-
-
 def test_an_interrupted_pipe_says_how_far_it_came(server: ServerProcess) -> None:
     words = ("observe", "--create", "demo/interrupted")
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, *words],
-        env=environment(server.address),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    pipe = subprocess.PIPE
+    with running([*COMMAND, *words], env=environment(server.address), stdin=pipe, stderr=pipe) as process:
         assert process.stdin is not None
         assert process.stderr is not None
         process.stdin.write("one\ntwo\n")

@@ -25,6 +25,7 @@ from tests.cli.commands import run
 from tests.diagnosis.conftest import changed, entries, looked
 from tests.server.conftest import MakeServer, started
 from tests.server.listing import contents, indexed
+from tests.support.processes import running
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -302,9 +303,8 @@ time.sleep(600)
 def test_a_process_that_has_the_index_open_though_no_server_runs_is_named(data_dir: Path) -> None:
     """A stand-in for Milvus Lite, which the kernel kills with its server: it is told by Lite's lock and arguments."""
     command = [sys.executable, "-c", HOLDING, "--directory", str(data_dir / "milvus")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+    with running(command) as holder:
         assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+        assert holder.stdout.readline() == "held\n"
         code, answer = looked("doctor", data_dir)
-        holder.kill()
     assert (code, f"(pid {holder.pid})" in found(answer, "note")["index"]["text"]) == (0, True), answer

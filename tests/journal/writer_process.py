@@ -6,7 +6,6 @@ PLACE is a data directory or the URL of a database.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from memstream_server.adapters.journal import open_journal
 from memstream_server.ports.journal.port import Journal
 from tests.journal.samples import MODEL, Now, fragment, receipt, record, row, transition
+from tests.support.processes import running
 
 BATCH = 5
 
@@ -49,7 +49,7 @@ async def main(place: str) -> None:
 def acknowledged_until_killed(place: str, lines: int) -> dict[str, int]:
     """Run a writer, read what it acknowledges, kill it after so many lines, and read the rest."""
     command = [sys.executable, "-m", "tests.journal.writer_process", place]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with running(command) as process:
         assert process.stdout is not None
         acknowledged = dict.fromkeys(("received", "revision"), 0)
         for number, line in enumerate(process.stdout):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -87,16 +85,3 @@ def test_outcomes_and_codes_that_alerts_wait_for_can_come() -> None:
         for rule in group["rules"]:
             assert rule["annotations"]["summary"]
             assert rule["labels"]["severity"] in ("warning", "critical")
-
-
-def test_the_health_check_of_the_image_says_whether_a_server_serves(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "deploy/healthcheck.py")]
-    with ServerProcess(tmp_path / "data") as server:
-        ended = subprocess.run(command, env={"MEMSTREAM_LISTEN": server.address}, check=False)
-        assert ended.returncode == 0
-        other = {"MEMSTREAM_LISTEN": server.address, "MEMSTREAM_HEALTH_SERVICE": "no.such"}
-        assert subprocess.run(command, env=other, check=False).returncode == 1
-        address = server.address
-    ended = subprocess.run(command, env={"MEMSTREAM_LISTEN": address}, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert "does not answer" in ended.stderr

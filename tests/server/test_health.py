@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import grpc
 import grpc.aio
@@ -11,11 +14,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from memstream_server import observability
 from memstream_server.engine.engine import Serving
+from memstream_server.observability import Metrics, MetricsEndpoint
 from memstream_server.rpc import health
 from memstream_server.rpc.health import Health
 from tests.server.conftest import MakeServer, started, stopped
-from tests.support.server import ServerProcess
+from tests.support.certificates import Authority
+from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -134,3 +140,55 @@ async def test_reflection_tells_every_service_and_its_messages(shared: ServerPro
             await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=name))
             assert (await call.read()).file_descriptor_response.file_descriptor_proto, name
         await call.done_writing()
+
+
+def probed(metrics: str) -> dict[str, int]:
+    """Statuses of both HTTP probes."""
+    found = {}
+    for path in ("livez", "readyz"):
+        try:
+            with urlopen(f"http://{metrics}/{path}", timeout=30) as answer:
+                found[path] = answer.status
+        except HTTPError as error:
+            found[path] = error.code
+            error.close()
+    return found
+
+
+def test_http_probes_need_no_tls_and_no_identity(make_server: MakeServer, tmp_path: Path) -> None:
+    authority, metrics = Authority(tmp_path / "tls"), free_address()
+    certificate, key = authority.issue("server")
+    policy = tmp_path / "policy.toml"
+    policy.write_text("")
+    server = make_server(
+        metrics_listen=metrics,
+        tls_cert_file=str(certificate),
+        tls_key_file=str(key),
+        tls_client_ca_file=str(authority.ca),
+        access_policy_file=str(policy),
+    ).start()
+    assert probed(metrics) == {"livez": 200, "readyz": 200}
+    assert server.stop() == 0
+
+
+async def test_http_probes_follow_the_health_service() -> None:
+    endpoint = MetricsEndpoint(Metrics(), "[::1]:0")
+    serving = {"memstream.v1.ServerService": True, "memstream.v1.StreamService": False}
+    address = f"[::1]:{endpoint.port}"
+    try:
+        assert await asyncio.to_thread(probed, address) == {"livez": 503, "readyz": 503}
+        endpoint.answer_probes(lambda service: serving[service])
+        assert await asyncio.to_thread(probed, address) == {"livez": 200, "readyz": 503}
+    finally:
+        endpoint.close()
+
+
+async def test_a_hanging_event_loop_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observability, "PROBE_S", 0.05)
+    endpoint = MetricsEndpoint(Metrics(), "127.0.0.1:0")
+    endpoint.answer_probes(lambda _service: True)
+    try:
+        # This call blocks the event loop until it is answered.
+        assert probed(f"127.0.0.1:{endpoint.port}") == {"livez": 503, "readyz": 503}
+    finally:
+        endpoint.close()

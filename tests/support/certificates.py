@@ -24,12 +24,15 @@ class Authority:
         self.ca = directory / f"{name}.pem"
         self.ca.write_bytes(own.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *uris: str, dns: tuple[str, ...] = ()) -> tuple[Path, Path]:
-        """Certificate and key of `name`, good for 127.0.0.1 and localhost; issued again they replace the former."""
+    def issue(self, name: str, *uris: str, dns: tuple[str, ...] = (), loopback: bool = True) -> tuple[Path, Path]:
+        """Certificate and key of `name`, valid for 127.0.0.1 and localhost too unless `loopback` is false.
+
+        Issued again they replace the former ones.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [
-            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-            *(x509.DNSName(each) for each in ("localhost", *dns)),
+            *([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")] if loopback else []),
+            *(x509.DNSName(each) for each in dns),
             *(x509.UniformResourceIdentifier(uri) for uri in uris),
         ]
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

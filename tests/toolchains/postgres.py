@@ -123,7 +123,12 @@ class Cluster:
         """SIGINT ends it in order, SIGQUIT as a crash does."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(how)
-            self._process.wait(30)
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(30)
+                raise
 
     def remove(self) -> None:
         """Stop it and leave nothing."""

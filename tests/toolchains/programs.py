@@ -1,5 +1,27 @@
 """Programs of others that tests need."""
 
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
 
 class Absent(Exception):
     """There is no such program here; the text says why it could not be had."""
+
+
+def run(*command: str | Path, stdin: str = "", cwd: Path | None = None, **variables: str) -> str:
+    """What a program prints; it must end well."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | variables,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command[0]}:\n{done.stdout}{done.stderr}"
+    return done.stdout

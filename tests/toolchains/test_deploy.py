@@ -1,4 +1,4 @@
-"""deploy/, read by the programs it is made for. None of it is run but Envoy's, in test_mesh.py."""
+"""deploy/ without the chart, read by the programs it is made for. Envoy's part is also run, in test_mesh.py."""
 
 from __future__ import annotations
 
@@ -13,38 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
-from memstream.v1 import server_service_pb2, stream_service_pb2
-from memstream_server.rpc.interceptor import ROUTING_KEY
+from memstream_server.cli.group import COMMANDS
 from memstream_server.settings import load, unknown_variables
 from tests.toolchains import deploying
 from tests.toolchains.environments import ROOT
-from tests.toolchains.programs import Absent
+from tests.toolchains.programs import Absent, run
 
 pytestmark = pytest.mark.toolchain
 
 DEPLOY = ROOT / "deploy"
-CHART = DEPLOY / "helm/memstream"
-KUBERNETES = "1.33"
 OF_ACCESS = {"MEMSTREAM_INSECURE_LISTEN", "MEMSTREAM_TLS_CERT_FILE", "MEMSTREAM_TLS_KEY_FILE"}
 """Settings of servers that listen beyond loopback."""
-VALUES: dict[str, dict[str, Any]] = {
-    "as it is": {},
-    "with everything": {
-        "tlsSecretName": "tls",
-        "istio": {"enabled": True},
-        "settings": {"recall_limit_max": 200},
-        "extraEnv": [{"name": "OTEL_SERVICE_NAME", "value": "memory"}],
-        "metrics": {"port": 9100, "from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
-        "networkPolicy": {
-            "enabled": True,
-            "from": [{"podSelector": {"matchLabels": {"app": "agent"}}}],
-            "egress": [{"to": [{"podSelector": {"matchLabels": {"app": "postgres"}}}], "ports": [{"port": 5432}]}],
-        },
-        "podAnnotations": {"a": "b"},
-        "tolerations": [{"key": "memory", "operator": "Exists"}],
-    },
-    "bare": {"networkPolicy": {"enabled": False}, "replicas": 1},
-}
 
 
 def had(get: Any, *arguments: str) -> Path:
@@ -54,32 +33,6 @@ def had(get: Any, *arguments: str) -> Path:
     except Absent as absent:
         pytest.skip(str(absent))
     return found
-
-
-def run(*command: str | Path, stdin: str = "", cwd: Path | None = None, **variables: str) -> str:
-    """What a program prints; it must end well."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | variables,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command[0]}:\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def rendered(values: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """The chart's objects."""
-    file = folder / "values.yaml"
-    file.write_text(yaml.safe_dump(values), "utf-8")
-    helm = had(deploying.helm)
-    arguments = ("--namespace", "agents", "--values", file, "--kube-version", KUBERNETES)
-    text = run(helm, "template", "memory", CHART, *arguments)
-    return [each for each in yaml.safe_load_all(text) if each]
 
 
 # ---- the image
@@ -111,6 +64,8 @@ def test_what_the_dockerfile_copies_is_enough_to_build_memstream(tmp_path: Path)
     for needed in ("hatchling", "psycopg-binary", "opentelemetry-sdk", "pymilvus"):
         assert re.search(rf"^{needed}==", locked, re.M), needed
     assert re.search(r"^USER 10001", text, re.M)
+    program, command = json.loads(re.findall(r"HEALTHCHECK (?:.*\n)*? +CMD (\[.*\])", text)[0])
+    assert (program, command in COMMANDS) == (json.loads(re.findall(r"^ENTRYPOINT (.*)", text, re.M)[0])[0], True)
 
 
 # ---- compose
@@ -121,12 +76,15 @@ def test_compose_says_what_the_server_understands(monkeypatch: pytest.MonkeyPatc
     server = compose["services"]["server"]
     assert (DEPLOY / server["build"]["context"] / server["build"]["dockerfile"]).exists()
     assert server["read_only"]
+    password = "p@ss/w:o#r?d"
     for name, value in server["environment"].items():
-        monkeypatch.setenv(name, re.sub(r"\$\{POSTGRES_PASSWORD:[^}]*\}", "secret", value))
+        monkeypatch.setenv(name, re.sub(r"\$\{POSTGRES_PASSWORD:[^}]*\}", password, value))
     assert set(unknown_variables(server["environment"])) <= OF_ACCESS
     settings = load()
     assert float(server["stop_grace_period"].rstrip("s")) > settings.drain_grace_s + 10
-    assert settings.journal_url.get_secret_value().startswith("postgresql://memstream:secret@postgres")
+    conninfo = pytest.importorskip("psycopg.conninfo").conninfo_to_dict(settings.journal_url.get_secret_value())
+    assert conninfo == {"host": "postgres", "port": "5432", "user": "memstream", "dbname": "memstream"}
+    assert os.environ["PGPASSWORD"] == password
     assert settings.milvus_uri == "http://milvus:19530"
     for name, service in compose["services"].items():
         assert "healthcheck" in service or name == "server"  # the server's is in its image
@@ -142,63 +100,6 @@ def test_compose_reads_its_file() -> None:
     without = {name: value for name, value in os.environ.items() if name != "POSTGRES_PASSWORD"}
     refused = subprocess.run(list(map(str, command)), env=without, capture_output=True, text=True, check=False)
     assert refused.returncode, "it starts without a password"
-
-
-# ---- Kubernetes
-
-
-def test_the_chart_is_clean() -> None:
-    run(had(deploying.helm), "lint", "--strict", CHART)
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_what_the_chart_makes_is_valid(name: str, tmp_path: Path) -> None:
-    """Against Kubernetes' own schemas, strictly: an unknown field is an error. Istio's are not among them."""
-    objects = [one for one in rendered(VALUES[name], tmp_path) if "istio" not in one["apiVersion"]]
-    kinds = sorted(one["kind"] for one in objects)
-    expected = ["Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"]
-    assert kinds == [kind for kind in expected if kind != "NetworkPolicy" or name != "bare"]
-    file = tmp_path / "objects.yaml"
-    file.write_text(yaml.safe_dump_all(objects), "utf-8")
-    run(had(deploying.tool, "kubernetes-validate"), "--strict", "--kubernetes-version", KUBERNETES, file)
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_pods_are_told_apart_stop_in_order_and_may_do_little(name: str, tmp_path: Path) -> None:
-    objects = {one["kind"]: one for one in rendered(VALUES[name], tmp_path)}
-    pod = objects["Deployment"]["spec"]["template"]["spec"]
-    (server,) = pod["containers"]
-    assert pod["securityContext"]["runAsNonRoot"]
-    assert server["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    environment = {each["name"]: each.get("value", "") for each in server["env"]}
-    assert set(unknown_variables(environment)) <= OF_ACCESS
-    waits = server["lifecycle"]["preStop"]["sleep"]["seconds"] + float(environment["MEMSTREAM_DRAIN_GRACE_S"])
-    assert pod["terminationGracePeriodSeconds"] >= waits + 10
-    writable = {each["mountPath"] for each in server["volumeMounts"] if not each.get("readOnly")}
-    assert writable == {"/data", "/tmp"}
-    services = {
-        service.full_name
-        for module in (server_service_pb2, stream_service_pb2)
-        for service in module.DESCRIPTOR.services_by_name.values()
-    }
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert "tlsSecretName" in VALUES[name] or server[probe]["grpc"]["service"] in services
-    (port,) = (each for each in objects["Service"]["spec"]["ports"] if each["name"] == "grpc")
-    assert port["appProtocol"] == "grpc"
-    assert objects["PodDisruptionBudget"]["spec"]["selector"] == objects["Deployment"]["spec"]["selector"]
-
-
-def test_istio_routes_by_what_the_sdk_sends(tmp_path: Path) -> None:
-    """The file and the chart say the same; Istio's own validation was not run."""
-    written, *_ = yaml.safe_load_all((DEPLOY / "istio/destination-rule.yaml").read_text("utf-8"))
-    made = next(one for one in rendered({"istio": {"enabled": True}}, tmp_path) if one["kind"] == "DestinationRule")
-    assert made["spec"]["trafficPolicy"] == written["spec"]["trafficPolicy"]
-    assert made["spec"]["host"] == "memory.agents.svc.cluster.local"
-    assert written["spec"]["trafficPolicy"]["loadBalancer"]["consistentHash"]["httpHeaderName"] == ROUTING_KEY
 
 
 # ---- Prometheus

@@ -28,6 +28,7 @@ COMMANDS = {
     "reindex": ("long_work", "Rebuild the vector index, or embed everything anew."),
     "operations": ("long_work", "List long work, look at it, wait for it, cancel it."),
     "keys": ("keys", "Make, list and revoke API keys."),
+    "healthcheck": ("healthcheck", "Say by the exit code whether the server of these settings serves."),
     "mcp": ("mcp", "Serve a memory's tools over the Model Context Protocol."),
     "backup": ("data", "Copy the journal of a data directory, also while its server runs."),
     "verify": ("verify", "Check that a journal holds what its event logs say."),

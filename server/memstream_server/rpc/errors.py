@@ -13,7 +13,7 @@ import structlog
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable
+from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable, OwnerUnreachable
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.journal.writing import Rejection
 from memstream_server.ports.operations import Failure
@@ -105,6 +105,10 @@ class Unauthenticated(EngineError):
     """No identity, or one that is not accepted. Its text never repeats a credential."""
 
     reason = "UNAUTHENTICATED"
+
+
+class OwnerUntrusted(OwnerUnreachable):
+    """The certificate of the server that owns the memory is refused; waiting does not help, its operator must act."""
 
 
 class PermissionDenied(EngineError):

@@ -33,7 +33,7 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.rpc.calls import REQUEST_ID, Tracing, Untraced, current_id, gave_up, heard_in_s
 from memstream_server.rpc.drain import Drain
-from memstream_server.rpc.errors import PUSHBACK_KEY, STATUS_KEY
+from memstream_server.rpc.errors import PUSHBACK_KEY, STATUS_KEY, OwnerUntrusted
 
 if TYPE_CHECKING:
     from memstream_server.engine.ownership import Ownership
@@ -52,7 +52,7 @@ PAUSE_S = 0.1
 _LOCAL = frozenset({"CreateMemory", "GetMemory", "ListMemories", "ListFragments", "ListOperations", "CloneMemory"})
 """Calls that name a memory and are answered from the journal, which every server reads."""
 _NOT_OURS = ("grpc-", "user-agent", ":", "te", "content-type", REQUEST_ID, "traceparent", "tracestate")
-_OPTIONS = [
+_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 10_000),
@@ -151,7 +151,8 @@ class Forwarding:
                     return await self._pass_one(method, owner, first, requests, context)
                 except (OwnedElsewhere, OwnerUnreachable, LeaseLost) as error:
                     # The memory moves just now, or the owner has just ended: somebody will have it in a moment.
-                    if requests is not None or _is_marked(context) or not _unbegun(error) or await wait.over():
+                    passes = requests is None and not _is_marked(context) and _passes(error)
+                    if not passes or await wait.over():
                         raise
 
         return answer
@@ -256,9 +257,12 @@ class Forwarding:
         channel = self._channels.get(owner.address)
         if channel is None:
             channel = self._channels[owner.address] = self._peers.channel(owner.address, _OPTIONS)
+        problem = ""
         try:
             async with asyncio.timeout(CONNECT_S):
                 connected = await _connects(channel)
+            if not connected:
+                problem = await self._peers.certificate_problem(channel, owner.address)
         except (TimeoutError, grpc.aio.UsageError):  # closed by another call
             connected = False
         if connected:
@@ -266,7 +270,10 @@ class Forwarding:
         if self._channels.get(owner.address) is channel:
             del self._channels[owner.address]
         await self._close_unused(channel)
-        raise OwnerUnreachable("the server that owns the memory cannot be reached", retry_after_s=0.2)
+        text = "the server that owns the memory cannot be reached"
+        if problem:
+            raise OwnerUntrusted(f"{text}: {problem}")
+        raise OwnerUnreachable(text, retry_after_s=0.2)
 
     async def _close_unused(self, channel: grpc.aio.Channel) -> None:
         """Closes a channel that is given to no call any more, once the last call has left it: closing ends calls, and
@@ -350,9 +357,9 @@ def _info(status: bytes) -> error_details_pb2.ErrorInfo:
     return info
 
 
-def _unbegun(error: EngineError) -> bool:
-    """Whether what failed so has changed nothing."""
-    return "begun" not in error.details
+def _passes(error: EngineError) -> bool:
+    """Whether to try again: the call has changed nothing, and time may help."""
+    return "begun" not in error.details and not isinstance(error, OwnerUntrusted)
 
 
 def _deadline_s(context: _Context) -> float:

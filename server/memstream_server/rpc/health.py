@@ -63,6 +63,10 @@ class Health:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
 
+    def serves(self, service: str) -> bool:
+        """Whether a service serves now; a name that there is not does not."""
+        return self._serving.get(service, False)
+
     # ---- the rpcs
     async def Check(self, request: health_pb2.HealthCheckRequest, context: _Context) -> _Status:  # noqa: N802  # grpc's
         """Whether a service serves now. NOT_FOUND for a name there is not."""

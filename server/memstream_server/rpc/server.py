@@ -80,6 +80,10 @@ class RpcServer:
         await self._server.start()
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
+    def serves(self, service: str) -> bool:
+        """What the health service says of a service of the contract."""
+        return self._health.serves(service)
+
     async def stop(self, grace_s: float | None = None) -> None:
         """Tells the streams, waits until they have ended, then ends the rest.
 

@@ -26,6 +26,8 @@ class TlsFiles:
     client_ca: Path | None = None
     peer_ca: Path | None = None
     """Of other servers' certificates; None: the system's."""
+    peer_name: str = ""
+    """DNS name that other servers' certificates must contain; empty: the host of their address."""
 
     def as_client(self) -> grpc.ChannelCredentials:
         """To another server, which is shown this one's certificate. Raises OSError."""

@@ -78,5 +78,9 @@ def _tls(settings: Settings) -> TlsFiles | None:
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     return TlsFiles(
-        settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file, settings.tls_peer_ca_file
+        settings.tls_cert_file,
+        settings.tls_key_file,
+        settings.tls_client_ca_file,
+        settings.tls_peer_ca_file,
+        settings.tls_peer_name,
     )

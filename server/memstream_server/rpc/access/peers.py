@@ -7,6 +7,7 @@ the memory asks its own policy again.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -16,18 +17,26 @@ from collections.abc import Iterable, Sequence
 
 import grpc
 import grpc.aio
+import structlog
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from memstream_server.rpc.access.caller import CALLER
 from memstream_server.rpc.access.proxies import HEADER as PROXY_HEADER
 from memstream_server.rpc.errors import Unauthenticated
 from memstream_server.rpc.transport import TlsFiles
 
+log = structlog.get_logger(__name__)
+
 CALLER_HEADER = "memstream-caller"
 CREDENTIALS = frozenset({"authorization", PROXY_HEADER, CALLER_HEADER})
 """Headers that say who calls: none of them is passed on."""
 VALID_S = 300.0
 """How far the clocks of two servers may be apart, and how long a header that somebody took can be used again."""
-_Options = Sequence[tuple[str, int]]
+_Options = Sequence[tuple[str, int | str]]
+_REASON_S = 2.0
+_WRONG_NAME, _WRONG_CA = "Hostname Verification Check failed", "CERTIFICATE_VERIFY_FAILED"
+"""What gRPC says of a certificate that it refuses."""
 
 
 class Peers:
@@ -36,12 +45,48 @@ class Peers:
     def __init__(self, tls: TlsFiles | None = None, secret: str = "") -> None:
         self._tls = tls
         self._secret = secret.encode()
+        self._problems: dict[str, str] = {}
+        """What was last wrong with the certificate of a server, by address."""
 
     def channel(self, address: str, options: _Options) -> grpc.aio.Channel:
         """A new one; TLS files are read for each, so that a connection made anew has the certificate of now."""
         if self._tls is None:
             return grpc.aio.insecure_channel(address, options=options)
-        return grpc.aio.secure_channel(address, self._tls.as_client(), options=options)
+        name = self._tls.peer_name
+        named = [*options, ("grpc.ssl_target_name_override", name)] if name else options
+        return grpc.aio.secure_channel(address, self._tls.as_client(), options=named)
+
+    async def certificate_problem(self, channel: grpc.aio.Channel, address: str) -> str:
+        """Why this server refuses the certificate of another one that it cannot connect to; empty if it does not.
+
+        It is logged once until it changes: an operator must correct it.
+        """
+        problem = await self._certificate_problem(channel, address)
+        if problem and problem != self._problems.get(address):
+            log.error("server_not_trusted", address=address, problem=problem)
+        self._problems[address] = problem
+        return problem
+
+    async def _certificate_problem(self, channel: grpc.aio.Channel, address: str) -> str:
+        """The state of a channel has no reason; the error of a call that fails on it has one."""
+        if self._tls is None or channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            return ""
+        try:
+            await HealthStub(channel).Check(  # type: ignore[attr-defined]  # typed for threads
+                HealthCheckRequest(), timeout=_REASON_S
+            )
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or ""
+        except (grpc.aio.UsageError, asyncio.CancelledError):
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            return ""  # another call has closed the channel
+        else:
+            return ""
+        if _WRONG_NAME in details:
+            name = self._tls.peer_name or address.rpartition(":")[0]
+            return f"its certificate is not valid for {name}: see tls_peer_name"
+        return "its certificate is not signed by a CA of tls_peer_ca_file" if _WRONG_CA in details else ""
 
     def metadata(self, given: Iterable[tuple[str, str | bytes]], path: str) -> list[tuple[str, str | bytes]]:
         """Of a call that is passed on to `path`: what the client gave, without what only the client may send."""

@@ -1,0 +1,61 @@
+"""What the Helm chart knows of the settings: their names, and types with bounds in its schema of values."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from memstream_server.settings import Settings
+
+CHART = Path(__file__).resolve().parent.parent / "deploy/helm/memstream"
+_JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string"}
+
+
+def settings_names() -> str:
+    """settings.json: every setting, and whether it is a secret."""
+    known = {name: {"secret": kind_of(field) is SecretStr} for name, field in Settings.model_fields.items()}
+    return json.dumps(known, indent=1, sort_keys=True) + "\n"
+
+
+def values_schema() -> str:
+    """values.schema.json: as it is, with `$defs.settings.properties` made from the Settings class."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    schema["$defs"]["settings"]["properties"] = {
+        name: _schema(field) for name, field in Settings.model_fields.items() if kind_of(field) is not SecretStr
+    }
+    return json.dumps(schema, indent=2) + "\n"
+
+
+FILES: dict[Path, Callable[[], str]] = {
+    CHART / "settings.json": settings_names,
+    CHART / "values.schema.json": values_schema,
+}
+
+
+def kind_of(field: FieldInfo) -> Any:
+    """The type of a value, of an optional one too."""
+    kind = field.annotation
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    return kind
+
+
+def _schema(field: FieldInfo) -> dict[str, Any]:
+    kind = kind_of(field)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return {"enum": [str(member.value) for member in kind]}
+    if kind not in _JSON_TYPES:
+        return {}  # a list or a table: the server checks it
+    limits = {type(limit).__name__: limit for limit in field.metadata}
+    bounds = {
+        "minimum": getattr(limits.get("Ge"), "ge", None),
+        "maximum": getattr(limits.get("Le"), "le", None),
+    }
+    return {"type": _JSON_TYPES[kind]} | {name: bound for name, bound in bounds.items() if bound is not None}

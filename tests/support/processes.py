@@ -1,0 +1,41 @@
+"""Child processes of tests: they can be interrupted however the tests were started, and end with their test."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+
+def stop_ignoring_interrupts() -> None:
+    """Replace ignored signals by handlers that do nothing: a child inherits the one and not the other.
+
+    A shell's background job (`nohup make test &`) ignores SIGINT and SIGQUIT, and so would every program that a test
+    starts: Python and others handle SIGINT only where it is not ignored, so that a test waited for ever for a program
+    that it had interrupted.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, _do_nothing)
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    """This process still ignores the signal."""
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: int | None = None,
+    stdout: int | None = subprocess.PIPE,
+    stderr: int | None = None,
+) -> Iterator[subprocess.Popen[str]]:
+    """A program that is killed at the end of the block if it still runs, also when a test fails or times out."""
+    with subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # does nothing once it has ended and was waited for

@@ -1,0 +1,57 @@
+"""Child processes under a shell's background job, which ignores SIGINT: they can be interrupted, and end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import COMMAND, environment
+from tests.support import journals
+from tests.support.processes import running, stop_ignoring_interrupts
+
+SLEEPER = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
+IGNORING = """\
+import os, signal, sys
+signal.signal(int(sys.argv[1]), signal.SIG_IGN)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@pytest.fixture
+def ignored() -> Iterator[None]:
+    """SIGINT as a background job has it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ignored")
+def test_children_do_not_inherit_ignored_signals() -> None:
+    stop_ignoring_interrupts()
+    signal.raise_signal(signal.SIGINT)  # these tests themselves go on
+    with running(SLEEPER) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == -signal.SIGINT
+
+
+def test_a_failing_test_kills_its_program() -> None:
+    with pytest.raises(ZeroDivisionError), running(SLEEPER) as child:
+        raise ZeroDivisionError
+    assert child.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_handles_signals_that_it_inherits_as_ignored(number: signal.Signals, tmp_path: Path) -> None:
+    serve = [*COMMAND, "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-c", IGNORING, str(int(number)), *serve]
+    with running(command, env=environment() | journals.environment(serve[len(COMMAND) :])) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith("memstream listens on ")
+        server.send_signal(number)
+        assert server.wait(120) == 0

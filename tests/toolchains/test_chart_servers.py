@@ -1,0 +1,127 @@
+"""Servers as the chart starts them: the default with its volume, and two replicas on one database."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import memstream
+from tests.server.conftest import check_log
+from tests.server.listing import contents
+from tests.server.test_health import probed
+from tests.support.server import ServerProcess, free_address
+from tests.toolchains import deploying
+from tests.toolchains.charts import Container, rendered
+from tests.toolchains.fleet import Fleet
+from tests.toolchains.milvus import MilvusServer
+from tests.toolchains.programs import Absent
+
+pytestmark = pytest.mark.toolchain
+
+HOST = "memory.agents.svc"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs() -> None:
+    try:
+        deploying.helm()
+    except Absent as absent:
+        pytest.skip(str(absent))
+
+
+def connect(server: ServerProcess, container: Container) -> memstream.Client:
+    """A client as NOTES.txt has it, but for the name: the pod's Service is not there."""
+    ca = container.text("Secret", "memory-tls", "ca.crt").encode()
+    key = container.text("Secret", "memory-access", "api-key")
+    named = [("grpc.ssl_target_name_override", HOST)]
+    return memstream.connect(
+        server.address.replace("0.0.0.0", "127.0.0.1"),
+        token=key,
+        tls=memstream.Tls(root_certificates=ca),
+        timeout_s=60.0,
+        options=named,
+    )
+
+
+class Pod:
+    """The default's server on a volume of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.container = Container(rendered({}, folder))
+        volume = folder / "data"
+        volume.mkdir(mode=0o2775)
+        (volume / "lost+found").mkdir()
+        self.volume, self.metrics = volume, free_address()
+        self.settings = self.container.settings(folder)
+        assert self.container.server["args"] == ["serve"]
+        assert (self.settings.pop("listen"), self.settings.pop("metrics_listen")) == ("0.0.0.0:7700", "0.0.0.0:9100")
+        directory = Path(self.settings.pop("data_dir"))
+        settings: dict[str, str | float] = {"metrics_listen": self.metrics, "journal_url": "", **self.settings}
+        self.server = ServerProcess(directory, "0.0.0.0:0", **settings)
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    made = Pod(tmp_path)
+    yield made
+    made.server.kill()
+    check_log(made.server)
+
+
+async def test_the_default_serves_and_keeps_what_it_was_told(pod: Pod) -> None:
+    pod.server.start()
+    assert probed(pod.metrics) == {"livez": 200, "readyz": 200}
+    async with connect(pod.server, pod.container) as client:
+        joy = await client.create_memory("comedy/joy")
+        await joy.observe_batch(["bees on the roof"])
+    assert pod.server.stop() == 0
+    pod.server.start()
+    async with connect(pod.server, pod.container) as client:
+        joy = client.memory("comedy/joy")
+        assert (await joy.recall_once("bees")).recollections[0].fragment.content == "bees on the roof"
+    assert pod.server.stop() == 0
+    names = sorted(path.name for path in pod.volume.iterdir() if path.suffix != ".process")  # the test's own
+    assert names == ["lost+found", "memstream"]
+    assert "insecure" not in pod.server.log()
+
+
+async def test_the_default_refuses_strangers(pod: Pod) -> None:
+    pod.server.start()
+    address = pod.server.address.replace("0.0.0.0", "127.0.0.1")
+    ca = pod.container.text("Secret", "memory-tls", "ca.crt").encode()
+    async with memstream.connect(address, tls=memstream.Tls(root_certificates=ca), timeout_s=60.0) as client:
+        with pytest.raises(memstream.errors.Unauthenticated):
+            await client.create_memory("comedy/joy")
+    async with memstream.connect(address, timeout_s=5.0) as client:
+        with pytest.raises((memstream.errors.Unavailable, memstream.errors.DeadlineExceeded)):
+            await client.server_info()
+
+
+def test_healthcheck_reads_the_settings_of_the_chart(pod: Pod) -> None:
+    pod.server.start()
+    variables = {f"MEMSTREAM_{name.upper()}": text for name, text in pod.settings.items()}
+    command = [sys.executable, "-m", "memstream_server", "healthcheck", "--listen", pod.server.address]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_replicas_of_the_chart_pass_calls_on(fleet: Fleet, milvus: MilvusServer, tmp_path: Path) -> None:
+    """With what the chart makes: certificate, CA, name, API key and the secret of the servers."""
+    values = {"mode": "replicated", "journal": {"url": fleet.url}, "milvus": {"uri": milvus.uri}}
+    container = Container(rendered(values, tmp_path))
+    settings = container.settings(tmp_path)
+    for name in ("listen", "metrics_listen", "advertise", "data_dir"):  # a pod has an address of its own
+        del settings[name]
+    owner, other = (fleet.make(**settings).start() for _ in range(2))
+    async with connect(owner, container) as client:
+        await (await client.create_memory("comedy/joy")).observe_batch(["bees on the roof"])
+    async with connect(other, container) as client:
+        joy = client.memory("comedy/joy")
+        assert (await joy.recall_once("bees")).recollections[0].fragment.content == "bees on the roof"
+        await joy.observe_batch(["a train to Ulm"])
+        assert sorted(await contents(joy)) == ["a train to Ulm", "bees on the roof"]
+    assert fleet.epoch("joy") == 1  # the owner has answered all of it
