@@ -24,7 +24,19 @@ class ModelError(Exception):
 
 
 class ModelUnavailable(ModelError):
-    """The endpoint is down, slow, throttling, or answers what cannot be parsed."""
+    """The endpoint is down, slow, throttling, or answers what cannot be parsed.
+
+    The message is for the operator's log: it may name the address, and never has words of a memory. `summary` is for
+    any caller of the server: status and class of the error.
+    """
+
+    def __init__(self, message: str, *, summary: str = "") -> None:
+        super().__init__(message)
+        self.summary = summary or message
+
+
+class BudgetExhausted(ModelUnavailable):
+    """The limits that this server sets leave no room for a request: nothing is known of the endpoint."""
 
 
 class ModelRefused(ModelError):
@@ -61,6 +73,8 @@ class Account:
 
     namespace: str = ""
     """Whose budget it is on."""
+    memory: str = ""
+    """Its unique id: what an adapter keeps of an answer is for this memory alone."""
     model: str = ""
     requests: int = 0
     prompt_tokens: int = 0
