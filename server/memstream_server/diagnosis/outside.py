@@ -14,7 +14,7 @@ from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.settings import EmbeddingKind, Settings
 
-_PACKAGES = ("memstream", "grpcio", "protobuf", "sqlalchemy", "pymilvus", "milvus-lite", "numpy", "openai", "psycopg")
+_PACKAGES = ("memstream", "grpcio", "protobuf", "sqlalchemy", "pymilvus", "milvus-lite", "numpy", "httpx2", "psycopg")
 _OPENAI = "https://api.openai.com/v1"
 CONNECT_S = 5.0
 
