@@ -254,6 +254,8 @@ def _numbers(embedding: object) -> Floats:
             numbers = np.asarray(embedding, np.float32)
     except (ValueError, TypeError, OverflowError, binascii.Error) as error:
         raise TransientError(f"malformed reply: an embedding is no numbers: {type(error).__name__}") from error
+    if numbers.ndim == 2 and len(numbers) == 1:  # some servers have a list of vectors for each text, by its tokens
+        numbers = numbers[0]
     if numbers.ndim != 1:
         raise TransientError("malformed reply: an embedding is no list of numbers")
     return numbers
