@@ -55,7 +55,10 @@ async def test_sends_key_headers_and_query() -> None:
         seen.append(request)
         return web.json_response({"data": []})
 
-    given = {"headers": {"api-key": "a=b", "X-Org": "é".encode().hex()}, "query": {"api-version": "2024-10-21", "q": "a&b"}}
+    given = {
+        "headers": {"api-key": "a=b", "X-Org": "é".encode().hex()},
+        "query": {"api-version": "2024-10-21", "q": "a&b"},
+    }
     async with serving(handle, path="/v1?tier=free&q=old", api_key=KEY, **given) as (_, client):
         await client.post("/embeddings", {"model": "m"}, "data", 1_000)
     (request,) = seen

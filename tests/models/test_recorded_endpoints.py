@@ -148,7 +148,9 @@ async def test_missing_api_version_shows_both_addresses() -> None:
 
 
 @pytest.mark.parametrize("name", ["ollama", "lmstudio", "llamacpp", "vllm", "openai"])
-@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/", "/v1/embeddings", "/v1?tier=free", "?tier=free", "/?tier=free"])
+@pytest.mark.parametrize(
+    "path", ["", "/", "/v1", "/v1/", "/v1/embeddings", "/v1?tier=free", "?tier=free", "/?tier=free"]
+)
 async def test_base_url_of_any_usual_form(name: str, path: str) -> None:
     async with RecordedEndpoint(name) as endpoint:
         embedder = embedder_of(endpoint, base_url=endpoint.origin + path)

@@ -88,6 +88,7 @@ class FakeOpenAI:
         """Requests that nobody has answered and nobody has given up."""
         self.in_flight_max = 0
         self._faults: deque[Fault] = deque()
+        self._now: Fault | None = None
         self._answers: deque[str] = deque()
         self._runner: web.AppRunner | None = None
         self.base_url = ""
@@ -95,6 +96,10 @@ class FakeOpenAI:
     def fail(self, *faults: Fault) -> None:
         """The next requests get these, one each."""
         self._faults.extend(faults)
+
+    def fail_now(self, fault: Fault) -> None:
+        """The request whose reply is being made gets this instead."""
+        self._now = fault
 
     def heal(self) -> None:
         """Faults that are left are not given."""
@@ -145,7 +150,13 @@ class FakeOpenAI:
             await asyncio.sleep(self.latency_s + fault.delay_s)
             if fault.endless_s is not None:
                 return await _endless(request, fault.endless_s)
-            return self._faulty(request, fault) or self._sound(fault, reply(body), streamed=bool(body.get("stream")))
+            if (failed := self._faulty(request, fault)) is not None:
+                return failed
+            made = reply(body)
+            now, self._now = self._now, None
+            if now is not None and (failed := self._faulty(request, now)) is not None:
+                return failed
+            return self._sound(fault, made, streamed=bool(body.get("stream")))
         finally:
             self.in_flight -= 1
 

@@ -181,6 +181,7 @@ def _joined(
     if isinstance(error, StatusError):
         error.also = first
         return error
+    first.also = error
     return first
 
 

@@ -86,4 +86,4 @@ class ChatInsights:
             await self._chat.ask(replace(question, data=data, harmless=True), lambda answer: answer, account)
         except RefusedError as error:
             self._chat.doubt()
-            raise ModelUnavailable(f"the endpoint refuses any question: {error}") from error
+            raise ModelUnavailable(f"the endpoint refuses any question: {error}", summary=error.summary) from error

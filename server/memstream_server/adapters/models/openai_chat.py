@@ -203,7 +203,7 @@ class ChatModel:
         try:
             self._parts = await self._calls.run(self._negotiate)
         except RefusedError as error:
-            raise ModelUnavailable(f"the endpoint refuses any question: {error}") from error
+            raise ModelUnavailable(f"the endpoint refuses any question: {error}", summary=error.summary) from error
 
     async def _negotiate(self) -> frozenset[str]:
         parts = [_SCHEMA, _SYSTEM] if self._settings.structured is StructuredOutput.AUTO else [_SYSTEM]

@@ -149,14 +149,14 @@ class OpenAIEmbedder:
         except ModelUnavailable as error:
             if not _is_internal(error):
                 raise
-            raise RefusedError(str(error)) from error
+            raise RefusedError(str(error), summary=error.summary) from error
 
     async def _harmless(self) -> Floats:
         """A vector of a text no model refuses, and what the endpoint takes. Raises ModelUnavailable."""
         try:
             found = await self._calls.run(self._negotiate)
         except RefusedError as error:
-            raise ModelUnavailable(f"the endpoint refuses any input: {error}") from error
+            raise ModelUnavailable(f"the endpoint refuses any input: {error}", summary=error.summary) from error
         if not np.isfinite(found).all():
             raise ModelUnavailable("the endpoint answers with numbers that are not finite")
         if not found.any():

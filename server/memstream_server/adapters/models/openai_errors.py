@@ -24,7 +24,11 @@ _CODE = re.compile(r"[A-Za-z][\w.\-]{0,63}")
 
 
 class RefusedError(Exception):
-    """The endpoint does not accept this input (400, 413, 422)."""
+    """The endpoint does not accept this input (400, 413, 422). `summary` as in ModelError."""
+
+    def __init__(self, message: str, *, summary: str = "") -> None:
+        super().__init__(message)
+        self.summary = summary or message
 
 
 class MalformedError(ValueError):
@@ -37,10 +41,13 @@ class ForeignReplyError(TransientError):
     def __init__(self, url: str, what: str, excerpt: str) -> None:
         super().__init__(f"malformed reply: {url} answered with {what}", summary=f"malformed reply: {what}")
         self.excerpt = excerpt
+        self.also: ForeignReplyError | None = None
+        """What came of the same request at the other address that was tried."""
 
     def text(self, *, harmless: bool) -> str:
         """Everything that may be said of it."""
-        return f"{self}: {self.excerpt}" if harmless and self.excerpt else str(self)
+        said = f"{self}: {self.excerpt}" if harmless and self.excerpt else str(self)
+        return said if self.also is None else f"{said}; {self.also.text(harmless=harmless)}"
 
 
 class StatusError(Exception):
@@ -75,7 +82,7 @@ class StatusError(Exception):
         """RefusedError, TransientError, or ModelUnavailable (wrong key, model, address)."""
         text = self.text(harmless=harmless)
         if self.status in _REFUSALS:
-            return RefusedError(text)
+            return RefusedError(text, summary=self.summary)
         if self.status in _PASSING or self.status >= 500:
             return TransientError(text, self.retry_after_s, summary=self.summary)
         return ModelUnavailable(text, summary=self.summary)

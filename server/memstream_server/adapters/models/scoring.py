@@ -111,7 +111,7 @@ class ChatScorer:
             await self._ask([HARMLESS], account)
         except RefusedError as error:
             self._chat.doubt()
-            raise ModelUnavailable(f"the endpoint refuses any text: {error}") from error
+            raise ModelUnavailable(f"the endpoint refuses any text: {error}", summary=error.summary) from error
 
     def _keep(self, account: Account | None, scores: dict[bytes, float]) -> None:
         if account is None or not account.memory or not scores:
