@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -115,7 +116,7 @@ async def test_body_without_end_is_bounded(status: int) -> None:
     assert isinstance(raised.value, MalformedError if status == 200 else StatusError)
 
 
-ECHO = '{"detail": [{"input": "the secret of Bob", "msg": "no", "headers": "Authorization: Bearer %s"}]}' % KEY
+ECHO = json.dumps({"detail": [{"input": "the secret of Bob", "headers": f"Authorization: Bearer {KEY}"}]})
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 429, 500])
@@ -153,8 +154,11 @@ async def test_status_inside_a_successful_reply_counts() -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, RefusedError), (413, RefusedError), (422, RefusedError), (401, ModelUnavailable), (403, ModelUnavailable)]
-    + [(404, ModelUnavailable), (408, TransientError), (429, TransientError), (500, TransientError)],
+    [
+        *((status, RefusedError) for status in (400, 413, 422)),
+        *((status, ModelUnavailable) for status in (401, 403, 404)),
+        *((status, TransientError) for status in (408, 425, 429, 500, 503)),
+    ],
 )
 async def test_status_says_what_to_do(status: int, kind: type[Exception]) -> None:
     assert type(StatusError(status, "url").translated()) is kind

@@ -163,5 +163,5 @@ async def test_base_url_of_any_usual_form(name: str, path: str) -> None:
 
 async def test_missing_model_is_named() -> None:
     async with embedding("ollama", model="missing") as (_, embedder):
-        with pytest.raises(ModelUnavailable, match='model .*"missing.*" not found, try pulling it first'):
+        with pytest.raises(ModelUnavailable, match=r'model .*"missing.*" not found, try pulling it first'):
             await embedder.model()

@@ -69,10 +69,11 @@ def endpoint_of(settings: Settings) -> Endpoint:
 
 def models_of(settings: Settings, metrics: Metrics) -> Models:
     """As the settings name them; nothing is asked yet. Raises StartError for files that are no model, or no prompt."""
-    return _with_llm(_embedding_models(settings, metrics), settings, metrics)
+    return _with_llm(embedding_models(settings, metrics), settings, metrics)
 
 
-def _embedding_models(settings: Settings, metrics: Metrics) -> Models:
+def embedding_models(settings: Settings, metrics: Metrics) -> Models:
+    """The embedder, the next one, and the reranker."""
     spent = metrics.model_tokens.labels("embedder", "prompt").inc
     embedder = _embedder(settings, settings.embedding, settings.embedding_model_dir, endpoint_of(settings), spent)
     reranker = _reranker(settings.reranker_model_dir)
