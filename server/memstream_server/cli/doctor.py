@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 @click.command("doctor", short_help="Say what is wrong with a data directory, and what to do.")
-@click.option("--online", is_flag=True, help="Ask the models' endpoints something harmless too, and see whether Milvus takes connections.")
+@click.option(
+    "--online", is_flag=True, help="Ask the models' endpoints something harmless, and see whether Milvus is reachable."
+)
 @place_options
 @json_option
 def doctor_command(online: bool, settings: Settings, as_json: bool) -> None:
