@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import fields
 
 from memstream.policy_codec import policy_from_wire
-from memstream.resources import EmbeddingModel, Limits, MemoryInfo, MemoryStats, ModelUsage, Operation, ServerInfo
+from memstream.resources import (
+    EmbeddingModel,
+    Limits,
+    MemoryInfo,
+    MemoryStats,
+    ModelStatus,
+    ModelUsage,
+    Operation,
+    ServerInfo,
+)
 from memstream.status import from_status
 from memstream.v1 import memory_pb2, operation_pb2, server_service_pb2
-from memstream.values import Capability, MemoryKind, OperationState
+from memstream.values import Capability, MemoryKind, ModelState, OperationState
 from memstream.wiretypes import delta, members, optional_moment
 
 _MEMORY_KINDS = members(MemoryKind, memory_pb2.MemoryKind.DESCRIPTOR)
 _CAPABILITIES = members(Capability, server_service_pb2.Capability.DESCRIPTOR)
+_MODEL_STATES = members(ModelState, server_service_pb2.ModelState.DESCRIPTOR)
 _STATES = members(OperationState, operation_pb2.OperationState.DESCRIPTOR)
 
 
@@ -62,6 +72,19 @@ def limits_from_wire(wire: server_service_pb2.Limits) -> Limits:
     )
 
 
+def model_status_from_wire(wire: server_service_pb2.ModelStatus) -> ModelStatus:
+    """How the calls of one model go."""
+    return ModelStatus(
+        role=wire.role,
+        model=wire.model,
+        state=_MODEL_STATES.get(wire.state, ModelState.UNKNOWN),
+        last_success_time=optional_moment(wire.last_success_time, wire.HasField("last_success_time")),
+        last_failure_time=optional_moment(wire.last_failure_time, wire.HasField("last_failure_time")),
+        consecutive_failures=wire.consecutive_failures,
+        last_error=wire.last_error,
+    )
+
+
 def server_info_from_wire(wire: server_service_pb2.GetServerInfoResponse) -> ServerInfo:
     """What the server is."""
     return ServerInfo(
@@ -79,4 +102,5 @@ def server_info_from_wire(wire: server_service_pb2.GetServerInfoResponse) -> Ser
             ModelUsage(**{each.name: getattr(one, each.name) for each in fields(ModelUsage)})
             for one in wire.model_usage
         ),
+        models=tuple(model_status_from_wire(one) for one in wire.models),
     )

@@ -15,6 +15,7 @@ from memstream.values import (
     Fragment,
     FragmentKind,
     MemoryKind,
+    ModelState,
     OperationState,
     Tier,
 )
@@ -178,7 +179,7 @@ class EmbeddingModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """What one use of the LLM (as "scorer" or "insights") took since the server was started."""
+    """What one use of the LLM (as "scorer", "insights" or "check") took since the server was started."""
 
     role: str
     model: str
@@ -189,8 +190,21 @@ class ModelUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """How the calls of one model go. Times and failures are those of all namespaces, for callers who may read them."""
+
+    role: str
+    model: str
+    state: ModelState
+    last_success_time: datetime | None = None
+    last_failure_time: datetime | None = None
+    consecutive_failures: int = 0
+    last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What the server answering is and can do; `degraded` is empty unless recall lacks something now."""
+    """What the server answering is and can do; `degraded` is empty unless answers lack something now."""
 
     version: str
     start_time: datetime | None
@@ -203,3 +217,4 @@ class ServerInfo:
     journal: str
     degraded: str
     model_usage: tuple[ModelUsage, ...] = ()
+    models: tuple[ModelStatus, ...] = ()

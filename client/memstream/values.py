@@ -110,6 +110,14 @@ class Capability(StrEnum):
     SUBSCRIBE = "subscribe"
 
 
+class ModelState(StrEnum):
+    """Whether a model of the server answers. UNKNOWN: it was not asked yet, or the state is newer than this SDK."""
+
+    UNKNOWN = "unknown"
+    SERVING = "serving"
+    FAILING = "failing"
+
+
 class OperationState(StrEnum):
     """Where an operation stands. UNKNOWN: newer than this SDK."""
 
@@ -300,8 +308,9 @@ class NearMiss:
 class Answer(Sequence[Recollection]):
     """What the memory knows: a sequence of recollections, best first, and what else the server says of the query.
 
-    `working_memory` is the short-term tier in order; `timings` are seconds by step; `degraded` is empty unless a leg of
-    the search was missing; `best_relevance` is of all candidates, returned or not.
+    `working_memory` is the short-term tier in order; `timings` are seconds by step; `degraded` is empty unless
+    the answer lacks something: a leg of the search, or importances; `best_relevance` is of all candidates, returned or
+    not.
     """
 
     recollections: tuple[Recollection, ...]

@@ -51,7 +51,7 @@ def configure_logging(level: LogLevel, form: LogFormat, stream: TextIO | None = 
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.value.upper())
-    for chatty in ("httpx", "httpcore", "openai", "grpc", "pymilvus", "alembic", "sqlalchemy.engine"):
+    for chatty in ("httpx2", "httpcore2", "grpc", "pymilvus", "alembic", "sqlalchemy.engine"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
     structlog.configure(
         processors=[
@@ -123,6 +123,20 @@ class Metrics:
             "Tokens an endpoint says it took, by role (scorer, insights, embedder) and kind: prompt, completion.",
             "role",
             "kind",
+        )
+        self.model_failures = self._counter(
+            "model_failures", "Calls of a model that failed after all their retries, by role.", "role"
+        )
+        self.model_consecutive_failures = self._gauge(
+            "model_consecutive_failures", "Calls that failed since the last one that succeeded, by role.", "role"
+        )
+        self.model_last_success_seconds = self._gauge(
+            "model_last_success_timestamp_seconds",
+            "When a call last succeeded, Unix time, by role; 0 is never.",
+            "role",
+        )
+        self.model_up = self._gauge(
+            "model_up", "0 while a model's last call failed, else 1, by role (embedder, scorer, insights, ...).", "role"
         )
         self.streams = self._gauge("streams", "Streams open, by rpc.", "rpc")
         self.sessions = self._gauge("sessions", "Observe streams and batches whose producer is held open.")

@@ -18,6 +18,8 @@ from platformdirs import user_data_path
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from memstream_server.endpoint_values import BaseUrl, Headers, Query
+
 ENV_PREFIX = "MEMSTREAM_"
 PEER_SECRET_CHARS_MIN = 32
 CONFIG_VARIABLE = "MEMSTREAM_CONFIG"
@@ -232,8 +234,18 @@ class Settings(BaseSettings):
         None, "sentence-transformers directory with model.onnx, for embedding = onnx (pip install memstream[onnx])"
     )
     embedding_model: str = _setting("text-embedding-3-small", "model asked of the endpoint")
-    embedding_base_url: str = _setting("", "base URL of the endpoint; empty is OpenAI's own")
-    embedding_api_key: SecretStr = _setting(SecretStr(""), "key of the endpoint; empty where it needs none")
+    embedding_base_url: BaseUrl = _setting(
+        "", "base URL of the endpoint; empty is OpenAI's own; where nothing answers there, /v1 is appended"
+    )
+    embedding_api_key: SecretStr = _setting(
+        SecretStr(""), "key of the endpoint, sent as a bearer token; empty where it needs none"
+    )
+    embedding_headers: Headers = _setting(
+        SecretStr(""), "more headers for the endpoint, name=value,name=value; a comma in a value is %2C"
+    )
+    embedding_query: Query = _setting(
+        SecretStr(""), "query parameters for the endpoint, name=value&name=value: api-version of Azure, say"
+    )
     embedding_timeout_s: float = _setting(15.0, "deadline of one request to the endpoint", "seconds", 0.1, 600)
     embedding_concurrency: int = _setting(4, "requests under way at once", "requests", 1, 256)
     embedding_batch_max: int = _setting(128, "texts in one request", "texts", 1, 2_048)
@@ -256,20 +268,32 @@ class Settings(BaseSettings):
     )
     next_embedding_model_dir: Path | None = _setting(None, "its directory, for next_embedding = onnx")
     next_embedding_model: str = _setting("text-embedding-3-small", "model asked of its endpoint")
-    next_embedding_base_url: str = _setting("", "base URL of its endpoint; empty is OpenAI's own")
+    next_embedding_base_url: BaseUrl = _setting("", "base URL of its endpoint; empty is OpenAI's own")
     next_embedding_api_key: SecretStr = _setting(SecretStr(""), "key of its endpoint; empty where it needs none")
+    next_embedding_headers: Headers = _setting(SecretStr(""), "more headers for its endpoint, as embedding_headers")
+    next_embedding_query: Query = _setting(SecretStr(""), "query parameters for its endpoint, as embedding_query")
 
     # ---- the LLM that rates importance and derives insights
     llm_model: str = _setting("", "chat model asked for importance and insights; empty is no LLM")
-    llm_base_url: str = _setting("", "base URL of its OpenAI-compatible endpoint; empty is OpenAI's own")
-    llm_api_key: SecretStr = _setting(SecretStr(""), "key of that endpoint; empty where it needs none")
+    llm_base_url: BaseUrl = _setting(
+        "",
+        "base URL of its OpenAI-compatible endpoint; empty is OpenAI's own; where nothing answers there, /v1 is "
+        "appended",
+    )
+    llm_api_key: SecretStr = _setting(
+        SecretStr(""), "key of that endpoint, sent as a bearer token; empty where it needs none"
+    )
+    llm_headers: Headers = _setting(
+        SecretStr(""), "more headers for that endpoint, name=value,name=value; a comma in a value is %2C"
+    )
+    llm_query: Query = _setting(SecretStr(""), "query parameters for that endpoint, name=value&name=value")
     llm_scoring: bool = _setting(True, "whether the LLM rates the importance of what clients gave none")
     llm_insights: bool = _setting(True, "whether the LLM derives insights, on promotion and by reflection")
     llm_temperature: float | None = _setting(
-        None, "sampling temperature; unset leaves it to the endpoint, as some models take no other", "", 0, 2
+        None, "sampling temperature; unset leaves it to the endpoint, as does an endpoint that refuses it", "", 0, 2
     )
     llm_structured: StructuredReplies = _setting(
-        StructuredReplies.AUTO, "ask for replies held to a JSON schema; auto does until the endpoint refuses"
+        StructuredReplies.AUTO, "ask for replies held to a JSON schema; auto does unless the endpoint refuses"
     )
     llm_prompts_dir: Path | None = _setting(
         None, "directory whose importance.txt, insight.txt, questions.txt and reflection.txt replace our prompts"
@@ -290,6 +314,10 @@ class Settings(BaseSettings):
     )
     llm_namespace_tokens_per_minute: int = _setting(
         0, "the same for each namespace, so that none uses up what is everybody's", "tokens", 0, 1_000_000_000
+    )
+
+    model_check: bool = _setting(
+        True, "ask every model's endpoint something harmless at the start, and log what comes of it"
     )
 
     # ---- what a request may hold

@@ -26,6 +26,7 @@ from tests.diagnosis.conftest import changed, entries, looked
 from tests.server.conftest import MakeServer, started
 from tests.server.listing import contents, indexed
 from tests.support.processes import running
+from tests.support.recorded_endpoint import RecordedEndpoint
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -191,6 +192,22 @@ def test_endpoints_that_do_not_answer_are_noted_when_asked(data_dir: Path) -> No
     settings.write_text('milvus_uri = "http://127.0.0.1:9"\nllm_model = "m"\nllm_base_url = "http://127.0.0.1:9/v1"\n')
     code, answer = looked("doctor", data_dir, "--config", str(settings), "--online")
     assert (code, set(found(answer, "note")) >= {"Milvus", "LLM endpoint"}) == (0, True)
+
+
+async def test_online_shows_what_the_endpoints_answer(data_dir: Path) -> None:
+    async with RecordedEndpoint("azure") as azure, RecordedEndpoint("openai") as openai:
+        embedding = azure.settings("next_embedding_") | {"next_embedding": "openai", "next_embedding_model": "m"}
+        llm = openai.settings("llm_") | {"llm_model": "gpt", "llm_api_key": "sk-wrong-0123456789", "llm_retries": "0"}
+        settings = data_dir.parent / "settings.toml"
+        settings.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in (embedding | llm).items()))
+        given = ("doctor", data_dir, "--config", str(settings), "--online")
+        code, answer = await asyncio.to_thread(looked, *given)
+        assert code == 0
+        assert found(answer, "ok")["next embedding endpoint"]["text"] == "m answers with vectors of 8 dimensions"
+        text = found(answer, "note")["LLM endpoint"]["text"]
+        assert f"{openai.origin}/v1/chat/completions answered HTTP 401 (invalid_api_key)" in text
+        assert "Incorrect API key provided: ***" in text
+        assert "sk-wrong" not in json.dumps(answer)
 
 
 def test_a_directory_of_somebody_else_is_said(data_dir: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from memstream_server.app.dependencies import dependencies
 from memstream_server.app.models import Models
 from memstream_server.app.opening import space_of
+from memstream_server.app.watched_models import watched
 from memstream_server.core.events import Event
 from memstream_server.core.fold import fold_all, place_of
 from memstream_server.core.values import State
@@ -73,7 +74,8 @@ async def assembled(
     stored = await journals.opened(data_dir, now.now_us)
     journal = FaultyJournal(stored)
     space, embedding = await space_of(stored, used.embedder, chosen)
-    parts = dependencies(chosen, stored, vectors, used, embedding, Metrics(), now)
+    metrics = Metrics()
+    parts = dependencies(chosen, stored, vectors, watched(used, embedding, metrics), embedding, metrics, now)
     parts.journal = journal
     engine = Engine(parts, space)
     await engine.start()

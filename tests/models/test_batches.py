@@ -295,7 +295,7 @@ async def test_a_callers_refused_text_strips_nobody_else() -> None:
 async def test_a_dead_endpoint_is_each_callers_failure_and_the_next_request_is_anothers() -> None:
     async with embedding(concurrency=1) as (fake, embedder):
         fake.latency_s = 0.02
-        fake.fail(Fault(status=500))
+        fake.fail(Fault(status=503))
         first = asyncio.create_task(embedder.embed(["a"]))
         await asyncio.sleep(0.005)
         second, third = asyncio.create_task(embedder.embed(["b"])), asyncio.create_task(embedder.embed(["c"]))

@@ -12,11 +12,12 @@ import pytest
 
 from memstream_server.adapters.models import answers
 from memstream_server.adapters.models.insights import ChatInsights
-from memstream_server.adapters.models.openai_chat import ChatModel, MalformedError, OpenAIChat
+from memstream_server.adapters.models.openai_chat import ChatModel, OpenAIChat
+from memstream_server.adapters.models.openai_errors import MalformedError
 from memstream_server.adapters.models.prompts import PromptError, load_prompts
 from memstream_server.adapters.models.resilience import Resilience
 from memstream_server.adapters.models.scoring import ChatScorer
-from memstream_server.ports.models import ModelRefused, ModelUnavailable
+from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
 
 QUICK = Resilience(attempts=2, deadline_s=5, backoff_s=0.001, failures_to_open=1_000)
@@ -64,15 +65,41 @@ async def test_long_texts_are_clipped_and_batches_bounded_in_characters() -> Non
         assert {len(text) for batch in asked(fake) for text in batch} == {1_501}
 
 
-async def test_a_call_that_failed_in_part_asks_only_for_the_rest() -> None:
+async def test_repeat_of_failed_call_asks_only_the_rest() -> None:
     async with chatting() as (fake, chat):
         fake.complete = lambda body: "no" if "bb" in asked_texts(body) else rated(body)
         scorer = ChatScorer(chat, PROMPTS.importance, batch_texts=1)
+        account = Account("ns", "memory")
         with pytest.raises(ModelUnavailable, match="malformed"):
-            await scorer.score(["a", "bb", "ccc"])
+            await scorer.score(["a", "bb", "ccc"], account)
         fake.complete, fake.seen = rated, []
-        assert await scorer.score(["a", "bb", "ccc"]) == [0.1, 0.2, 0.3]
-        assert asked(fake) == [["bb"]]
+        assert await scorer.score(["dddd"], account) == [0.4]  # another call of the memory takes nothing away
+        assert await scorer.score(["a", "bb", "ccc"], Account("ns", "memory")) == [0.1, 0.2, 0.3]
+        assert asked(fake) == [["dddd"], ["bb"]]
+        assert not scorer._kept
+
+
+@pytest.mark.parametrize("other", [Account("ns", "other"), Account("other", "memory 2"), Account("ns"), None])
+async def test_scores_are_kept_for_one_memory_alone(other: Account | None) -> None:
+    async with chatting() as (fake, chat):
+        fake.complete = lambda body: "no" if "bb" in asked_texts(body) else rated(body)
+        scorer = ChatScorer(chat, PROMPTS.importance, batch_texts=1)
+        with pytest.raises(ModelUnavailable):
+            await scorer.score(["a", "bb"], Account("ns", "memory"))
+        fake.complete, fake.seen = rated, []
+        assert await scorer.score(["a"], other) == [0.1]
+        assert asked(fake) == [["a"]]
+
+
+async def test_same_text_is_asked_again_after_success() -> None:
+    async with chatting() as (fake, chat):
+        fake.complete = rated
+        scorer = ChatScorer(chat, PROMPTS.importance)
+        first, second = Account("ns", "memory"), Account("ns", "memory")
+        await scorer.score(["a"], first)
+        await scorer.score(["a"], second)
+        assert (first.requests, second.requests) == (1, 1)
+        assert not scorer._kept
 
 
 def asked_texts(body: JSON) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -127,10 +126,6 @@ def shorter_vector(reply: JSON) -> None:
     reply["data"][0]["embedding"] = [1.0] * 7
 
 
-def not_finite(reply: JSON) -> None:
-    reply["data"][0]["embedding"] = [float("nan")] * 8
-
-
 def no_data(reply: JSON) -> None:
     reply["data"] = None
 
@@ -142,7 +137,7 @@ def not_base64(reply: JSON) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        *(Fault(change=change) for change in (shorten, repeat_index, shorter_vector, not_finite, no_data, not_base64)),
+        *(Fault(change=change) for change in (shorten, repeat_index, shorter_vector, no_data, not_base64)),
         Fault(body=b"<html>"),
         Fault(body=b""),
         Fault(body=b"[]"),
@@ -210,7 +205,7 @@ async def test_a_vector_without_direction_is_a_refusal() -> None:
 async def test_the_breaker_spares_a_dead_endpoint() -> None:
     dead = replace(QUICK, attempts=1, failures_to_open=2, open_s=60)
     async with embedding(resilience=dead) as (fake, embedder):
-        fake.fail(*[Fault(status=500)] * 2)
+        fake.fail(*[Fault(status=503)] * 2)
         for _ in range(3):
             with pytest.raises(ModelUnavailable):
                 await embedder.model()
@@ -227,9 +222,9 @@ async def test_a_reply_that_drips_for_ever_ends_with_the_deadline() -> None:
 
 def test_reply_of_another_dimension() -> None:
     packed = base64.b64encode(np.ones(4, "<f4").tobytes()).decode()
-    reply = json.dumps({"data": [{"index": 0, "embedding": packed}]}).encode()
+    reply = {"data": [{"index": 0, "embedding": packed}]}
     assert parsed(reply, 1, None).shape == (1, 4)
-    with pytest.raises(TransientError, match="not 8 numbers"):
+    with pytest.raises(TransientError, match="vectors of 4 numbers came, not 8"):
         parsed(reply, 1, 8)
 
 

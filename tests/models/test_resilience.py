@@ -100,13 +100,13 @@ async def test_the_breaker_opens_probes_once_and_closes() -> None:
         with pytest.raises(ModelUnavailable, match="down"):
             await calls.run(Endpoint(TransientError("down")))
     endpoint = Endpoint()
-    with pytest.raises(ModelUnavailable, match="left alone"):
+    with pytest.raises(ModelUnavailable, match="circuit open"):
         await calls.run(endpoint)
     assert endpoint.calls == 0
     time.now_s = 10.0
     with pytest.raises(ModelUnavailable, match="down"):
         await calls.run(Endpoint(TransientError("down")))  # the probe fails: open again
-    with pytest.raises(ModelUnavailable, match="left alone"):
+    with pytest.raises(ModelUnavailable, match="circuit open"):
         await calls.run(endpoint)
     time.now_s = 20.0
     assert await calls.run(endpoint) == "answer"
@@ -116,7 +116,7 @@ async def test_the_breaker_opens_probes_once_and_closes() -> None:
 def test_only_one_probe_at_a_time() -> None:
     time = Time()
     breaker = CircuitBreaker(1, 10, time.clock)
-    breaker.failed("down")
+    breaker.failed(ModelUnavailable("down"))
     time.now_s = 10.0
     breaker.admit()
     with pytest.raises(ModelUnavailable):

@@ -126,7 +126,7 @@ async def test_importance_is_the_models_where_the_client_and_the_policy_leave_it
         await plain.observe_batch([TEA])
         assert await importances(plain) == {TEA: 0.3}
         assert (await plain.describe()).policy.score_importance is False
-        scorer, insights = (await client.server_info()).model_usage
+        scorer, insights, _ = (await client.server_info()).model_usage
         assert scorer == ModelUsage("scorer", "fake-llm", requests=1, failed=0, prompt_tokens=1, completion_tokens=1)
         assert (insights.role, insights.requests) == ("insights", 0)
         async with memory.watch("beginning", types=[EventType.MODEL_ASKED]) as watch:

@@ -7,7 +7,8 @@
         assert fake.embedded == [["first text"]]
 
 Requests are answered in order of arrival; each takes the next fault, and once those are used up a sound reply, as a
-stream where one is asked for.
+stream where one is asked for. The question by which a server finds out what the endpoint takes is answered apart from
+the others (`checks`), so that it takes no fault that a test has meant for another request.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
+
+from memstream_server.adapters.models.openai_chat import CHECKED
 
 JSON = dict[str, Any]
 
@@ -79,10 +82,13 @@ class FakeOpenAI:
         self.complete: Callable[[JSON], str] = lambda body: ""
         """A chat request's body to the answer, once what was given to `say` is used up."""
         self.seen: list[Seen] = []
+        self.checks: list[Seen] = []
+        """The questions of what the endpoint takes."""
         self.in_flight = 0
         """Requests that nobody has answered and nobody has given up."""
         self.in_flight_max = 0
         self._faults: deque[Fault] = deque()
+        self._now: Fault | None = None
         self._answers: deque[str] = deque()
         self._runner: web.AppRunner | None = None
         self.base_url = ""
@@ -90,6 +96,10 @@ class FakeOpenAI:
     def fail(self, *faults: Fault) -> None:
         """The next requests get these, one each."""
         self._faults.extend(faults)
+
+    def fail_now(self, fault: Fault) -> None:
+        """The request whose reply is being made gets this instead."""
+        self._now = fault
 
     def heal(self) -> None:
         """Faults that are left are not given."""
@@ -128,7 +138,11 @@ class FakeOpenAI:
 
     async def _answered(self, request: web.Request, reply: Callable[[JSON], JSON | None]) -> web.StreamResponse:
         body = await request.json()
-        self.seen.append(Seen(request.path, body, request.headers.get("authorization", "").removeprefix("Bearer ")))
+        seen = Seen(request.path, body, request.headers.get("authorization", "").removeprefix("Bearer "))
+        if CHECKED in str(body.get("messages")):
+            self.checks.append(seen)
+            return web.json_response(_completion(body, '{"weather": [false]}', len(self.checks)))
+        self.seen.append(seen)
         fault = self._faults.popleft() if self._faults else SOUND
         self.in_flight += 1
         self.in_flight_max = max(self.in_flight_max, self.in_flight)
@@ -136,7 +150,13 @@ class FakeOpenAI:
             await asyncio.sleep(self.latency_s + fault.delay_s)
             if fault.endless_s is not None:
                 return await _endless(request, fault.endless_s)
-            return self._faulty(request, fault) or self._sound(fault, reply(body), streamed=bool(body.get("stream")))
+            if (failed := self._faulty(request, fault)) is not None:
+                return failed
+            made = reply(body)
+            now, self._now = self._now, None
+            if now is not None and (failed := self._faulty(request, now)) is not None:
+                return failed
+            return self._sound(fault, made, streamed=bool(body.get("stream")))
         finally:
             self.in_flight -= 1
 
@@ -178,20 +198,23 @@ class FakeOpenAI:
 
     def _chat_reply(self, body: JSON) -> JSON:
         answer = self._answers.popleft() if self._answers else self.complete(body)
-        message = {"role": "assistant", "content": answer}
-        return {
-            "id": f"chat-{len(self.seen)}",
-            "object": "chat.completion",
-            "created": 0,
-            "model": body["model"],
-            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-        }
+        return _completion(body, answer, len(self.seen))
 
     def _vector(self, text: str) -> npt.NDArray[np.float32]:
         words = _DAY.sub("", text)
         seed = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little")
         return np.random.default_rng(seed).normal(size=self.dimension).astype(np.float32)
+
+
+def _completion(body: JSON, answer: str, number: int) -> JSON:
+    return {
+        "id": f"chat-{number}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": body["model"],
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": answer}}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
 
 
 async def _endless(request: web.Request, pause_s: float) -> web.StreamResponse:

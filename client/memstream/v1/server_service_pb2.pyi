@@ -21,6 +21,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ModelState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModelStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODEL_STATE_UNSPECIFIED: _ModelState.ValueType  # 0
+    """Never returned."""
+    MODEL_STATE_UNKNOWN: _ModelState.ValueType  # 1
+    """It was not asked yet."""
+    MODEL_STATE_SERVING: _ModelState.ValueType  # 2
+    """Its last call succeeded."""
+    MODEL_STATE_FAILING: _ModelState.ValueType  # 3
+    """Its last call failed."""
+
+class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
+    """Whether a model answers."""
+
+MODEL_STATE_UNSPECIFIED: ModelState.ValueType  # 0
+"""Never returned."""
+MODEL_STATE_UNKNOWN: ModelState.ValueType  # 1
+"""It was not asked yet."""
+MODEL_STATE_SERVING: ModelState.ValueType  # 2
+"""Its last call succeeded."""
+MODEL_STATE_FAILING: ModelState.ValueType  # 3
+"""Its last call failed."""
+Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
+
 class _Capability:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -103,6 +131,7 @@ class GetServerInfoResponse(_message.Message):
     DEGRADED_FIELD_NUMBER: _builtins.int
     JOURNAL_FIELD_NUMBER: _builtins.int
     MODEL_USAGE_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Its version, for instance "0.1.0"."""
     scorer_model: _builtins.str
@@ -112,7 +141,7 @@ class GetServerInfoResponse(_message.Message):
     index: _builtins.str
     """The vector index, for instance "milvus-lite 3.2.2"."""
     degraded: _builtins.str
-    """Why recall is degraded now; empty when it is not."""
+    """Why answers are degraded now (vector index, models); empty when they are not."""
     journal: _builtins.str
     """The journal, for instance "sqlite 3.45"."""
     @_builtins.property
@@ -133,7 +162,13 @@ class GetServerInfoResponse(_message.Message):
 
     @_builtins.property
     def model_usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelUsage]:
-        """What the LLM has been asked for since the server was started; empty without one."""
+        """What the LLM has been asked for since the server was started; empty without one, and for callers who may not read
+        every namespace: it sums up what all of them do.
+        """
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStatus]:
+        """How the calls of each model go."""
 
     def __init__(
         self,
@@ -149,14 +184,65 @@ class GetServerInfoResponse(_message.Message):
         degraded: _builtins.str = ...,
         journal: _builtins.str = ...,
         model_usage: _abc.Iterable[Global___ModelUsage] | None = ...,
+        models: _abc.Iterable[Global___ModelStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "limits", b"limits", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "degraded", b"degraded", "embedding", b"embedding", "index", b"index", "insight_model", b"insight_model", "journal", b"journal", "limits", b"limits", "model_usage", b"model_usage", "scorer_model", b"scorer_model", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "degraded", b"degraded", "embedding", b"embedding", "index", b"index", "insight_model", b"insight_model", "journal", b"journal", "limits", b"limits", "model_usage", b"model_usage", "models", b"models", "scorer_model", b"scorer_model", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class ModelStatus(_message.Message):
+    """How the calls of one model went since the server was started. A call is a request with its retries."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LAST_SUCCESS_TIME_FIELD_NUMBER: _builtins.int
+    LAST_FAILURE_TIME_FIELD_NUMBER: _builtins.int
+    CONSECUTIVE_FAILURES_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """What it is asked as: "embedder", "next_embedder", "reranker", "scorer" or "insights"."""
+    model: _builtins.str
+    """Its name."""
+    state: Global___ModelState.ValueType
+    """Whether it answers."""
+    consecutive_failures: _builtins.int
+    """Calls that failed since the last one that succeeded; 0 for callers who may not read every namespace."""
+    last_error: _builtins.str
+    """Why the last call failed, for instance "HTTP 401 (invalid_api_key)"; empty if it succeeded."""
+    @_builtins.property
+    def last_success_time(self) -> _timestamp_pb2.Timestamp:
+        """When a call last succeeded; unset if none did, and for callers who may not read every namespace."""
+
+    @_builtins.property
+    def last_failure_time(self) -> _timestamp_pb2.Timestamp:
+        """When a call last failed; unset if none did, and for callers who may not read every namespace."""
+
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        model: _builtins.str = ...,
+        state: Global___ModelState.ValueType = ...,
+        last_success_time: _timestamp_pb2.Timestamp | None = ...,
+        last_failure_time: _timestamp_pb2.Timestamp | None = ...,
+        consecutive_failures: _builtins.int = ...,
+        last_error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_failure_time", b"last_failure_time", "last_success_time", b"last_success_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consecutive_failures", b"consecutive_failures", "last_error", b"last_error", "last_failure_time", b"last_failure_time", "last_success_time", b"last_success_time", "model", b"model", "role", b"role", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
 
 @_typing.final
 class ModelUsage(_message.Message):
@@ -171,7 +257,7 @@ class ModelUsage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """What it is asked as: "scorer" or "insights"."""
+    """What it is asked as: "scorer", "insights", or "check" for what the server asks by itself."""
     model: _builtins.str
     """Its name."""
     requests: _builtins.int

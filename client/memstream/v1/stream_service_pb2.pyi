@@ -1161,7 +1161,7 @@ class RecallDone(_message.Message):
     best_relevance: _builtins.float
     """The best relevance among them, returned or not."""
     degraded: _builtins.str
-    """Which leg (or the reranker) was missing and why; empty when none was."""
+    """What this answer lacks and why: a leg, the reranker, or importances while their scorer fails; empty when nothing."""
     tokens: _builtins.int
     """Tokens of ranking and working memory, when a budget was given."""
     @_builtins.property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from memstream_server.app.measuring import EngineMetrics, MeasuredEmbedder
+from memstream_server.app.measuring import EngineMetrics
 from memstream_server.app.models import Models
 from memstream_server.engine.clock import Clock, Ids
 from memstream_server.engine.dependencies import Dependencies
@@ -60,9 +60,8 @@ def dependencies(
             insights=models.insights and tracing.traced(models.insights, "insights"),
             reranker=models.reranker and tracing.traced(models.reranker, "reranker"),
         )
-    embedder, turns = MeasuredEmbedder(seen.embedder, metrics), Turns()
-    following = models.next and replace(models.next, embedder=MeasuredEmbedder(models.next.embedder, metrics))
-    embeddings = Embeddings(Embedding(embedding, embedder), candidate=following)
+    turns = Turns()
+    embeddings = Embeddings(Embedding(embedding, seen.embedder), candidate=seen.next)
     return Dependencies(
         journal=stored,
         index=index,
@@ -84,6 +83,7 @@ def dependencies(
         turns=turns,
         metrics=EngineMetrics(metrics),
         committed=_nobody_committed,
+        models=seen.statuses,
         index_lost=_nobody_searched,
         lost=_nobody_lost,
         processes=journal.processes,

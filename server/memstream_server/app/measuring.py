@@ -1,34 +1,11 @@
-"""What the engine and the models do, as Prometheus metrics."""
+"""What the engine does, as Prometheus metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
 
 from memstream_server.observability import Metrics
 from memstream_server.ports.journal.records import Recorded
-from memstream_server.ports.models import Embedder, EmbeddingModel
-
-
-class MeasuredEmbedder:
-    """An embedder whose calls are timed."""
-
-    def __init__(self, embedder: Embedder, metrics: Metrics) -> None:
-        self._embedder = embedder
-        self._metrics = metrics
-
-    async def model(self) -> EmbeddingModel:
-        return await self._embedder.model()
-
-    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        with self._metrics.model_seconds.time():
-            return await self._embedder.embed(texts)
-
-    async def close(self) -> None:
-        await self._embedder.close()
 
 
 class EngineMetrics:

@@ -16,6 +16,7 @@ from memstream_server.app.dependencies import dependencies
 from memstream_server.app.errors import StartError
 from memstream_server.app.models import Models, models_of
 from memstream_server.app.opening import in_force, open_index, open_tracing
+from memstream_server.app.watched_models import check_models, watched
 from memstream_server.engine.clock import Clock
 from memstream_server.engine.conversations import Conversations
 from memstream_server.engine.engine import Engine
@@ -85,6 +86,7 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         if used.close_llm is not None:
             stack.push_async_callback(used.close_llm)
         used, space, embedding = await in_force(journal, used, settings)
+        used = watched(used, embedding, metrics)
         index = await open_index(settings)
         stack.push_async_callback(index.close)
         parts = dependencies(settings, journal, index, used, embedding, metrics, clock, tracing)
@@ -107,6 +109,8 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         if settings.milvus_uri and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
             log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
         stack.push_async_callback(server.stop, settings.drain_grace_s)
+        if settings.model_check:
+            stack.callback(asyncio.create_task(check_models(used)).cancel)
         for watching in (watch_loop(metrics), _watch_engine(engine, metrics), _watch_outbox(journal, metrics)):
             stack.callback(asyncio.create_task(watching).cancel)
         if settings.port_file is not None:
@@ -126,7 +130,7 @@ async def _watch_engine(engine: Engine, metrics: Metrics) -> None:
         metrics.active_memories.set(held.memories)
         metrics.active_bytes.set(held.size_bytes)
         metrics.owned_memories.set(held.owned)
-        metrics.index_up.set(not engine.info().degraded)
+        metrics.index_up.set(not engine.index_degraded)
         await asyncio.sleep(1.0)
 
 

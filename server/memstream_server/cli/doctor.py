@@ -11,14 +11,16 @@ from memstream_server.cli.data import place_options
 from memstream_server.cli.failures import Exit
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import console, print_json, shown, table, write
-from memstream_server.settings import Settings
+from memstream_server.settings import LogFormat, LogLevel, Settings
 
 if TYPE_CHECKING:
     from memstream_server.diagnosis.findings import Finding
 
 
 @click.command("doctor", short_help="Say what is wrong with a data directory, and what to do.")
-@click.option("--online", is_flag=True, help="See too whether the model and Milvus endpoints take connections.")
+@click.option(
+    "--online", is_flag=True, help="Ask the models' endpoints something harmless, and see whether Milvus is reachable."
+)
 @place_options
 @json_option
 def doctor_command(online: bool, settings: Settings, as_json: bool) -> None:
@@ -32,7 +34,9 @@ def doctor_command(online: bool, settings: Settings, as_json: bool) -> None:
       memstream doctor --online --json
     """
     from memstream_server.diagnosis.examine import examine
+    from memstream_server.observability import configure_logging
 
+    configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)  # findings say it, on standard output
     findings = list(examine(settings, online))
     problems = sum(one.level == "problem" for one in findings)
     if as_json:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from datetime import datetime
 
 import click
 from rich.console import RenderableType
 
 from memstream.client import Client
-from memstream.resources import MemoryInfo, MemoryStats, ModelUsage, ServerInfo
-from memstream.values import Fragment
+from memstream.resources import MemoryInfo, MemoryStats, ModelStatus, ModelUsage, ServerInfo
+from memstream.values import Fragment, ModelState
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import console, facts, print_json, shown, words, write
 from memstream_server.cli.server import Server, server_options
@@ -110,13 +111,29 @@ def info_command(server: Server, as_json: bool) -> None:
         print_json(info)
         return
     model = info.embedding
-    apart = {"embedding", "limits", "capabilities", "model_usage"}
+    apart = {"embedding", "limits", "capabilities", "model_usage", "models"}
     rows: list[tuple[str, object]] = [("server", server.target)]
     rows += [(field.name, getattr(info, field.name)) for field in fields(info) if field.name not in apart]
     rows += [("embedding", f"{model.name}, {model.dimension} dimensions"), ("capabilities", info.capabilities)]
+    rows += [(f"model {one.role}", _going(one)) for one in info.models]
     rows += [(f"asked as {one.role}", _asked(one)) for one in info.model_usage if one.requests]
     rows += [(f"limits.{field.name}", getattr(info.limits, field.name)) for field in fields(info.limits)]
     write(console(), facts(rows))
+
+
+def _going(status: ModelStatus) -> str:
+    if status.state is ModelState.UNKNOWN:
+        return f"{status.model}: not asked yet"
+    if status.state is ModelState.SERVING:
+        return f"{status.model}: serving{_since(', last success', status.last_success_time)}"
+    in_a_row = f", {status.consecutive_failures:,} in a row" if status.consecutive_failures else ""
+    never = ", no success yet" if status.last_failure_time and not status.last_success_time else ""
+    success = never or _since(", last success", status.last_success_time)
+    return f"{status.model}: FAILING ({status.last_error}){in_a_row}{success}"
+
+
+def _since(what: str, moment: datetime | None) -> str:
+    return "" if moment is None else f"{what} {moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _asked(used: ModelUsage) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import socket
 import sqlite3
@@ -10,12 +11,15 @@ from contextlib import closing
 from importlib import metadata
 from urllib.parse import urlsplit
 
+from memstream_server.app.models import chat_of, embedding_models
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
+from memstream_server.observability import Metrics
 from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.models import ModelError
 from memstream_server.settings import EmbeddingKind, Settings
 
-_PACKAGES = ("memstream", "grpcio", "protobuf", "sqlalchemy", "pymilvus", "milvus-lite", "numpy", "openai", "psycopg")
-_OPENAI = "https://api.openai.com/v1"
+_PACKAGES = ("memstream", "grpcio", "protobuf", "sqlalchemy", "pymilvus", "milvus-lite", "numpy", "httpx2", "psycopg")
+_ADVICE = "correct its settings, or start it: a server serves without it, if with less (docs/models.md)"
 CONNECT_S = 5.0
 
 
@@ -63,8 +67,6 @@ def reranker_findings(settings: Settings) -> Iterator[Finding]:
 
 def _model(settings: Settings) -> tuple[str, int, str]:
     """Name and dimension (0: not known) of the settings' model, or why it cannot be had."""
-    import asyncio
-
     if settings.embedding is EmbeddingKind.OPENAI:
         return settings.embedding_model, 0, ""
     if settings.embedding is EmbeddingKind.HASHING:
@@ -84,15 +86,42 @@ def _model(settings: Settings) -> tuple[str, int, str]:
 
 
 def endpoint_findings(settings: Settings) -> Iterator[Finding]:
-    """Whether the endpoints that the settings name take connections."""
-    wanted = [("Milvus", settings.milvus_uri)]
-    if settings.embedding is EmbeddingKind.OPENAI:
-        wanted.append(("embedding endpoint", settings.embedding_base_url or _OPENAI))
+    """Whether Milvus takes connections, and the models' endpoints answer something harmless."""
+    if settings.milvus_uri:
+        yield _reached("Milvus", settings.milvus_uri)
+    metrics = Metrics()
+    if settings.embedding is EmbeddingKind.OPENAI or settings.next_embedding is EmbeddingKind.OPENAI:
+        yield from asyncio.run(_embedding_findings(settings, metrics))
     if settings.llm_model:
-        wanted.append(("LLM endpoint", settings.llm_base_url or _OPENAI))
-    for subject, url in wanted:
-        if url:
-            yield _reached(subject, url)
+        yield asyncio.run(_llm_finding(settings, metrics))
+
+
+async def _embedding_findings(settings: Settings, metrics: Metrics) -> list[Finding]:
+    models = embedding_models(settings, metrics)
+    asked = [("embedding endpoint", settings.embedding, models.embedder)]
+    if models.next is not None and settings.next_embedding is not None:
+        asked.append(("next embedding endpoint", settings.next_embedding, models.next.embedder))
+    found: list[Finding] = []
+    for subject, kind, embedder in asked:
+        if kind is EmbeddingKind.OPENAI:
+            try:
+                model = await embedder.model()
+                found.append(fine(subject, f"{model.name} answers with vectors of {model.dimension} dimensions"))
+            except ModelError as error:
+                found.append(note(subject, str(error), _ADVICE))
+        await embedder.close()
+    return found
+
+
+async def _llm_finding(settings: Settings, metrics: Metrics) -> Finding:
+    chat = chat_of(settings, metrics)
+    try:
+        await chat.check()
+        return fine("LLM endpoint", f"{settings.llm_model} answers")
+    except ModelError as error:
+        return note("LLM endpoint", str(error), _ADVICE)
+    finally:
+        await chat.close()
 
 
 def _reached(subject: str, url: str) -> Finding:
@@ -103,5 +132,4 @@ def _reached(subject: str, url: str) -> Finding:
         with closing(socket.create_connection((host, port), CONNECT_S)):
             return fine(subject, f"{host}:{port} takes connections")
     except (OSError, ValueError) as error:
-        advice = "correct its URL in the settings, or start it: until it answers recall goes by words alone"
-        return note(subject, f"{host} cannot be reached ({error})", advice)
+        return note(subject, f"{host} cannot be reached ({error})", _ADVICE)

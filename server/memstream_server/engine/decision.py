@@ -78,7 +78,7 @@ class Decision:
 
 def account_of(record: MemoryRecord) -> Account:
     """A new account of what is asked on behalf of a memory."""
-    return Account(record.namespace)
+    return Account(record.namespace, record.uid)
 
 
 def effective_policy(policy: Policy, dependencies: Dependencies) -> Policy:

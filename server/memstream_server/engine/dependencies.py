@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +20,7 @@ from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import MemoryRecord, Recorded
 from memstream_server.ports.journal.writing import Commit
-from memstream_server.ports.models import Analyzer, EmbeddingModel, Insights
+from memstream_server.ports.models import Analyzer, EmbeddingModel, Insights, ModelState, ModelStatus
 from memstream_server.ports.operations import Failure, Operations
 from memstream_server.ports.processes import Processes
 
@@ -83,6 +83,8 @@ class Dependencies:
     transfers: TransferSettings
     reranking: Reranking | None = None
     """None without a reranker."""
+    models: Sequence[ModelStatus] = ()
+    """How the calls of each model go."""
     index_degraded: Callable[[], str] = str
     """Why the index does not have all it should; empty when it does."""
     processes: Processes | None = None
@@ -98,6 +100,10 @@ class Dependencies:
     def embedding(self) -> EmbeddingModel:
         """The model of the space in force."""
         return self.embeddings.in_force.model
+
+    def failing(self, role: str) -> str:
+        """Why the model of a role gives no answers; empty while it does, and where there is none."""
+        return next((one.error for one in self.models if one.role == role and one.state is ModelState.FAILING), "")
 
     async def understand(self, policy: Policy) -> None:
         """To be awaited before texts of a memory are analyzed. Raises CapabilityMissing."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -47,7 +47,7 @@ from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Answer, Recorded
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.journal.writing import Commit
-from memstream_server.ports.models import EmbeddingModel, Spent
+from memstream_server.ports.models import EmbeddingModel, ModelState, ModelStatus, Spent
 
 if TYPE_CHECKING:
     from memstream_server.core.values import Vector
@@ -75,6 +75,7 @@ class Info:
     journal: str
     degraded: str
     spent: Sequence[Spent] = ()
+    models: Sequence[ModelStatus] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ class Serving:
     """It answers, and where others share it this process's lease holds."""
     index: bool
     """It answers and holds all it should but for what is on its way."""
+    models: Mapping[str, bool] = field(default_factory=dict)
+    """By role: whether its last call succeeded, or none was made."""
 
 
 class Engine:
@@ -234,13 +237,27 @@ class Engine:
             insight,
             self._dependencies.index.description,
             journal,
-            self._indexer.degraded,
+            "; ".join(filter(None, (self._indexer.degraded, *self._failing_models()))),
             self._spent,
+            self._dependencies.models,
         )
+
+    @property
+    def index_degraded(self) -> str:
+        """Why the vector index does not have all it should; empty when it does."""
+        return self._indexer.degraded
+
+    def _failing_models(self) -> list[str]:
+        failing = [one for one in self._dependencies.models if one.state is ModelState.FAILING]
+        return [f"{one.role} {one.model} fails: {one.error}" for one in failing]
 
     async def serving(self) -> Serving:
         """Ask the journal for something small, for a bounded time."""
-        return Serving(self.ownership.valid() and await self._journal_answers(), not self._indexer.degraded)
+        return Serving(
+            self.ownership.valid() and await self._journal_answers(),
+            not self._indexer.degraded,
+            {one.role: one.state is not ModelState.FAILING for one in self._dependencies.models},
+        )
 
     async def _journal_answers(self) -> bool:
         if self._asking is None:

@@ -108,9 +108,19 @@ async def recall(
         break
     answer = await _read(actor, query, found, known, dependencies, watch)
     watch.step("read")
-    degraded = "; ".join(filter(None, (degraded or more, answer.degraded)))
+    degraded = "; ".join(
+        filter(None, (degraded or more, answer.degraded, _unrated(actor.working, query, dependencies)))
+    )
     dependencies.metrics.recalled(watch.total(), bool(degraded))
     return replace(answer, degraded=degraded, timings_s=watch.steps)
+
+
+def _unrated(working: WorkingSet, query: Query, dependencies: Dependencies) -> str:
+    """Why importances that the scores count may be defaults."""
+    policy = working.record.policy
+    gamma = policy.recall.gamma if query.gamma is None else query.gamma
+    error = dependencies.failing("scorer") if policy.score_importance and gamma else ""
+    return f"importance of what is new is the default, the scorer fails: {error}" if error else ""
 
 
 def _turn(working: WorkingSet, dependencies: Dependencies) -> AbstractAsyncContextManager[None]:
@@ -148,7 +158,7 @@ async def _query_vector(
             vectors[space.name] = (await space.embedder.embed([query.text]))[0]
         return vectors[space.name], ""
     except (ModelError, TimeoutError) as error:
-        text = str(error) or "no answer in time"
+        text = error.summary if isinstance(error, ModelError) else "no answer in time"
         return None, f"no query vector, lexical legs only: {text}"
 
 

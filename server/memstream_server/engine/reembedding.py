@@ -206,7 +206,9 @@ class Reembedding:
             try:
                 answer = await ask()
             except ModelUnavailable as error:
-                why = ModelDown(f"the next model does not answer, it is asked again: {error}", retry_after_s=pause)
+                why = ModelDown(
+                    f"the next model does not answer, it is asked again: {error.summary}", retry_after_s=pause
+                )
                 await progress.waits(self._dependencies.failure_of(why))
                 for _ in range(max(1, round(pause / RETRY_S))):
                     await asyncio.sleep(RETRY_S)

@@ -39,7 +39,8 @@ class Reranking:
             async with asyncio.timeout(self.timeout_s):
                 closeness = await self.reranker.closeness(question, [lexical_text(fragment) for _, fragment in best])
         except (ModelError, TimeoutError) as error:
-            return ranked, formula, f"not reranked: {str(error) or 'no answer in time'}"
+            text = error.summary if isinstance(error, ModelError) else "no answer in time"
+            return ranked, formula, f"not reranked: {text}"
         fragments = {scored.id: fragment for scored, fragment in best}
         first = reranked([scored for scored, _ in best], closeness.tolist(), beta * self.weight)
         return [*((scored, fragments[scored.id]) for scored in first), *rest], f"{formula}+{VERSION}", ""

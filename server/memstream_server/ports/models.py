@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -20,11 +21,23 @@ from memstream_server.ports.journal.rows import Terms
 
 
 class ModelError(Exception):
-    """Base of what a model raises."""
+    """Base of what a model raises.
+
+    The message is for the operator's log: it may name the address, and never has words of a memory. `summary` is for
+    any caller of the server: status and class of the error.
+    """
+
+    def __init__(self, message: str, *, summary: str = "") -> None:
+        super().__init__(message)
+        self.summary = summary or message
 
 
 class ModelUnavailable(ModelError):
     """The endpoint is down, slow, throttling, or answers what cannot be parsed."""
+
+
+class BudgetExhausted(ModelUnavailable):
+    """The limits that this server sets leave no room for a request: nothing is known of the endpoint."""
 
 
 class ModelRefused(ModelError):
@@ -61,6 +74,8 @@ class Account:
 
     namespace: str = ""
     """Whose budget it is on."""
+    memory: str = ""
+    """Its unique id: what an adapter keeps of an answer is for this memory alone."""
     model: str = ""
     requests: int = 0
     prompt_tokens: int = 0
@@ -78,6 +93,40 @@ class Spent:
     """Of the requests, those that brought no value."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+
+class ModelState(StrEnum):
+    """Whether a model answers."""
+
+    UNKNOWN = "unknown"
+    """It was not asked yet."""
+    SERVING = "serving"
+    FAILING = "failing"
+    """Its last call failed, after all retries."""
+
+
+@dataclass(slots=True, eq=False)
+class ModelStatus:
+    """How the calls of one model went since the process began. A call is one of a port: a request with its retries."""
+
+    role: str
+    """What it is asked as: embedder, next_embedder, reranker, scorer or insights."""
+    model: str
+    succeeded_us: int = 0
+    """When a call last succeeded; 0 if none did."""
+    failed_us: int = 0
+    """When a call last failed; 0 if none did."""
+    failures: int = 0
+    """Calls that failed since the last one that succeeded."""
+    error: str = ""
+    """Of the last call, if it failed: its summary."""
+
+    @property
+    def state(self) -> ModelState:
+        """What the last call says."""
+        if self.failures:
+            return ModelState.FAILING
+        return ModelState.SERVING if self.succeeded_us else ModelState.UNKNOWN
 
 
 class Embedder(Protocol):

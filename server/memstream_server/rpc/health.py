@@ -5,7 +5,8 @@
 | `memstream.v1.ServerService` | the process runs and is not draining |
 | the other services of the contract | the journal serves, too: without the index they answer correctly, if with less |
 | `memstream.journal`, `memstream.index` | this part serves; an index that is being filled does not yet |
-| the empty name: the server as a whole | journal and index serve |
+| `memstream.model.embedder`, `.scorer`, `.insights`, ... | the last call of this model succeeded, or none was made |
+| the empty name: the server as a whole | journal and index serve, whatever the models do |
 
 Ours and not grpcio-health-checking's: there every other watcher of a service goes deaf when one leaves.
 """
@@ -13,7 +14,7 @@ Ours and not grpcio-health-checking's: there every other watcher of a service go
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 SERVICE = "grpc.health.v1.Health"
 JOURNAL, INDEX, WHOLE = "memstream.journal", "memstream.index", ""
+MODEL = "memstream.model."
+"""Before the role of a model."""
 LOOK_S = 1.0
 _ALIVE = "memstream.v1.ServerService"
 _Status = health_pb2.HealthCheckResponse
@@ -44,15 +47,16 @@ class Health:
     async def start(self) -> None:
         """From here on what `look` says is told; every second it is asked again."""
         if self._look is None:
-            self._tell(True, True)
+            self._tell(True, True, {})
             return
         seen = await self._look()
-        self._tell(seen.journal, seen.index)
+        self._tell(seen.journal, seen.index, seen.models)
         self._watching = asyncio.create_task(self._watch(self._look))
 
     def end(self) -> None:
         """The server drains: nothing serves, and nothing will again."""
-        self._tell(False, False, alive=False)
+        models = {name.removeprefix(MODEL): False for name in self._serving if name.startswith(MODEL)}
+        self._tell(False, False, models, alive=False)
         self._ended = True
 
     async def close(self) -> None:
@@ -97,12 +101,13 @@ class Health:
         while True:
             await asyncio.sleep(LOOK_S)
             seen = await look()
-            self._tell(seen.journal, seen.index)
+            self._tell(seen.journal, seen.index, seen.models)
 
-    def _tell(self, journal: bool, index: bool, *, alive: bool = True) -> None:
+    def _tell(self, journal: bool, index: bool, models: Mapping[str, bool], *, alive: bool = True) -> None:
         if self._ended:
             return
         now = dict.fromkeys(self._services, journal) | {_ALIVE: alive, JOURNAL: journal, INDEX: index}
+        now |= {f"{MODEL}{role}": serves for role, serves in models.items()}
         now[WHOLE] = journal and index
         if now != self._serving:
             self._serving = now

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from memstream.v1 import server_service_pb2 as pb
+from memstream_server.ports.models import ModelState, ModelStatus
+from memstream_server.rpc.access.caller import Verb, may
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.wire.scalars import timestamp
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
 
+_STATES = {
+    ModelState.UNKNOWN: pb.ModelState.MODEL_STATE_UNKNOWN,
+    ModelState.SERVING: pb.ModelState.MODEL_STATE_SERVING,
+    ModelState.FAILING: pb.ModelState.MODEL_STATE_FAILING,
+}
 _REFLECTION = pb.Capability.CAPABILITY_REFLECTION
 
 
@@ -32,7 +39,7 @@ class ServerService:
     async def get_server_info(
         self, _request: pb.GetServerInfoRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetServerInfoResponse:
-        info = self._engine.info()
+        info, whole = self._engine.info(), may(Verb.READ, "")
         return pb.GetServerInfoResponse(
             version=server_version(),
             start_time=timestamp(self._started_us),
@@ -60,8 +67,22 @@ class ServerService:
                     completion_tokens=one.completion_tokens,
                 )
                 for one in info.spent
+                if whole
             ],
+            models=[_status(one, whole) for one in info.models],
         )
+
+
+def _status(status: ModelStatus, whole: bool) -> pb.ModelStatus:
+    """`whole`: whether the caller may know when and how often others ask."""
+    shown = pb.ModelStatus(role=status.role, model=status.model, state=_STATES[status.state], last_error=status.error)
+    if whole:
+        shown.consecutive_failures = status.failures
+        if status.succeeded_us:
+            shown.last_success_time.CopyFrom(timestamp(status.succeeded_us))
+        if status.failed_us:
+            shown.last_failure_time.CopyFrom(timestamp(status.failed_us))
+    return shown
 
 
 def server_version() -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from memstream_server.adapters.models.openai_chat import Form, MalformedError
+from memstream_server.adapters.models.openai_chat import Form
+from memstream_server.adapters.models.openai_errors import MalformedError
 
 TEXT_CHARACTERS_MAX = 4_000
 """A longer insight or question is no sentence."""

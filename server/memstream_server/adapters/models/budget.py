@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from memstream_server.ports.models import ModelUnavailable
+from memstream_server.ports.models import BudgetExhausted
 
 BURST_S = 10.0
 """How many seconds' worth may be taken at once."""
@@ -73,14 +73,17 @@ class Budget:
         self._sleep = sleep
 
     async def admit(self, tokens: int, wait_max_s: float, namespace: str = "") -> Allowance:
-        """Wait for room for one request of `tokens`. Raises ModelUnavailable when that takes over `wait_max_s`."""
+        """Wait for room for one request of `tokens`. Raises BudgetExhausted when that takes over `wait_max_s`."""
         allowance = Allowance(self, tokens, namespace)
         own_s, all_s = self._of(namespace).take(1, tokens, self._clock()), self._server.take(1, tokens, self._clock())
         wait_s = max(own_s, all_s)
         if wait_s > wait_max_s:
             allowance.close()
             whose = f"namespace {namespace!r}" if own_s > all_s else "this server"
-            raise ModelUnavailable(f"the budget of {whose}, in requests and tokens, is used up for {wait_s:.0f} s more")
+            raise BudgetExhausted(
+                f"the budget of {whose}, in requests and tokens, is used up for {wait_s:.0f} s more",
+                summary="the budget for model calls is used up",
+            )
         try:
             if wait_s > 0:
                 await self._sleep(wait_s)

@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from memstream_server.adapters.models import answers
-from memstream_server.adapters.models.openai_chat import ChatModel, Question, Role, numbered
+from memstream_server.adapters.models.openai_chat import HARMLESS, ChatModel, Question, Role, numbered
 from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.adapters.models.prompts import Prompts
-from memstream_server.adapters.models.scoring import HARMLESS
 from memstream_server.core.rendering import clip_for_index
 from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 
@@ -84,6 +83,7 @@ class ChatInsights:
     async def _harmless(self, question: Question, account: Account | None) -> None:
         data = {name: numbered([HARMLESS]) if name == "texts" else HARMLESS for name in question.data}
         try:
-            await self._chat.ask(replace(question, data=data), lambda answer: answer, account)
+            await self._chat.ask(replace(question, data=data, harmless=True), lambda answer: answer, account)
         except RefusedError as error:
-            raise ModelUnavailable(f"the endpoint refuses any question: {error}") from error
+            self._chat.doubt()
+            raise ModelUnavailable(f"the endpoint refuses any question: {error}", summary=error.summary) from error

@@ -1,27 +1,34 @@
-"""Embeddings from any OpenAI-compatible endpoint, through the `openai` package.
+"""Embeddings from any OpenAI-compatible endpoint.
 
-Rule 1. The package's own retries are off: attempts, waits and the deadline are resilience.py's.
+Rule 1. Attempts, waits and the deadline are resilience.py's; what the endpoint takes is negotiation.py's.
 Rule 2. A reply that is not exactly what was asked for, or has no end, is a failed attempt, never a vector.
-Rule 3. Calls share requests (batches.py). When nothing of a call is accepted, a harmless text is tried before its
-inputs are blamed: a misconfigured endpoint must not strip a memory of vectors.
+Rule 3. Calls share requests (batches.py). Before texts are blamed, a harmless one is tried: a misconfigured endpoint
+must not strip a memory of vectors. A text that makes the endpoint fail (500) while the harmless one succeeds is
+refused alone: it must not cost the texts of others their vectors.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import openai
 
 from memstream_server.adapters.models.batches import Batches
-from memstream_server.adapters.models.openai_errors import RefusedError, bounded, translated
+from memstream_server.adapters.models.endpoint import Endpoint, EndpointClient
+from memstream_server.adapters.models.negotiation import Part, negotiated
+from memstream_server.adapters.models.openai_errors import (
+    ForeignReplyError,
+    MalformedError,
+    RefusedError,
+    StatusError,
+)
 from memstream_server.adapters.models.resilience import Resilience, ResilientCalls, TransientError
+from memstream_server.adapters.models.single_flight import SingleFlight
 from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable
 
 Floats = npt.NDArray[np.float32]
@@ -29,6 +36,8 @@ REPLY_BYTES_MAX = 32 << 20
 """64 vectors of 20,000 numbers, written out."""
 _HARMLESS = "memory"
 """What the dimension is asked with."""
+_PACKED = Part("encoding_format", ("encoding_format", "encoding format", "base64"))
+"""Vectors as base64 of little-endian float32: a third of the bytes of written numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,8 @@ class OpenAIEmbedding:
     base_url: str
     api_key: str = field(default="", repr=False)
     """Empty for endpoints that need none."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    query: Mapping[str, str] = field(default_factory=dict, repr=False)
     dimensions: int | None = None
     """Asks the model for shorter vectors; only some can."""
     batch_texts: int = 64
@@ -62,13 +73,10 @@ class OpenAIEmbedder:
         calls: ResilientCalls | None = None,
         spent: Callable[[float], None] | None = None,
     ) -> None:
-        """`spent` is told the tokens of every reply that says how many it took."""
+        """`spent` gets the tokens of every reply that says how many it took."""
         self._settings = settings
-        self._client = openai.AsyncOpenAI(
-            base_url=settings.base_url,
-            api_key=settings.api_key or "none",
-            max_retries=0,
-            timeout=settings.timeout_s,
+        self._client = EndpointClient(
+            Endpoint(settings.base_url, settings.api_key, settings.headers, settings.query, settings.timeout_s)
         )
         self._calls = calls or ResilientCalls(settings.resilience)
         self._batches: Batches[Floats] = Batches(
@@ -77,17 +85,15 @@ class OpenAIEmbedder:
             characters_max=settings.batch_characters,
             concurrency=settings.concurrency,
         )
-        self._asking, self._doubting = asyncio.Lock(), asyncio.Lock()
+        self._asking, self._doubting = SingleFlight(self._ask), SingleFlight(self._harmless)
         self._spent = spent
         self._model: EmbeddingModel | None = None
+        self._parts: frozenset[str] = frozenset()
+        """What the endpoint takes, once `_model` is known."""
 
     async def model(self) -> EmbeddingModel:
         """The space; the endpoint is asked for its dimension the first time. Raises ModelUnavailable."""
-        async with self._asking:
-            if self._model is None:
-                dimension = (await self._harmless()).shape[1]
-                self._model = replace(self._settings.reading, name=self._settings.model, dimension=dimension)
-            return self._model
+        return self._model or await self._asking.outcome()
 
     async def embed(self, texts: Sequence[str]) -> Floats:
         """(len(texts), dimension), rows of unit length.
@@ -98,8 +104,10 @@ class OpenAIEmbedder:
         found = await self._batches.answers([text[: self._settings.input_characters] for text in texts])
         refused = [place for place, vector in enumerate(found) if vector is None]
         if refused and len(refused) == len(texts):
-            async with self._doubting:  # one at a time, beside those that are shared
-                await self._harmless()
+            before = self._parts
+            await self._doubting.outcome()
+            if self._parts != before:  # the endpoint is another one: not the texts are to blame
+                raise ModelUnavailable("the endpoint takes other requests than it did")
         if refused:
             raise ModelRefused(f"{self._settings.model} refuses {len(refused)} of {len(texts)} texts", refused)
         vectors = [vector for vector in found if vector is not None]
@@ -107,69 +115,147 @@ class OpenAIEmbedder:
 
     async def close(self) -> None:
         """Close the connections."""
+        await self._asking.close()
+        await self._doubting.close()
         await self._batches.close()
         await self._client.close()
 
+    async def _ask(self) -> EmbeddingModel:
+        dimension = (await self._harmless()).shape[1]
+        self._model = replace(self._settings.reading, name=self._settings.model, dimension=dimension)
+        return self._model
+
     async def _vectors(self, texts: list[str]) -> list[Floats | None]:
-        """Of unit length; None of one that has no direction at all. Raises RefusedError, ModelUnavailable."""
-        found = await self._request(texts, (await self.model()).dimension)
+        """Of unit length; None of one without a direction. Raises RefusedError, ModelUnavailable."""
+        dimension = (await self.model()).dimension
+        try:
+            found = await self._request(texts, dimension)
+        except ModelUnavailable as error:
+            if not _is_internal(error):
+                raise
+            found = await self._doubted(texts, dimension)
         lengths = np.linalg.norm(found.astype(np.float64), axis=1)
-        unit = (found / np.where(lengths > 0, lengths, 1.0)[:, None]).astype(np.float32)
-        return [vector if length > 0 else None for vector, length in zip(unit, lengths, strict=True)]
+        sound = np.isfinite(lengths) & (lengths > 0)
+        unit = (found / np.where(sound, lengths, 1.0)[:, None]).astype(np.float32)
+        return [vector if well else None for vector, well in zip(unit, sound, strict=True)]
+
+    async def _doubted(self, texts: list[str], dimension: int) -> Floats:
+        """After an internal error (500). Raises RefusedError where the texts are to blame, and not an outage."""
+        await self._doubting.outcome()
+        if len(texts) > 1:
+            raise RefusedError("the endpoint fails with these texts and no other")
+        try:
+            return await self._request(texts, dimension)
+        except ModelUnavailable as error:
+            if not _is_internal(error):
+                raise
+            raise RefusedError(str(error), summary=error.summary) from error
 
     async def _harmless(self) -> Floats:
-        """A vector of a text no model refuses. Raises ModelUnavailable when even that is refused, or has no length."""
+        """A vector of a text no model refuses, and what the endpoint takes. Raises ModelUnavailable."""
         try:
-            found = await self._request([_HARMLESS], None)
+            found = await self._calls.run(self._negotiate)
         except RefusedError as error:
-            raise ModelUnavailable(f"the endpoint refuses any input: {error}") from error
+            raise ModelUnavailable(f"the endpoint refuses any input: {error}", summary=error.summary) from error
+        if not np.isfinite(found).all():
+            raise ModelUnavailable("the endpoint answers with numbers that are not finite")
         if not found.any():
             raise ModelUnavailable("the endpoint answers with zeros")
         return found
 
-    async def _request(self, texts: list[str], dimension: int | None) -> Floats:
+    async def _negotiate(self) -> Floats:
+        async def send(parts: frozenset[str]) -> dict[str, Any]:
+            return await self._send([_HARMLESS], parts)
+
+        try:
+            self._parts, reply = await negotiated(send, (_PACKED,))
+        except StatusError as error:
+            raise error.translated(harmless=True) from error
+        except ForeignReplyError as error:
+            raise TransientError(error.text(harmless=True), summary=error.summary) from error
+        return parsed(reply, 1, None, self._spent)
+
+    async def _request(self, texts: list[str], dimension: int) -> Floats:
         return await self._calls.run(lambda: self._attempt(texts, dimension))
 
-    async def _attempt(self, texts: list[str], dimension: int | None) -> Floats:
-        with translated():
-            # The reply's bytes: the package builds objects without checking them, and we check all of it.
-            async with self._client.embeddings.with_streaming_response.create(
-                model=self._settings.model,
-                input=texts,
-                extra_body=None if self._settings.dimensions is None else {"dimensions": self._settings.dimensions},
-            ) as reply:
-                content = await bounded(reply, REPLY_BYTES_MAX)
-        return parsed(content, len(texts), dimension, self._spent)
+    async def _attempt(self, texts: list[str], dimension: int) -> Floats:
+        try:
+            reply = await self._send(texts, self._parts)
+        except StatusError as error:
+            raise error.translated() from error
+        return parsed(reply, len(texts), dimension, self._spent)
+
+    async def _send(self, texts: list[str], parts: frozenset[str]) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self._settings.model, "input": texts}
+        if self._settings.dimensions is not None:
+            body["dimensions"] = self._settings.dimensions
+        if _PACKED.name in parts:
+            body["encoding_format"] = "base64"
+        try:
+            return await self._client.post("/embeddings", body, "data", REPLY_BYTES_MAX)
+        except MalformedError as error:
+            raise TransientError(f"malformed reply: {error}") from error
 
 
-def parsed(content: bytes, count: int, dimension: int | None, spent: Callable[[float], None] | None = None) -> Floats:
-    """The (count, dimension) vectors of a reply, by their `index`, as they came (not of unit length).
+def _is_internal(error: ModelUnavailable) -> bool:
+    """Whether all that the endpoint said was 500."""
+    attempt = error.__cause__
+    status = None if attempt is None else attempt.__cause__
+    return isinstance(status, StatusError) and status.status == 500
 
-    Numbers may come as a list or as base64 of little-endian float32. Raises TransientError for a malformed reply:
-    another count, repeated or missing indices, unequal lengths or another dimension than asked, not finite.
-    `spent` is told the tokens that it says it took, where it does.
+
+def parsed(
+    document: Mapping[str, Any], count: int, dimension: int | None, spent: Callable[[float], None] | None = None
+) -> Floats:
+    """The (count, dimension) vectors of a reply, by their `index`, as they came (neither of unit length nor finite).
+
+    Numbers may come as a list or as base64 of little-endian float32. Raises TransientError for a malformed reply.
+    `spent` gets the tokens that it says it took, where it does.
     """
-    try:
-        document = json.loads(content)
-        items = document["data"]
-        by_index = {int(item["index"]): _numbers(item["embedding"]) for item in items}
-        if len(items) != count or sorted(by_index) != list(range(count)):
-            raise TransientError(f"malformed reply: {len(items)} vectors for {count} texts, or wrong indices")
-        vectors = np.stack([by_index[place] for place in range(count)])
-        usage = document.get("usage")
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, binascii.Error) as error:
-        raise TransientError(f"malformed reply: {error!r}") from error
-    if vectors.ndim != 2 or vectors.shape[1] != (dimension or vectors.shape[1]) or not vectors.shape[1]:
-        raise TransientError(f"malformed reply: vectors of shape {vectors.shape[1:]}, not {dimension} numbers")
-    if not np.isfinite(vectors).all():
-        raise TransientError("malformed reply: a vector is not finite")
+    items = document.get("data")
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise TransientError("malformed reply: 'data' is no list of objects")
+    if len(items) != count:
+        raise TransientError(f"malformed reply: {len(items)} vectors came for {count} texts")
+    rows = [_numbers(items[place].get("embedding")) for place in _order(items)]
+    lengths = sorted({len(row) for row in rows})
+    if lengths != [dimension or lengths[0]] or not lengths[0]:
+        wanted = f"not {dimension}" if dimension else "not of one length"
+        raise TransientError(f"malformed reply: vectors of {', '.join(map(str, lengths))} numbers came, {wanted}")
+    usage = document.get("usage")
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     if spent is not None and isinstance(tokens, int) and tokens > 0:
         spent(tokens)
-    return vectors
+    return np.stack(rows)
+
+
+def _order(items: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The places of the items in the order of the texts.
+
+    Without any index they come in that order. Where one item alone has none it is the first: endpoints made of
+    protocol buffers leave out zeros.
+    """
+    given = [item.get("index") for item in items]
+    if all(index is None for index in given):
+        return list(range(len(items)))
+    if given.count(None) == 1:
+        given[given.index(None)] = 0
+    found = {index: place for place, index in enumerate(given) if isinstance(index, int)}
+    if sorted(found) != list(range(len(items))):
+        raise TransientError("malformed reply: the indices of the vectors are not those of the texts")
+    return [found[index] for index in range(len(items))]
 
 
 def _numbers(embedding: object) -> Floats:
-    if isinstance(embedding, str):
-        return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4")
-    return np.asarray(embedding, np.float32)
+    try:
+        if isinstance(embedding, str):
+            numbers = np.frombuffer(base64.b64decode(embedding, validate=True), "<f4")
+        else:
+            numbers = np.asarray(embedding, np.float32)
+    except (ValueError, TypeError, OverflowError, binascii.Error) as error:
+        raise TransientError(f"malformed reply: an embedding is no numbers: {type(error).__name__}") from error
+    if numbers.ndim == 2 and len(numbers) == 1:  # some servers have a list of vectors for each text, by its tokens
+        numbers = numbers[0]
+    if numbers.ndim != 1:
+        raise TransientError("malformed reply: an embedding is no list of numbers")
+    return numbers

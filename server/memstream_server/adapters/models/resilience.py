@@ -21,11 +21,15 @@ Answer = TypeVar("Answer")
 
 
 class TransientError(Exception):
-    """One attempt failed in a way that another may not. `retry_after_s`: what the endpoint asked for, if it did."""
+    """One attempt failed in a way that another may not. `retry_after_s`: what the endpoint asked for, if it did.
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+    `summary` is what any caller of the server may read of it; the message where there is none.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None, *, summary: str = "") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.summary = summary or message
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class CircuitBreaker:
         self._failures = 0
         self._closed_at = 0.0
         """When calls are let through again, while open."""
-        self._last = ""
+        self._last = self._last_summary = ""
 
     @property
     def open(self) -> bool:
@@ -69,17 +73,20 @@ class CircuitBreaker:
             return
         wait_s = self._closed_at - self._clock()
         if wait_s > 0:
-            raise ModelUnavailable(f"left alone for {wait_s:.1f} s more after {self._failures} failures: {self._last}")
+            raise ModelUnavailable(
+                f"circuit open for {wait_s:.1f} s ({self._failures} failures): {self._last}",
+                summary=self._last_summary,
+            )
         self._closed_at = self._clock() + self._open_s  # this caller is the probe; the next ones wait for it
 
     def succeeded(self) -> None:
         """The endpoint answered (a refusal of the input is an answer)."""
         self._failures = 0
 
-    def failed(self, message: str) -> None:
+    def failed(self, error: ModelUnavailable) -> None:
         """A call failed after all its tries."""
         self._failures += 1
-        self._last = message
+        self._last, self._last_summary = str(error), error.summary
         if self.open:
             self._closed_at = self._clock() + self._open_s
 
@@ -108,11 +115,11 @@ class ResilientCalls:
             async with asyncio.timeout(self._settings.deadline_s):
                 answer = await self._tried(attempt)
         except (TransientError, TimeoutError) as error:
-            reason = str(error) or f"no answer within {self._settings.deadline_s:g} s"
-            self.breaker.failed(reason)
-            raise ModelUnavailable(reason) from error
+            failure = self._failure(error)
+            self.breaker.failed(failure)
+            raise failure from error
         except ModelUnavailable as error:
-            self.breaker.failed(str(error))
+            self.breaker.failed(error)
             raise
         except asyncio.CancelledError:
             raise  # the caller gave up, which says nothing of the endpoint
@@ -121,6 +128,11 @@ class ResilientCalls:
             raise
         self.breaker.succeeded()
         return answer
+
+    def _failure(self, error: TransientError | TimeoutError) -> ModelUnavailable:
+        if isinstance(error, TransientError):
+            return ModelUnavailable(str(error), summary=error.summary)
+        return ModelUnavailable(f"no answer within {self._settings.deadline_s:g} s")
 
     async def _tried(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
         retrying = AsyncRetrying(

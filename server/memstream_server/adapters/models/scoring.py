@@ -2,28 +2,30 @@
 
 Rule 1. A refused batch is halved until the refused texts stand alone; when nothing of a call is taken, a harmless
 text is tried before the texts are blamed.
-Rule 2. Scores are kept by text, so that a call that failed in part and comes again asks only for the rest: a memory
-that waits for its scorer gets on even where the budget lets through less than one call needs.
+Rule 2. The scores of a call that failed in part are kept until it is repeated and succeeds, so that a memory that waits
+for its scorer gets on even where the budget lets through less than one call needs.
+Rule 3. They are kept for that memory alone, and none of a call that succeeded: what a text was rated, and whether the
+model was asked about it, depends on nobody else's texts.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from string import Template
 
 from memstream_server.adapters.models import answers
-from memstream_server.adapters.models.openai_chat import ChatModel, Question, Role, numbered
+from memstream_server.adapters.models.openai_chat import HARMLESS, ChatModel, Question, Role, numbered
 from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.core.rendering import clip_for_index
 from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 
-KEPT_MAX = 16_384
-"""Scores kept: some 3 MB."""
-HARMLESS = "The weather was fine."
-"""What no model refuses to rate."""
+KEPT_MAX = 1_024
+"""Scores kept of one memory."""
+MEMORIES_MAX = 128
+"""Memories of which scores are kept, while their scorer fails."""
 
 
 class ChatScorer:
@@ -36,27 +38,27 @@ class ChatScorer:
         self._guidance = guidance.substitute()
         self._batch_texts = batch_texts
         self._batch_characters = batch_characters
-        self._kept: OrderedDict[bytes, float] = OrderedDict()
+        self._kept: OrderedDict[str, dict[bytes, float]] = OrderedDict()
+        """By memory and digest of the text."""
 
     async def score(self, texts: Sequence[str], account: Account | None = None) -> list[float]:
         """n/10 of each text. Raises ModelUnavailable, or ModelRefused with the places that are refused for good."""
-        found = {place: score for place, text in enumerate(texts) if (score := self._recalled(text)) is not None}
+        digests = [_digest(text) for text in texts]
+        known = self._kept.get(account.memory, {}) if account is not None else {}
+        found = {place: known[digest] for place, digest in enumerate(digests) if digest in known}
         clipped = [clip_for_index(text) for text in texts]
         batches = self._batches(clipped, [place for place in range(len(texts)) if place not in found])
-        # All are waited for: what the others bring is kept, though one fails.
-        done = await asyncio.gather(
-            *(self._fill(found, clipped, places, account) for places in batches), return_exceptions=True
-        )
-        for place, score in found.items():
-            self._keep(texts[place], score)
-        for failure in done:
-            if isinstance(failure, BaseException):
-                raise failure
-        refused = [place for place in range(len(texts)) if place not in found]
-        if refused and not found:
-            await self._harmless(account)
-        if refused:
-            raise ModelRefused(f"{len(refused)} of {len(texts)} texts are refused", refused)
+        try:
+            await self._fill_all(found, clipped, batches, account)
+            refused = [place for place in range(len(texts)) if place not in found]
+            if refused and not found:
+                await self._harmless(account)
+            if refused:
+                raise ModelRefused(f"{len(refused)} of {len(texts)} texts are refused", refused)
+        except BaseException:
+            self._keep(account, {digests[place]: score for place, score in found.items()})
+            raise
+        self._drop(account, digests)
         return [found[place] for place in range(len(texts))]
 
     def _batches(self, texts: Sequence[str], places: Sequence[int]) -> Iterator[list[int]]:
@@ -70,6 +72,21 @@ class ChatScorer:
             room -= len(texts[place])
         if batch:
             yield batch
+
+    async def _fill_all(
+        self,
+        found: dict[int, float],
+        texts: Sequence[str],
+        batches: Iterable[list[int]],
+        account: Account | None,
+    ) -> None:
+        """Write the scores of all that are not refused; of what succeeded also where some fail."""
+        done = await asyncio.gather(
+            *(self._fill(found, texts, places, account) for places in batches), return_exceptions=True
+        )
+        for failure in done:
+            if isinstance(failure, BaseException):
+                raise failure
 
     async def _fill(
         self, found: dict[int, float], texts: Sequence[str], places: list[int], account: Account | None
@@ -85,22 +102,35 @@ class ChatScorer:
         found.update(zip(places, scores, strict=True))
 
     async def _ask(self, texts: list[str], account: Account | None) -> list[float]:
-        question = Question(Role.SCORER, self._guidance, {"texts": numbered(texts)}, answers.SCORES)
+        data = {"texts": numbered(texts)}
+        question = Question(Role.SCORER, self._guidance, data, answers.SCORES, harmless=texts == [HARMLESS])
         return await self._chat.ask(question, lambda answer: answers.scores(answer, len(texts)), account)
 
     async def _harmless(self, account: Account | None) -> None:
         try:
             await self._ask([HARMLESS], account)
         except RefusedError as error:
-            raise ModelUnavailable(f"the endpoint refuses any text: {error}") from error
+            self._chat.doubt()
+            raise ModelUnavailable(f"the endpoint refuses any text: {error}", summary=error.summary) from error
 
-    def _recalled(self, text: str) -> float | None:
-        return self._kept.get(_digest(text))
-
-    def _keep(self, text: str, score: float) -> None:
-        self._kept[_digest(text)] = score
-        if len(self._kept) > KEPT_MAX:
+    def _keep(self, account: Account | None, scores: dict[bytes, float]) -> None:
+        if account is None or not account.memory or not scores:
+            return
+        kept = self._kept.setdefault(account.memory, {})
+        kept.update(scores)
+        for digest in list(kept)[: max(0, len(kept) - KEPT_MAX)]:
+            del kept[digest]
+        if len(self._kept) > MEMORIES_MAX:
             self._kept.popitem(last=False)
+
+    def _drop(self, account: Account | None, digests: Iterable[bytes]) -> None:
+        kept = self._kept.get(account.memory) if account is not None else None
+        if account is None or kept is None:
+            return
+        for digest in digests:
+            kept.pop(digest, None)
+        if not kept:
+            del self._kept[account.memory]
 
 
 def _digest(text: str) -> bytes:

@@ -1,0 +1,219 @@
+"""HTTP to an OpenAI-compatible endpoint: where it is asked, with which headers, and what came back.
+
+Rule 1. The base URL is used as it is given. Where nothing of the API is there (404, 405, or a reply of another
+program), `/v1` is appended once; the address that answered first is used from then on.
+Rule 2. No body is read beyond a bound, and no redirect is followed: headers may be secrets.
+Rule 3. What is shown of an endpoint has neither credentials nor values of the query.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+import httpx2
+import structlog
+
+from memstream_server.adapters.models.openai_errors import (
+    ForeignReplyError,
+    MalformedError,
+    StatusError,
+    error_code,
+    parsed_object,
+    retry_after_s,
+)
+from memstream_server.adapters.models.resilience import TransientError
+
+log = structlog.get_logger(__name__)
+
+EXCERPT_CHARACTERS_MAX = 300
+_ERROR_BYTES_MAX = 64 << 10
+_SECRET_CHARACTERS_MIN = 4
+_PATHS = ("/embeddings", "/chat/completions")
+"""What a base URL may end in where somebody copied the whole address."""
+_VERSION = re.compile(r"/v\d+\w*\Z")
+_CREDENTIAL = re.compile(r"(?i:bearer\s+\S+)|\b(?:sk|rk|pk|gsk|xai|hf|AIza)[-_\w*]{6,}")
+_MASK = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a model is asked, and with what. What may be a secret is not printed."""
+
+    base_url: str
+    api_key: str = field(default="", repr=False)
+    """Sent as a bearer token; empty sends none."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    query: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout_s: float = 15.0
+    """For one request."""
+
+
+class EndpointClient:
+    """Requests to one endpoint. Use from one event loop."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        given = urlsplit(endpoint.base_url)
+        self._query = {**dict(parse_qsl(given.query, keep_blank_values=True)), **endpoint.query}
+        self._secrets = _secrets_of(endpoint, given, self._query)
+        self._bases = _bases(given)
+        self._base = self._bases[0] if len(self._bases) == 1 else None
+        """The address that is used; None until one of them has answered."""
+        headers = httpx2.Headers({"User-Agent": f"memstream/{_version()}"})
+        if endpoint.api_key:
+            headers["Authorization"] = f"Bearer {endpoint.api_key}"
+        headers.update(dict(endpoint.headers))
+        self._client = httpx2.AsyncClient(headers=headers, timeout=endpoint.timeout_s, follow_redirects=False)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def post(self, path: str, body: Mapping[str, Any], wanted: str, bytes_max: int) -> dict[str, Any]:
+        """The reply's JSON: an object that has `wanted`.
+
+        Raises StatusError, ForeignReplyError for a reply of another form, TransientError where none came, and
+        MalformedError for one longer than `bytes_max`.
+        """
+        content = json.dumps(body, ensure_ascii=False).encode()
+        if self._base is not None:
+            return await self._post(self._base + path, content, wanted, bytes_max)
+        first: StatusError | ForeignReplyError | None = None
+        for base in self._bases:
+            try:
+                reply = await self._post(base + path, content, wanted, bytes_max)
+            except (StatusError, ForeignReplyError) as error:
+                if isinstance(error, StatusError) and error.status not in (404, 405):
+                    raise
+                first = _joined(first, error)
+            else:
+                self._base = base
+                log.info("model_endpoint_found", url=self.shown(base + path))
+                return reply
+        assert first is not None, "there is an address to try"
+        raise first
+
+    def shown(self, url: str) -> str:
+        """A URL for people: the query's names without their values, no credentials."""
+        parts = urlsplit(url)
+        query = "&".join(f"{name}={_MASK}" for name in self._query)
+        host = parts.netloc.rpartition("@")[2]
+        return self.cleaned(f"{parts.scheme}://{host}{parts.path}{f'?{query}' if query else ''}")
+
+    def cleaned(self, text: str) -> str:
+        """The beginning of a text in one line, without credentials and control characters."""
+        for secret in self._secrets:
+            text = text.replace(secret, _MASK)
+        line = " ".join(_CREDENTIAL.sub(_MASK, text).split())
+        shown = "".join(one if one.isprintable() else "?" for one in line[: EXCERPT_CHARACTERS_MAX + 1])
+        return shown if len(shown) <= EXCERPT_CHARACTERS_MAX else f"{shown[:EXCERPT_CHARACTERS_MAX]}…"
+
+    async def _post(self, url: str, content: bytes, wanted: str, bytes_max: int) -> dict[str, Any]:
+        shown = self.shown(url)
+        try:
+            async with self._client.stream(
+                "POST", url, content=content, params=self._query or None, headers={"Content-Type": "application/json"}
+            ) as response:
+                if not response.is_success:
+                    raise await self._status_error(shown, response)
+                body = await _bounded(response, bytes_max)
+        except httpx2.TimeoutException as error:
+            within = f"within {self._endpoint.timeout_s:g} s"
+            raise TransientError(f"{shown} does not answer {within}", summary=f"no answer {within}") from error
+        except httpx2.InvalidURL as error:
+            raise TransientError(f"{shown} is no URL", summary="the address is no URL") from error
+        except httpx2.HTTPError as error:
+            kind = type(error).__name__
+            said = self.cleaned(str(error))
+            raise TransientError(
+                f"{shown} does not answer: {kind}{f' ({said})' if said else ''}", summary=f"no answer ({kind})"
+            ) from error
+        return self._read(shown, body, wanted)
+
+    async def _status_error(self, shown: str, response: httpx2.Response) -> StatusError:
+        try:
+            body = await _bounded(response, _ERROR_BYTES_MAX)
+        except MalformedError:
+            body = b""
+        excerpt = self._excerpt(body)
+        if 300 <= response.status_code < 400:  # only said, for the headers would go along
+            excerpt = f"a redirect to {self.cleaned(response.headers.get('location', '').partition('?')[0])}"
+        return StatusError(
+            response.status_code,
+            shown,
+            code=error_code(body),
+            excerpt=excerpt,
+            retry_after_s=retry_after_s(response.headers),
+        )
+
+    def _read(self, shown: str, body: bytes, wanted: str) -> dict[str, Any]:
+        try:
+            document = parsed_object(body)
+        except MalformedError as error:
+            raise ForeignReplyError(shown, "no JSON", self._excerpt(body)) from error
+        if isinstance(document, dict) and wanted in document:
+            return document
+        said = document.get("error") if isinstance(document, dict) else None
+        status = said.get("code") if isinstance(said, dict) else None
+        if isinstance(status, int) and 400 <= status < 600:  # some gateways put the status into the body alone
+            raise StatusError(status, shown, code=error_code(body), excerpt=self._excerpt(body))
+        raise ForeignReplyError(shown, "an error" if said else f"no {wanted!r} in it", self._excerpt(body))
+
+    def _excerpt(self, body: bytes) -> str:
+        return self.cleaned(body[: 4 * EXCERPT_CHARACTERS_MAX].decode(errors="replace"))
+
+
+def _joined(
+    first: StatusError | ForeignReplyError | None, error: StatusError | ForeignReplyError
+) -> StatusError | ForeignReplyError:
+    """Both in one. A status says more than a reply that has nothing to do with the API."""
+    if first is None:
+        return error
+    if isinstance(first, StatusError):
+        first.also = error
+        return first
+    if isinstance(error, StatusError):
+        error.also = first
+        return error
+    first.also = error
+    return first
+
+
+def _bases(given: SplitResult) -> tuple[str, ...]:
+    """The addresses to try, in order, none with a slash at its end."""
+    path = given.path.rstrip("/")
+    for ending in _PATHS:
+        path = path.removesuffix(ending)
+    base = f"{given.scheme}://{given.netloc}{path.rstrip('/')}"
+    return (base,) if _VERSION.search(path) else (base, f"{base}/v1")
+
+
+def _secrets_of(endpoint: Endpoint, given: SplitResult, query: Mapping[str, str]) -> tuple[str, ...]:
+    """Longest first: one may be part of another."""
+    values = [endpoint.api_key, given.password or "", *query.values()]
+    for value in endpoint.headers.values():
+        values += [value, *value.split()]
+    return tuple(sorted({each for each in values if len(each) >= _SECRET_CHARACTERS_MIN}, key=len, reverse=True))
+
+
+async def _bounded(response: httpx2.Response, bytes_max: int) -> bytes:
+    """The body. Raises MalformedError beyond `bytes_max`."""
+    body = bytearray()
+    async for part in response.aiter_bytes():
+        body += part
+        if len(body) > bytes_max:
+            raise MalformedError(f"longer than {bytes_max} bytes")
+    return bytes(body)
+
+
+def _version() -> str:
+    try:
+        return version("memstream")
+    except PackageNotFoundError:  # run from a source tree that was not installed
+        return "unknown"

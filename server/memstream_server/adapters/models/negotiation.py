@@ -1,0 +1,68 @@
+"""Which optional parts of a request an endpoint takes, found once by harmless requests.
+
+Rule 1. Parts are left out one after the other until a request succeeds, first those that the error names. Each part
+that was left out is then tried again, unless it was refused as invalid (4xx) by the last request that failed: an
+outage (500) in between, or a refusal of another part, takes nothing away for good.
+Rule 2. At most 1 + 2 x len(parts) requests. They hold no text of a memory: no tenant's words decide how the others'
+are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from memstream_server.adapters.models.openai_errors import StatusError
+
+Reply = TypeVar("Reply")
+NEGOTIABLE = frozenset({400, 404, 405, 415, 422, 500, 501})
+"""Statuses that endpoints answer with to a part that they do not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An optional part of a request, and the words by which errors name it."""
+
+    name: str
+    words: tuple[str, ...] = ()
+
+    def named_in(self, error: StatusError) -> bool:
+        """Whether the error is about this part."""
+        said = error.excerpt if error.also is None else f"{error.excerpt} {error.also.excerpt}"
+        return any(word in said.lower() for word in self.words)
+
+
+Send = Callable[[frozenset[str]], Awaitable[Reply]]
+"""One request with the parts of these names."""
+
+
+async def negotiated(send: Send[Reply], parts: Sequence[Part]) -> tuple[frozenset[str], Reply]:
+    """The names of the parts that the endpoint takes together, and its last reply.
+
+    Raises the first StatusError where it refuses the request without any of them, and whatever else `send` raises.
+    """
+    taken = {part.name: part for part in parts}
+    left_out: list[tuple[Part, StatusError]] = []
+    while True:
+        try:
+            reply = await send(frozenset(taken))
+        except StatusError as error:
+            if error.status not in NEGOTIABLE or not taken:
+                raise left_out[0][1] if left_out and error.status in NEGOTIABLE else error from None
+            part = next((one for one in taken.values() if one.named_in(error)), next(iter(taken.values())))
+            left_out.append((part, error))
+            del taken[part.name]
+        else:
+            break
+    for place, (part, refusal) in enumerate(reversed(left_out)):
+        if place == 0 and refusal.status < 500:
+            continue
+        try:
+            reply = await send(frozenset({*taken, part.name}))
+        except StatusError as again:
+            if again.status not in NEGOTIABLE:
+                raise
+        else:
+            taken[part.name] = part
+    return frozenset(taken), reply

@@ -1,0 +1,174 @@
+"""What becomes of the calls of each model: its status, and metrics by role."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from memstream_server.observability import Metrics
+from memstream_server.ports.models import (
+    Account,
+    BudgetExhausted,
+    Embedder,
+    EmbeddingModel,
+    Insights,
+    ModelRefused,
+    ModelStatus,
+    ModelUnavailable,
+    Reranker,
+    Scorer,
+)
+
+log = structlog.get_logger(__name__)
+
+
+class Recorder:
+    """Writes the status of one model."""
+
+    def __init__(self, status: ModelStatus, metrics: Metrics) -> None:
+        self.status = status
+        self._failures = metrics.model_failures.labels(status.role)
+        self._in_a_row = metrics.model_consecutive_failures.labels(status.role)
+        self._success_s = metrics.model_last_success_seconds.labels(status.role)
+        self._up = metrics.model_up.labels(status.role)
+        self._up.set(1)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around one call. A refusal of the input is an answer; a budget of ours that is used up says nothing."""
+        try:
+            yield
+        except BudgetExhausted:
+            raise
+        except ModelUnavailable as error:
+            self._failed(error.summary)
+            raise
+        except ModelRefused:
+            self._succeeded()
+            raise
+        else:
+            self._succeeded()
+
+    async def check(self, ask: Callable[[], Awaitable[object]]) -> None:
+        """Ask something harmless, and log what is wrong."""
+        try:
+            with self.call():
+                await ask()
+        except ModelUnavailable as error:
+            log.warning("model_check_failed", role=self.status.role, model=self.status.model, error=str(error))
+
+    def _succeeded(self) -> None:
+        if self.status.failures:
+            self.status.failures, self.status.error = 0, ""
+            self._in_a_row.set(0)
+            self._up.set(1)
+        self.status.succeeded_us = time.time_ns() // 1_000
+        self._success_s.set(self.status.succeeded_us / 1e6)
+
+    def _failed(self, summary: str) -> None:
+        self.status.failures += 1
+        self.status.failed_us = time.time_ns() // 1_000
+        self.status.error = summary
+        self._failures.inc()
+        self._in_a_row.set(self.status.failures)
+        self._up.set(0)
+
+
+class RecordedEmbedder:
+    """An embedder whose calls are timed and recorded.
+
+    `dimension` is that of the data: other vectors are an error of the endpoint, whose model was exchanged.
+    """
+
+    def __init__(self, embedder: Embedder, recorder: Recorder, metrics: Metrics, dimension: int | None = None) -> None:
+        self._embedder = embedder
+        self._recorder = recorder
+        self._metrics = metrics
+        self._dimension = dimension
+
+    async def model(self) -> EmbeddingModel:
+        """Not recorded: once it is known nobody is asked."""
+        model = await self._embedder.model()
+        self._check(model.dimension)
+        return model
+
+    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        if not texts:
+            return await self._embedder.embed(texts)
+        with self._recorder.call(), self._metrics.model_seconds.time():
+            vectors = await self._embedder.embed(texts)
+            self._check(vectors.shape[1])
+            return vectors
+
+    async def close(self) -> None:
+        await self._embedder.close()
+
+    def _check(self, dimension: int) -> None:
+        if self._dimension is not None and dimension != self._dimension:
+            raise ModelUnavailable(
+                f"the model's vectors have {dimension} numbers, those of the data {self._dimension}: "
+                "another model answers under its name"
+            )
+
+
+class RecordedScorer:
+    """A scorer whose calls are recorded."""
+
+    def __init__(self, scorer: Scorer, recorder: Recorder) -> None:
+        self._scorer = scorer
+        self._recorder = recorder
+
+    async def score(self, texts: Sequence[str], account: Account | None = None) -> list[float]:
+        if not texts:
+            return []
+        with self._recorder.call():
+            return await self._scorer.score(texts, account)
+
+
+class RecordedInsights:
+    """Insights whose calls are recorded."""
+
+    def __init__(self, insights: Insights, recorder: Recorder) -> None:
+        self._insights = insights
+        self._recorder = recorder
+
+    async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
+        if not texts:  # nobody is asked
+            return []
+        with self._recorder.call():
+            return await self._insights.promotion_insights(texts, account)
+
+    async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
+        if not texts:  # nobody is asked
+            return []
+        with self._recorder.call():
+            return await self._insights.questions(texts, count, account)
+
+    async def reflect(
+        self, question: str, texts: Sequence[str], count: int, account: Account | None = None
+    ) -> list[tuple[str, tuple[int, ...]]]:
+        if not texts:  # nobody is asked
+            return []
+        with self._recorder.call():
+            return await self._insights.reflect(question, texts, count, account)
+
+
+class RecordedReranker:
+    """A reranker whose calls are recorded."""
+
+    def __init__(self, reranker: Reranker, recorder: Recorder) -> None:
+        self._reranker = reranker
+        self._recorder = recorder
+        self.name = reranker.name
+
+    async def closeness(self, question: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        with self._recorder.call():
+            return await self._reranker.closeness(question, texts)
+
+    async def close(self) -> None:
+        await self._reranker.close()
