@@ -39,7 +39,6 @@ T = TypeVar("T")
 R = TypeVar("R", bound=WireMessage)
 PROGRESS_DEFAULT_S = 10.0
 PROGRESS_MIN_S = 0.1
-_NUMBER_MAX = 2**32 - 2
 
 
 class ConversationService:
@@ -92,7 +91,7 @@ class ConversationService:
     ) -> AsyncIterator[pb.WatchMessagesResponse]:
         found = Violations()
         named = self._named(found, request)
-        after = int(validation.within(found, "after_number", request.after_number, 0, _NUMBER_MAX))
+        after = int(validation.within(found, "after_number", request.after_number, 0, page_tokens.NUMBER_MAX))
         progress_s = PROGRESS_DEFAULT_S
         if request.HasField("progress_interval"):
             progress_s = scalars.duration_us(found, "progress_interval", request.progress_interval) / 1e6
@@ -284,8 +283,7 @@ def _parts(messages: Iterable[R], bytes_max: int) -> Iterator[list[R]]:
 
 
 def _after(request: Any) -> int:
-    payload = page_tokens.read(request)
-    return int(payload) if payload else 0
+    return page_tokens.read_number(request) or 0
 
 
 def _response_type(request: WireMessage) -> Any:
