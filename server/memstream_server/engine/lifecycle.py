@@ -261,7 +261,7 @@ async def _content_vectors(
             texts = [found.content for found in embedded]
             rows = await dependencies.gatherer.content_vectors(texts, actor.working.embedding)
         except ModelUnavailable as error:
-            raise ModelDown(f"the embedding model does not answer: {error}", retry_after_s=1.0) from error
+            raise ModelDown("the embedding model does not answer", retry_after_s=1.0) from error
         except ModelRefused:  # then they had none before either, and are compared with nobody
             return {found.id: (found.content, vectors[found.id]) for found in gone if found.id in vectors}
         vectors |= {found.id: row for found, row in zip(embedded, rows, strict=True)}

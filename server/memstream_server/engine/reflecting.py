@@ -56,7 +56,7 @@ class Reflecting:
                 try:
                     found = await self._jobs.reflections(actor, account)
                 except ModelUnavailable as error:
-                    raise ModelDown(f"the LLM does not answer: {error}", retry_after_s=5.0) from error
+                    raise ModelDown("the LLM does not answer", retry_after_s=5.0) from error
                 except ModelRefused:  # for good: there is nothing to reflect on that it would take
                     found = []
                 await self._jobs.keep(actor, found, Decision(answer=done), account, Purpose.REFLECTION, since)

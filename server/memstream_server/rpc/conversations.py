@@ -12,6 +12,7 @@ import grpc.aio
 from google.protobuf.message import Message as WireMessage
 
 from memstream.v1 import conversation_service_pb2 as pb
+from memstream_server.core.printable import number_text
 from memstream_server.ports.conversations import (
     AnswerOf,
     ConversationName,
@@ -257,10 +258,13 @@ class _Watch:
             await pages.aclose()
 
 
-def _stalled(response: pb.WatchMessagesResponse) -> WatcherStalled:
+def _stalled(response: pb.WatchMessagesResponse, limit_s: float) -> WatcherStalled:
     """Why a watch ends that leaves `response` unread."""
     text = "what was sent is not read: read on to the end, and watch again after the last number"
-    return WatcherStalled(text, number=response.messages[-1].number) if response.messages else WatcherStalled(text)
+    if not response.messages:
+        return WatcherStalled(text, quota="watch_stalled_max_s", limit=number_text(limit_s))
+    number = response.messages[-1].number
+    return WatcherStalled(text, quota="watch_stalled_max_s", limit=number_text(limit_s), number=number)
 
 
 async def _next(pages: AsyncGenerator[list[Message], None]) -> list[Message] | None:

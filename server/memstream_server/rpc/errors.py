@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, Never
 
@@ -13,10 +11,15 @@ import structlog
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
+from memstream_server.core.printable import printable
 from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable
-from memstream_server.ports.journal.errors import OutcomeUnknown
+from memstream_server.log_lines import site_of
+from memstream_server.ports.journal.errors import OutcomeUnknown, StorageFull
 from memstream_server.ports.journal.writing import Rejection
+from memstream_server.ports.models import ModelError
 from memstream_server.ports.operations import Failure
+
+log = structlog.get_logger(__name__)
 
 DOMAIN = "memstream.dev"
 STATUS_KEY = "grpc-status-details-bin"
@@ -99,6 +102,8 @@ class WatcherStalled(EngineError):
     """A watcher left events unread for too long."""
 
     reason = "QUOTA_EXCEEDED"
+    keys = ("quota", "limit")
+    optional_keys = ("memory_uid", "revision", "ordinal", "number")
 
 
 class Unauthenticated(EngineError):
@@ -133,15 +138,20 @@ def status_of_rejection(refused: Rejection | Failure) -> status_pb2.Status:
 
 
 def status_of_any(error: BaseException) -> status_pb2.Status:
-    """Like `status_of`; what is no refusal is a defect: logged under an incident id, which is all the client gets."""
+    """Like `status_of`; what is no refusal is a defect: logged under an incident id, which is all the client gets.
+
+    The id is that of the place and the type: the log writes equal failures once, and counts the others.
+    """
     if isinstance(error, EngineError):
+        if isinstance(error.__cause__, OutcomeUnknown | StorageFull | ModelError):
+            log.warning("call_failed", reason=error.reason, error=error.__cause__)
         return status_of(error)
-    incident = secrets.token_hex(8)
+    incident = site_of(error)
     if isinstance(error, OutcomeUnknown):  # a read while the journal's database is away; its text names hosts
-        structlog.get_logger(__name__).warning("journal_unavailable", incident=incident, reason=str(error))
+        log.warning("journal_unavailable", incident=incident, error=error)
         text = f"the journal cannot be read now; incident {incident} in the server's log"
-        return status_of(JournalUnavailable(text, retry_after_s=0.5))
-    structlog.get_logger(__name__).error("defect", incident=incident, exc_info=error)
+        return status_of(JournalUnavailable(text, retry_after_s=0.5, incident=incident))
+    log.error("defect", incident=incident, exc_info=error)
     text = f"a defect of the server; incident {incident} in its log"
     return _status(_Code.INTERNAL, "INTERNAL", text, {"incident": incident}, (), None)
 
@@ -173,7 +183,8 @@ def pushback(status: status_pb2.Status) -> tuple[tuple[str, str], ...]:
 
 
 def violation_text(violations: Iterable[FieldViolation]) -> str:
-    """ "field: what is wrong; field: ...": the message of an InvalidField. `violations_in` reads it back."""
+    """ "field: what is wrong; field: ...": the whole message of an InvalidField, which a client shows by itself: the
+    violations say nothing more. `violations_in` reads it back."""
     return "; ".join(f"{each.field}: {each.description.replace('; ', ', ')}" for each in violations)
 
 
@@ -210,5 +221,5 @@ def _status(
 
 
 def _clipped(text: str, bytes_max: int) -> str:
-    data = re.sub(r"[\x00-\x1f\x7f]", " ", text).encode()
+    data = printable(text).encode()
     return data.decode() if len(data) <= bytes_max else data[: bytes_max - 3].decode(errors="ignore") + "…"

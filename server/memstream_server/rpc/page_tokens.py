@@ -1,8 +1,8 @@
 """Page tokens: opaque to clients, and good only for the call and the arguments they were made by.
 
 A token is base64url(check + payload) with an 8-byte check over the method, the arguments and the payload. It is
-no secret and grants nothing: the check finds tokens that were mixed up, not tokens that were forged. A forged payload is
-therefore checked like any other input: `read_number` and `read_name` refuse what no server would have written.
+no secret and grants nothing: the check finds tokens that were mixed up, not tokens that were forged. So a payload is
+checked like any other input: `read_number`, `read_name` and `read_position` refuse what no server writes.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class ChatModel:
             body = await self._request(None, messages, allowance)
             if self._structured is StructuredOutput.AUTO:  # else another question has found out
                 self._structured = StructuredOutput.OFF
-                log.warning("structured_output_refused", model=self._settings.model, error=str(error))
+                log.warning("structured_output_refused", model=self._settings.model, error=error)
             return body
         if mode is StructuredOutput.AUTO:
             self._structured = StructuredOutput.ON
