@@ -6,7 +6,8 @@ a model's endpoint said, so it is left out, unless the class declares `log_text 
 text from values that are no content and no credential. Local variables are never shown.
 2. A value is a text, a number or a collection of these; of anything else the type is shown.
 3. A character that does not print is escaped: no caller can forge a line or drive a terminal.
-4. Of equal failures one line in REPEAT_S is written; the next one counts those between as `repeated`.
+4. A value of a secret setting is never shown, wherever it comes from.
+5. Of equal failures one line in REPEAT_S is written; the next one counts those between as `repeated`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -39,6 +40,8 @@ _CODES = ("reason", "errno", "sqlstate", "sqlite_errorname", "status_code")
 _CODE = re.compile(r"[A-Z0-9][A-Z0-9_]{0,63}")
 _VALUES_FOLLOW = re.compile(r"[\n<({\['\"]")
 """Where a library's ready-made message begins to show values."""
+_HIDDEN = "**********"
+_USER_IN_URL = re.compile(r"://[^/@\s]+@")
 _PATH_HEAD = re.compile(r".*/(?=(?:memstream|memstream_server)/)|.*/(?:site-packages|lib/python[0-9.]+)/")
 
 Event = MutableMapping[str, Any]
@@ -82,8 +85,21 @@ def make_safe(_logger: Any, _method: str, event: Event) -> Event:
     return event
 
 
+def hide_secrets(text: str, secrets: Iterable[str]) -> str:
+    """The text without these values, and without names and passwords in URLs."""
+    for secret in secrets:
+        text = text.replace(secret, _HIDDEN)
+    return _USER_IN_URL.sub(f"://{_HIDDEN}@", text)
+
+
+def hiding(secrets: Iterable[str]) -> Callable[[Any, str, Any], str]:
+    """A processor of structlog: `hide_secrets` of a line that is rendered."""
+    values = tuple(secrets)
+    return lambda _logger, _method, line: hide_secrets(line, values)
+
+
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes lines to a stream; counts equal failures (rule 4). `clock` gives seconds that only grow."""
+    """Writes lines to a stream; counts equal failures (rule 5). `clock` gives seconds that only grow."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
@@ -167,17 +183,21 @@ def _kind_of(record: logging.LogRecord) -> tuple[str, ...]:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    return record.name.partition(".")[0] in _OURS
+    return isinstance(record.msg, dict) or record.name.partition(".")[0] in _OURS
 
 
 def _message_of(record: logging.LogRecord, args: Any) -> str:
-    """The text of a line that came through logging. A library's values are left out."""
-    template = str(record.msg)
-    if not _is_ours(record):
-        return template if args else _VALUES_FOLLOW.split(template, maxsplit=1)[0].strip()
+    """The text of a line that came through logging. Of a library's values only numbers are shown."""
+    template, ours = str(record.msg), _is_ours(record)
     if not args:
+        return template if ours else _VALUES_FOLLOW.split(template, maxsplit=1)[0].strip()
+    if isinstance(args, Mapping):  # "%(name)s"
         return template
-    return template % tuple(value if isinstance(value, int | float) else _safe_value(value) for value in args)
+    shown = (value if isinstance(value, int | float) else _safe_value(value) if ours else "..." for value in args)
+    try:
+        return template % tuple(shown)
+    except (TypeError, ValueError):
+        return template
 
 
 def _safe_value(value: Any) -> Any:

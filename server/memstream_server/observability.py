@@ -10,13 +10,13 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any, TextIO
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from memstream_server.log_lines import LogHandler, make_safe
+from memstream_server.log_lines import LogHandler, hiding, make_safe
 from memstream_server.settings import LogFormat, LogLevel, parse_listen
 
 SECRET_KEYS = ("token", "api_key", "apikey", "password", "secret", "authorization", "credential")
@@ -24,8 +24,10 @@ SECRET_KEYS = ("token", "api_key", "apikey", "password", "secret", "authorizatio
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-def configure_logging(level: LogLevel, form: LogFormat, stream: TextIO | None = None) -> None:
-    """Send every log line, the libraries' included, to `stream` (standard error) in one form."""
+def configure_logging(
+    level: LogLevel, form: LogFormat, stream: TextIO | None = None, secrets: Sequence[str] = ()
+) -> None:
+    """Send every log line, the libraries' included, to `stream` (standard error) in one form, without `secrets`."""
     target = stream or sys.stderr
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -38,7 +40,7 @@ def configure_logging(level: LogLevel, form: LogFormat, stream: TextIO | None = 
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared[:2], structlog.stdlib.add_logger_name, *shared[2:]],
-            processors=[make_safe, _rendering(form, target)],
+            processors=[make_safe, _rendering(form, target), hiding(secrets)],
             pass_foreign_args=True,
             use_get_message=False,  # it would put values into the text
         )
