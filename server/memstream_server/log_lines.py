@@ -158,7 +158,7 @@ _stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
 def _repeats_record(kind: tuple[str, ...], seen: _Repeats) -> logging.LogRecord:
     name, event, error, _ = kind
     level = logging.getLevelName(seen.level)
-    line = {"event": event, "level": level.lower(), "repeated": seen.count, "within_s": REPEAT_S}
+    line = {"event": event, "level": level.lower(), "repeated": seen.count}
     line |= {"error": error} if error else {}
     return logging.makeLogRecord(
         {"name": name, "levelno": seen.level, "levelname": level, "msg": _stamp(None, "", line)}
