@@ -37,6 +37,17 @@ def contract_page() -> str:
     return HEAD + "".join("\n" + _file(file) for file in sorted(_compiled(), key=_order))
 
 
+def reasons() -> list[tuple[str, str]]:
+    """(name without its prefix, comment in one line) of every value of ErrorReason but the unspecified one."""
+    file = next(file for file in _compiled() if file.name.endswith("/error.proto"))
+    comments = _Comments(file)
+    values = enumerate(file.enum_type[0].value)
+    lines = [
+        (value.name, comments.line(FileDescriptorProto.ENUM_TYPE_FIELD_NUMBER, 0, 2, place)) for place, value in values
+    ]
+    return [(name.removeprefix("ERROR_REASON_"), line) for name, line in lines[1:]]
+
+
 def _compiled() -> list[FileDescriptorProto]:
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     roots = (PROTOS, ROOT / "third_party" / "googleapis", resources("grpc_tools") / "_proto")

@@ -1,8 +1,9 @@
-"""Write docs/settings.md, policy.md and api.md, and the chart's schema, from the code (`--check` only compares)."""
+"""Write docs/settings.md, policy.md, api.md, the table of errors.md and the chart's schema (`--check` compares)."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from enum import Enum
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from memstream.status import _BY_REASON
 from memstream_server.core.policy import DBGPT, DEFAULT, leaves
 from memstream_server.settings import ENV_PREFIX, Settings
 from scripts.chart import FILES
-from scripts.contract_page import contract_page
+from scripts.contract_page import contract_page, reasons
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -43,6 +45,11 @@ This table is written by `make generate` from `server/memstream_server/core/poli
 |---|---|---|---|---|---|
 """
 
+ERRORS_TABLE = """| reason | code | class | metadata | meaning |
+|---|---|---|---|---|
+"""
+METADATA = re.compile(r"Metadata: ((?:[a-z_]+\??(?: \([^)]*\))?(?:, )?)+)\.")
+
 
 def settings_page() -> str:
     """docs/settings.md: one row a setting."""
@@ -60,9 +67,30 @@ def policy_page() -> str:
     )
 
 
-PAGES = {"settings.md": settings_page, "policy.md": policy_page, "api.md": contract_page}
+def errors_page() -> str:
+    """docs/errors.md: what is written by hand, and one row a reason."""
+    head = (DOCS / "errors.md").read_text(encoding="utf-8").partition(ERRORS_TABLE)[0]
+    return head + ERRORS_TABLE + "".join(_reason_row(*each) for each in reasons())
+
+
+PAGES = {"settings.md": settings_page, "policy.md": policy_page, "api.md": contract_page, "errors.md": errors_page}
 GENERATED = {DOCS / name: page for name, page in PAGES.items()} | FILES
 """The text of every file written here, by path."""
+
+
+def metadata_keys(comment: str) -> list[str]:
+    """The keys of ErrorInfo.metadata that a reason's comment lists; those that are not always there end with "?"."""
+    listed = METADATA.search(comment)
+    return re.findall(r"([a-z_]+\??)(?: \([^)]*\))?", listed[1]) if listed else []
+
+
+def _reason_row(reason: str, comment: str) -> str:
+    code, _, meaning = METADATA.sub("", comment).partition(". ")
+    code, waits, _ = code.partition(", with RetryInfo")
+    meaning = " ".join(meaning.split()).replace("What to do:", "**Do:**") + (" Comes with RetryInfo." if waits else "")
+    listed = METADATA.search(comment)
+    keys = re.sub(r"(^|, )([a-z_]+\??)", r"\1`\2`", listed[1]) if listed else ""
+    return _row(f"`{reason}`", code, f"`{_BY_REASON[reason].__name__}`", keys, meaning)
 
 
 def _settings_row(name: str, field: FieldInfo) -> str:

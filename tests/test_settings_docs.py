@@ -144,7 +144,7 @@ def test_json_logs_are_one_object_a_line_without_secrets() -> None:
     logging.getLogger("some.library").warning("slow: %s", 3)
     structlog.get_logger().debug("not written")
     first, second = (json.loads(line) for line in out.getvalue().splitlines())
-    assert (first["event"], first["milvus_token"], first["level"]) == ("started\nforged", "**********", "info")
+    assert (first["event"], first["milvus_token"], first["level"]) == ("started\\nforged", "**********", "info")
     assert (second["event"], second["logger"], second["level"]) == ("slow: 3", "some.library", "warning")
     assert "s3cret" not in out.getvalue()
 
@@ -159,7 +159,8 @@ def test_an_exception_is_logged_with_its_traceback() -> None:
         structlog.get_logger().exception("failed")
     line = json.loads(out.getvalue())
     assert line["event"] == "failed"
-    assert "RuntimeError: broken" in line["exception"]
+    assert line["exception"].startswith("Traceback")
+    assert line["exception"].endswith("RuntimeError")
 
 
 def test_metrics_are_served() -> None:

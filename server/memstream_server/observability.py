@@ -1,7 +1,7 @@
 """Structured logs and Prometheus metrics of a server process.
 
-Rules. No secret, content or vector is logged. No label holds a memory, a session or an id: the number of series
-is fixed by this file.
+Rules. No secret, content or vector is logged: see log_lines.py. No label holds a memory, a session or an id: the number
+of series is fixed by this file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable, Iterable, MutableMapping
+import threading
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from concurrent.futures import CancelledError
 from socketserver import ThreadingMixIn
 from threading import Thread
@@ -20,6 +21,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
+from memstream_server.log_lines import LogHandler, hiding, make_safe
 from memstream_server.settings import LogFormat, LogLevel, parse_listen
 
 SECRET_KEYS = ("token", "api_key", "apikey", "password", "secret", "authorization", "credential")
@@ -31,8 +33,10 @@ PROBE_S = 2.0
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-def configure_logging(level: LogLevel, form: LogFormat, stream: TextIO | None = None) -> None:
-    """Send every log line, the libraries' included, to `stream` (standard error) in one form."""
+def configure_logging(
+    level: LogLevel, form: LogFormat, stream: TextIO | None = None, secrets: Sequence[str] = ()
+) -> None:
+    """Send every log line, the libraries' included, to `stream` (standard error) in one form, without `secrets`."""
     target = stream or sys.stderr
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -40,16 +44,22 @@ def configure_logging(level: LogLevel, form: LogFormat, stream: TextIO | None = 
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         redact,
     ]
-    handler = logging.StreamHandler(target)
+    handler = LogHandler(target)
     handler.addFilter(_is_news)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared[:2], structlog.stdlib.add_logger_name, *shared[2:]],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(form, target)],
+            processors=[make_safe, _rendering(form, target), hiding(secrets)],
+            pass_foreign_args=True,
+            use_get_message=False,  # it would put values into the text
         )
     )
     root = logging.getLogger()
+    for former in root.handlers:
+        former.close()
     root.handlers = [handler]
+    sys.unraisablehook = lambda failed: _log_unhandled("unraisable", failed.exc_value)
+    threading.excepthook = lambda failed: _log_unhandled("thread_failed", failed.exc_value)
     root.setLevel(level.value.upper())
     for chatty in ("httpx2", "httpcore2", "grpc", "pymilvus", "alembic", "sqlalchemy.engine"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
@@ -78,10 +88,15 @@ def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mutab
     return event
 
 
-def _rendering(form: LogFormat, target: TextIO) -> list[structlog.typing.Processor]:
+def _log_unhandled(event: str, error: BaseException | None) -> None:
+    """In place of Python's own report, which shows the exception's text."""
+    structlog.get_logger(__name__).error(event, exc_info=error)
+
+
+def _rendering(form: LogFormat, target: TextIO) -> structlog.typing.Processor:
     if form is LogFormat.JSON:
-        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(sort_keys=True)]
-    return [structlog.dev.ConsoleRenderer(colors=target.isatty())]
+        return structlog.processors.JSONRenderer(sort_keys=True)
+    return structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=structlog.dev.plain_traceback)
 
 
 class Metrics:

@@ -454,6 +454,11 @@ class Settings(BaseSettings):
         """Whether the server asks who calls."""
         return bool(self.api_keys_file or self.jwt_jwks or self.tls_client_ca_file or self.trusted_proxies)
 
+    def secrets(self) -> list[str]:
+        """Values that must not be shown anywhere."""
+        values = (getattr(self, name) for name in type(self).model_fields)
+        return [text for value in values if isinstance(value, SecretStr) and (text := value.get_secret_value())]
+
     def unprotected(self, allowed: bool = False) -> str:
         """What a port beyond loopback lacks: "TLS", "authentication", both with "and"; empty where all is well.
 

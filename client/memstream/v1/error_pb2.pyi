@@ -27,35 +27,50 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 1
     """INVALID_ARGUMENT. A field is missing, malformed or out of bounds; BadRequest says which.
     Example: an observation with empty content; page_size -1; a vector with NaN.
+    Metadata: line? (of an import).
     """
     ERROR_REASON_PROTOCOL_VIOLATION: _ErrorReason.ValueType  # 2
     """INVALID_ARGUMENT. Stream messages came in an order the contract does not allow.
     Example: a batch before `open`; a second `open`. What to do: fix the client.
     """
     ERROR_REASON_SEQUENCE_GAP: _ErrorReason.ValueType  # 3
-    """INVALID_ARGUMENT. A batch does not start at the expected sequence number. metadata: expected_sequence.
+    """INVALID_ARGUMENT. A batch does not start at the expected sequence number.
+    Metadata: expected_sequence.
     Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
     """
     ERROR_REASON_SEQUENCE_CONFLICT: _ErrorReason.ValueType  # 4
-    """INVALID_ARGUMENT. A sequence number came again with other content. metadata: sequence.
+    """INVALID_ARGUMENT. A sequence number came again with other content.
+    Metadata: sequence.
     Example: two processes share a producer name. What to do: give each its own.
     """
     ERROR_REASON_ROUTING_MISMATCH: _ErrorReason.ValueType  # 5
     """INVALID_ARGUMENT. The metadata `memstream-memory` names another memory than the request."""
     ERROR_REASON_MEMORY_NOT_FOUND: _ErrorReason.ValueType  # 6
-    """NOT_FOUND. No memory of that name. metadata: namespace, memory. What to do: create it."""
+    """NOT_FOUND. No memory of that name. What to do: create it.
+    Metadata: namespace, memory.
+    """
     ERROR_REASON_FRAGMENT_NOT_FOUND: _ErrorReason.ValueType  # 7
-    """NOT_FOUND. No fragment of that id. metadata: id."""
+    """NOT_FOUND. No fragment of that id or external_id.
+    Metadata: id (the one asked for, also an external_id).
+    """
     ERROR_REASON_OPERATION_NOT_FOUND: _ErrorReason.ValueType  # 8
-    """NOT_FOUND. No operation of that id, or it ended long ago. metadata: id."""
+    """NOT_FOUND. No operation of that id, or it ended long ago.
+    Metadata: id.
+    """
     ERROR_REASON_CONVERSATION_NOT_FOUND: _ErrorReason.ValueType  # 9
-    """NOT_FOUND. No such conversation, message or plan. metadata: conversation."""
+    """NOT_FOUND. No such conversation, message or plan.
+    Metadata: conversation.
+    """
     ERROR_REASON_MEMORY_EXISTS: _ErrorReason.ValueType  # 10
-    """ALREADY_EXISTS. A memory of that name exists. metadata: namespace, memory. What to do: exist_ok, or another name."""
+    """ALREADY_EXISTS. A memory of that name exists; to an import, also a conversation. What to do: exist_ok, or another
+    name. Metadata: namespace, memory?, conversation?.
+    """
     ERROR_REASON_REQUEST_ID_CONFLICT: _ErrorReason.ValueType  # 11
     """ALREADY_EXISTS. A request_id came again with another request. What to do: use a new one per request."""
     ERROR_REASON_ETAG_MISMATCH: _ErrorReason.ValueType  # 12
-    """ABORTED. The etag given is not the current one. What to do: read again and decide anew."""
+    """ABORTED. The etag given is not the current one. What to do: read again, then decide.
+    Metadata: etag (the current one).
+    """
     ERROR_REASON_PRODUCER_SUPERSEDED: _ErrorReason.ValueType  # 13
     """ABORTED. A newer stream of the same producer was opened. What to do: end this one; it is superseded."""
     ERROR_REASON_BACKLOG_FULL: _ErrorReason.ValueType  # 14
@@ -65,38 +80,50 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_WINDOW_EXCEEDED: _ErrorReason.ValueType  # 16
     """RESOURCE_EXHAUSTED. More was sent than the window granted by `opened` allows."""
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 17
-    """RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. metadata: quota
-    (its setting), limit. Example: the memory has as many fragments as it may; such an observation is rejected.
+    """RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up.
+    Example: the memory has as many fragments as it may; such an observation is rejected.
     What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
+    Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch that is not read: where
+    to watch again).
     """
     ERROR_REASON_MODEL_UNAVAILABLE: _ErrorReason.ValueType  # 18
     """UNAVAILABLE, with RetryInfo. A model this call needs does not answer."""
     ERROR_REASON_JOURNAL_UNAVAILABLE: _ErrorReason.ValueType  # 19
-    """UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown."""
+    """UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown.
+    Metadata: incident? (to look up in the server's log).
+    """
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 20
     """UNAVAILABLE. The server is going away. What to do: reconnect."""
     ERROR_REASON_OWNER_UNAVAILABLE: _ErrorReason.ValueType  # 21
     """UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it just moves between two.
-    metadata: begun, where what was asked may have been done.
+    Metadata: begun? (what was asked may have been done).
     """
     ERROR_REASON_MODEL_MISMATCH: _ErrorReason.ValueType  # 22
     """FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`."""
     ERROR_REASON_KIND_MISMATCH: _ErrorReason.ValueType  # 23
     """FAILED_PRECONDITION. The memory's kind has not the tier or operation asked for."""
     ERROR_REASON_CURSOR_COMPACTED: _ErrorReason.ValueType  # 24
-    """OUT_OF_RANGE. Events that old are no longer kept. metadata: oldest_revision."""
+    """OUT_OF_RANGE. Events that old are no longer kept.
+    Metadata: oldest_revision.
+    """
     ERROR_REASON_CURSOR_VOID: _ErrorReason.ValueType  # 25
     """OUT_OF_RANGE. The cursor is of an earlier memory of that name. What to do: start from ListFragments."""
     ERROR_REASON_REVISION_NOT_REACHED: _ErrorReason.ValueType  # 26
-    """DEADLINE_EXCEEDED. `min_revision` was not reached in time. metadata: revision."""
+    """DEADLINE_EXCEEDED. `min_revision` was not reached in time.
+    Metadata: revision (the present one).
+    """
     ERROR_REASON_CAPABILITY_MISSING: _ErrorReason.ValueType  # 27
-    """UNIMPLEMENTED. This server does not have that capability. metadata: capability."""
+    """UNIMPLEMENTED. This server does not have that capability.
+    Metadata: capability.
+    """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 28
     """UNAUTHENTICATED. No identity, or one that is not accepted."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 29
     """PERMISSION_DENIED. The identity may not do this in that namespace."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 30
-    """INTERNAL. A defect; metadata: incident, an id to look up in the server's log."""
+    """INTERNAL. A defect of the server.
+    Metadata: incident (to look up in the server's log).
+    """
     ERROR_REASON_MEMORY_DELETED: _ErrorReason.ValueType  # 31
     """NOT_FOUND. The memory was deleted while the call ran."""
     ERROR_REASON_PAGE_TOKEN_INVALID: _ErrorReason.ValueType  # 32
@@ -106,6 +133,9 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel
     as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
     grpc-retry-pushback-ms tells the same to gRPC's own retry: milliseconds, or -1 where to try again by itself is senseless.
+
+    `Metadata:` lists the keys of ErrorInfo.metadata: those are always there, one with a question mark sometimes, others
+    never. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -113,35 +143,50 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 1
 """INVALID_ARGUMENT. A field is missing, malformed or out of bounds; BadRequest says which.
 Example: an observation with empty content; page_size -1; a vector with NaN.
+Metadata: line? (of an import).
 """
 ERROR_REASON_PROTOCOL_VIOLATION: ErrorReason.ValueType  # 2
 """INVALID_ARGUMENT. Stream messages came in an order the contract does not allow.
 Example: a batch before `open`; a second `open`. What to do: fix the client.
 """
 ERROR_REASON_SEQUENCE_GAP: ErrorReason.ValueType  # 3
-"""INVALID_ARGUMENT. A batch does not start at the expected sequence number. metadata: expected_sequence.
+"""INVALID_ARGUMENT. A batch does not start at the expected sequence number.
+Metadata: expected_sequence.
 Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
 """
 ERROR_REASON_SEQUENCE_CONFLICT: ErrorReason.ValueType  # 4
-"""INVALID_ARGUMENT. A sequence number came again with other content. metadata: sequence.
+"""INVALID_ARGUMENT. A sequence number came again with other content.
+Metadata: sequence.
 Example: two processes share a producer name. What to do: give each its own.
 """
 ERROR_REASON_ROUTING_MISMATCH: ErrorReason.ValueType  # 5
 """INVALID_ARGUMENT. The metadata `memstream-memory` names another memory than the request."""
 ERROR_REASON_MEMORY_NOT_FOUND: ErrorReason.ValueType  # 6
-"""NOT_FOUND. No memory of that name. metadata: namespace, memory. What to do: create it."""
+"""NOT_FOUND. No memory of that name. What to do: create it.
+Metadata: namespace, memory.
+"""
 ERROR_REASON_FRAGMENT_NOT_FOUND: ErrorReason.ValueType  # 7
-"""NOT_FOUND. No fragment of that id. metadata: id."""
+"""NOT_FOUND. No fragment of that id or external_id.
+Metadata: id (the one asked for, also an external_id).
+"""
 ERROR_REASON_OPERATION_NOT_FOUND: ErrorReason.ValueType  # 8
-"""NOT_FOUND. No operation of that id, or it ended long ago. metadata: id."""
+"""NOT_FOUND. No operation of that id, or it ended long ago.
+Metadata: id.
+"""
 ERROR_REASON_CONVERSATION_NOT_FOUND: ErrorReason.ValueType  # 9
-"""NOT_FOUND. No such conversation, message or plan. metadata: conversation."""
+"""NOT_FOUND. No such conversation, message or plan.
+Metadata: conversation.
+"""
 ERROR_REASON_MEMORY_EXISTS: ErrorReason.ValueType  # 10
-"""ALREADY_EXISTS. A memory of that name exists. metadata: namespace, memory. What to do: exist_ok, or another name."""
+"""ALREADY_EXISTS. A memory of that name exists; to an import, also a conversation. What to do: exist_ok, or another
+name. Metadata: namespace, memory?, conversation?.
+"""
 ERROR_REASON_REQUEST_ID_CONFLICT: ErrorReason.ValueType  # 11
 """ALREADY_EXISTS. A request_id came again with another request. What to do: use a new one per request."""
 ERROR_REASON_ETAG_MISMATCH: ErrorReason.ValueType  # 12
-"""ABORTED. The etag given is not the current one. What to do: read again and decide anew."""
+"""ABORTED. The etag given is not the current one. What to do: read again, then decide.
+Metadata: etag (the current one).
+"""
 ERROR_REASON_PRODUCER_SUPERSEDED: ErrorReason.ValueType  # 13
 """ABORTED. A newer stream of the same producer was opened. What to do: end this one; it is superseded."""
 ERROR_REASON_BACKLOG_FULL: ErrorReason.ValueType  # 14
@@ -151,38 +196,50 @@ ERROR_REASON_STORAGE_FULL: ErrorReason.ValueType  # 15
 ERROR_REASON_WINDOW_EXCEEDED: ErrorReason.ValueType  # 16
 """RESOURCE_EXHAUSTED. More was sent than the window granted by `opened` allows."""
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 17
-"""RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. metadata: quota
-(its setting), limit. Example: the memory has as many fragments as it may; such an observation is rejected.
+"""RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up.
+Example: the memory has as many fragments as it may; such an observation is rejected.
 What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
+Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch that is not read: where
+to watch again).
 """
 ERROR_REASON_MODEL_UNAVAILABLE: ErrorReason.ValueType  # 18
 """UNAVAILABLE, with RetryInfo. A model this call needs does not answer."""
 ERROR_REASON_JOURNAL_UNAVAILABLE: ErrorReason.ValueType  # 19
-"""UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown."""
+"""UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown.
+Metadata: incident? (to look up in the server's log).
+"""
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 20
 """UNAVAILABLE. The server is going away. What to do: reconnect."""
 ERROR_REASON_OWNER_UNAVAILABLE: ErrorReason.ValueType  # 21
 """UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it just moves between two.
-metadata: begun, where what was asked may have been done.
+Metadata: begun? (what was asked may have been done).
 """
 ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 22
 """FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`."""
 ERROR_REASON_KIND_MISMATCH: ErrorReason.ValueType  # 23
 """FAILED_PRECONDITION. The memory's kind has not the tier or operation asked for."""
 ERROR_REASON_CURSOR_COMPACTED: ErrorReason.ValueType  # 24
-"""OUT_OF_RANGE. Events that old are no longer kept. metadata: oldest_revision."""
+"""OUT_OF_RANGE. Events that old are no longer kept.
+Metadata: oldest_revision.
+"""
 ERROR_REASON_CURSOR_VOID: ErrorReason.ValueType  # 25
 """OUT_OF_RANGE. The cursor is of an earlier memory of that name. What to do: start from ListFragments."""
 ERROR_REASON_REVISION_NOT_REACHED: ErrorReason.ValueType  # 26
-"""DEADLINE_EXCEEDED. `min_revision` was not reached in time. metadata: revision."""
+"""DEADLINE_EXCEEDED. `min_revision` was not reached in time.
+Metadata: revision (the present one).
+"""
 ERROR_REASON_CAPABILITY_MISSING: ErrorReason.ValueType  # 27
-"""UNIMPLEMENTED. This server does not have that capability. metadata: capability."""
+"""UNIMPLEMENTED. This server does not have that capability.
+Metadata: capability.
+"""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 28
 """UNAUTHENTICATED. No identity, or one that is not accepted."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 29
 """PERMISSION_DENIED. The identity may not do this in that namespace."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 30
-"""INTERNAL. A defect; metadata: incident, an id to look up in the server's log."""
+"""INTERNAL. A defect of the server.
+Metadata: incident (to look up in the server's log).
+"""
 ERROR_REASON_MEMORY_DELETED: ErrorReason.ValueType  # 31
 """NOT_FOUND. The memory was deleted while the call ran."""
 ERROR_REASON_PAGE_TOKEN_INVALID: ErrorReason.ValueType  # 32

@@ -122,18 +122,20 @@ def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
     from memstream_server.app.event_loop import EventLoop
     from memstream_server.app.process import serve
     from memstream_server.engine.errors import EngineError
+    from memstream_server.log_lines import hide_secrets
     from memstream_server.observability import configure_logging
     from memstream_server.ports.index import IndexUnavailable
     from memstream_server.ports.journal.errors import JournalError
     from memstream_server.ports.models import ModelError
 
-    configure_logging(settings.log_level, settings.log_format)
+    secrets = settings.secrets()
+    configure_logging(settings.log_level, settings.log_format, secrets=secrets)
     try:
         with asyncio.Runner(loop_factory=EventLoop) as runner:
             runner.run(serve(settings, announce=announce))
     except (StartError, JournalError, EngineError, IndexUnavailable, ModelError, OSError) as error:
         structlog.get_logger(__name__).debug("server_failed", exc_info=error)
-        raise Failure(f"the server cannot run: {error}") from error
+        raise Failure(hide_secrets(f"the server cannot run: {error}", secrets)) from error
 
 
 serve_command = click.Command(

@@ -33,10 +33,10 @@ from memstream_server.engine.decision import (
     jobs_of,
 )
 from memstream_server.engine.errors import (
+    DISK_FULL,
     EngineError,
     JournalUnavailable,
-    MemoryExists,
-    MemoryNotFound,
+    MemoryDeleted,
     ShuttingDown,
     StorageIsFull,
     namespace_full,
@@ -177,9 +177,9 @@ class Actor:
                 batches = self._next_group()
                 with working_for(batches[0].origin):
                     self._inbox.put_nowait(await self._prepared(batches))
-        except Exception as error:
+        except Exception:
             log.exception("prepare_failed", memory=self.uid)
-            self.fail(JournalUnavailable(f"preparing observations failed: {type(error).__name__}", retry_after_s=1.0))
+            self.fail(JournalUnavailable("observations could not be prepared: try again", retry_after_s=1.0))
 
     async def _prepared(self, batches: tuple[Batch, ...]) -> _Prepared:
         working = self.working
@@ -209,11 +209,11 @@ class Actor:
                             await self._work(item)
                         else:
                             await self._store(item)
-        except (Conflict, OutcomeUnknown) as error:
-            self.fail(JournalUnavailable(f"the memory is read again: {error}", retry_after_s=0.2))
-        except Exception as error:
+        except (Conflict, OutcomeUnknown):
+            self.fail(JournalUnavailable("the memory is read again: try again", retry_after_s=0.2))
+        except Exception:
             log.exception("decide_failed", memory=self.uid)
-            self.fail(JournalUnavailable(f"deciding failed: {type(error).__name__}", retry_after_s=1.0))
+            self.fail(JournalUnavailable("observations could not be stored: try again", retry_after_s=1.0))
         finally:
             if isinstance(item, _Work):  # one that was taken, and waited for what is stored at once
                 _settle(item.done, self._ending())
@@ -228,10 +228,11 @@ class Actor:
             _settle(work.done, error)
         except NamespaceFull as error:
             _settle(work.done, namespace_full(error))
-        except StorageFull as error:
-            _settle(work.done, StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S))
-        except AlreadyExists as error:
-            _settle(work.done, MemoryExists(f"another memory has that name or external id: {error}"))
+        except StorageFull:
+            _settle(work.done, StorageIsFull(DISK_FULL, retry_after_s=STORAGE_RETRY_S))
+        except AlreadyExists:
+            text = "another fragment was given that external_id meanwhile: try again"
+            _settle(work.done, JournalUnavailable(text, retry_after_s=0.2))
         except BaseException:
             _settle(work.done, JournalUnavailable("the write's outcome is unknown; read again", retry_after_s=0.2))
             raise
@@ -245,7 +246,7 @@ class Actor:
                 outcomes = await self._decide(prepared)
                 break
             except StorageFull as error:  # nothing was changed
-                log.warning("storage_full", memory=self.uid, error=str(error))
+                log.warning("storage_full", memory=self.uid, error=error)
                 await self._wait_for_room()  # received, so it must be stored
         self._room.release()
         self.receiving.stored(prepared.batches, outcomes)
@@ -370,7 +371,7 @@ class Actor:
 
     def gone(self) -> None:
         """The memory was deleted."""
-        self.fail(MemoryNotFound(f"memory {self.working.record.namespace}/{self.working.record.name} was deleted"))
+        self.fail(MemoryDeleted(f"memory {self.working.record.namespace}/{self.working.record.name} was deleted"))
 
     def _end(self) -> None:
         current = asyncio.current_task()

@@ -11,7 +11,13 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from memstream_server.engine.clock import Clock
-from memstream_server.engine.errors import ConversationNotFound, JournalUnavailable, StorageIsFull
+from memstream_server.engine.errors import (
+    DISK_FULL,
+    NOT_WRITTEN,
+    ConversationNotFound,
+    JournalUnavailable,
+    StorageIsFull,
+)
 from memstream_server.ports.conversations import (
     AnswerOf,
     ConversationName,
@@ -146,9 +152,9 @@ async def _answered(work: Awaitable[T]) -> T:
     except NotThere as error:
         raise ConversationNotFound(str(error), conversation=error.conversation.name) from error
     except StorageFull as error:
-        raise StorageIsFull(str(error), retry_after_s=5.0) from error
+        raise StorageIsFull(DISK_FULL, retry_after_s=5.0) from error
     except JournalError as error:  # Conflict included: its answer is there by now, and will be served
-        raise JournalUnavailable(f"the journal refused: {error}", retry_after_s=0.5) from error
+        raise JournalUnavailable(NOT_WRITTEN, retry_after_s=0.5) from error
 
 
 async def _woken(news: asyncio.Event, quiet_s: float) -> None:

@@ -16,7 +16,14 @@ import structlog
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.engine.erasing import Erasing
-from memstream_server.engine.errors import EngineError, JournalUnavailable, MemoryNotFound, ModelMismatch, written
+from memstream_server.engine.errors import (
+    NOT_READ,
+    EngineError,
+    JournalUnavailable,
+    MemoryDeleted,
+    ModelMismatch,
+    written,
+)
 from memstream_server.engine.forgetting import Forgetting
 from memstream_server.engine.fragments import Fragments
 from memstream_server.engine.indexing import Indexer
@@ -180,7 +187,7 @@ class Engine:
                 try:
                     await step()
                 except (JournalError, EngineError) as error:
-                    log.warning("not_swept", step=step.__name__, error=str(error))
+                    log.warning("not_swept", step=step.__name__, error=error)
             await asyncio.sleep(self._dependencies.lease.renew_s)
 
     async def _revive_abandoned(self) -> None:
@@ -332,7 +339,7 @@ class Engine:
                 waiting.news.clear()
                 async with self._registry.use(namespace, name) as actor:
                     if actor.uid != record.uid:
-                        raise MemoryNotFound(f"memory {namespace}/{name} was deleted, and made anew")
+                        raise MemoryDeleted(f"memory {namespace}/{name} was deleted, and another one has its name")
                     change = told.change(await self._recall(actor, query, told.vectors))
                     if change is not None:
                         self._reinforcement.recalled(actor, query, change.answer)
@@ -347,7 +354,7 @@ class Engine:
         try:
             answer = await recall(actor, query, self._dependencies, vectors)
         except JournalError as error:
-            raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
+            raise JournalUnavailable(NOT_READ, retry_after_s=0.5) from error
         self.ownership.check(actor)
         return answer
 

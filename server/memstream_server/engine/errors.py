@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, JournalError, NamespaceFull, StorageFull
 
@@ -20,9 +20,15 @@ class FieldViolation:
 
 
 class EngineError(Exception):
-    """Base. `reason` is a name of memstream.v1.ErrorReason, `details` goes into ErrorInfo.metadata."""
+    """Base. `reason` is a name of memstream.v1.ErrorReason, `details` goes into ErrorInfo.metadata.
+
+    The details of an error have all of `keys`, perhaps some of `optional_keys`, and no others: error.proto documents
+    them and a test compares. The message goes to the caller: it repeats nothing that a database or an endpoint said.
+    """
 
     reason = "INTERNAL"
+    keys: ClassVar[tuple[str, ...]] = ()
+    optional_keys: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -43,6 +49,7 @@ class InvalidField(EngineError):
     """A field is missing, malformed or out of bounds."""
 
     reason = "INVALID_FIELD"
+    optional_keys = ("line",)
 
 
 class ProtocolViolation(EngineError):
@@ -55,42 +62,57 @@ class SequenceGap(EngineError):
     """A batch does not start at the expected number."""
 
     reason = "SEQUENCE_GAP"
+    keys = ("expected_sequence",)
 
 
 class SequenceConflict(EngineError):
     """A number came again with other content."""
 
     reason = "SEQUENCE_CONFLICT"
+    keys = ("sequence",)
 
 
 class MemoryNotFound(EngineError):
     """No memory of that name."""
 
     reason = "MEMORY_NOT_FOUND"
+    keys: ClassVar[tuple[str, ...]] = ("namespace", "memory")
+
+
+class MemoryDeleted(MemoryNotFound):
+    """The memory was deleted while the call ran."""
+
+    reason = "MEMORY_DELETED"
+    keys = ()
 
 
 class MemoryExists(EngineError):
-    """A memory of that name exists."""
+    """A memory of that name exists; to an import also a conversation."""
 
     reason = "MEMORY_EXISTS"
+    keys = ("namespace",)
+    optional_keys = ("memory", "conversation")
 
 
 class FragmentNotFound(EngineError):
     """No fragment of that id or key."""
 
     reason = "FRAGMENT_NOT_FOUND"
+    keys = ("id",)
 
 
 class ConversationNotFound(EngineError):
     """No such conversation, message or plan."""
 
     reason = "CONVERSATION_NOT_FOUND"
+    keys = ("conversation",)
 
 
 class OperationNotFound(EngineError):
     """No operation of that id, or it ended long ago."""
 
     reason = "OPERATION_NOT_FOUND"
+    keys = ("id",)
 
 
 class RequestIdConflict(EngineError):
@@ -109,6 +131,7 @@ class EtagMismatch(EngineError):
     """The etag given is not the current one."""
 
     reason = "ETAG_MISMATCH"
+    keys = ("etag",)
 
 
 class ProducerSuperseded(EngineError):
@@ -133,6 +156,7 @@ class QuotaExceeded(EngineError):
     """A quota is used up. `quota` and `limit` among the details name it and tell how much it is."""
 
     reason = "QUOTA_EXCEEDED"
+    keys = ("quota", "limit")
     told_in_s = 0.0
     """How long the caller is to wait for the refusal itself."""
 
@@ -147,6 +171,7 @@ class JournalUnavailable(EngineError):
     """The journal cannot be written now, or a write's outcome is unknown."""
 
     reason = "JOURNAL_UNAVAILABLE"
+    optional_keys = ("incident",)
 
 
 class ModelDown(EngineError):
@@ -180,24 +205,28 @@ class OwnedElsewhere(EngineError):
     """Another server owns the memory."""
 
     reason = "OWNER_UNAVAILABLE"
+    optional_keys = ("begun",)
 
 
 class LeaseLost(EngineError):
     """This server may not answer for the memories it had: its lease ran out, or its connection was lost."""
 
     reason = "OWNER_UNAVAILABLE"
+    optional_keys = ("begun",)
 
 
 class OwnerUnreachable(EngineError):
     """The server that owns the memory cannot be reached, or ended while it was asked."""
 
     reason = "OWNER_UNAVAILABLE"
+    optional_keys = ("begun",)
 
 
 class RevisionNotReached(EngineError):
     """min_revision was not reached in time."""
 
     reason = "REVISION_NOT_REACHED"
+    keys = ("revision",)
 
 
 class CursorVoid(EngineError):
@@ -210,16 +239,23 @@ class CursorCompacted(EngineError):
     """Events that old are no longer kept."""
 
     reason = "CURSOR_COMPACTED"
+    keys = ("oldest_revision",)
 
 
 class CapabilityMissing(EngineError):
     """This server does not have that capability."""
 
     reason = "CAPABILITY_MISSING"
+    keys = ("capability",)
 
 
 QUOTA_RETRY_S = 60.0
 """When to ask again whether something was deleted: a quota of what is kept is not given back by waiting."""
+
+
+DISK_FULL = "the journal's disk is nearly full: reads go on, writes are refused until there is room"
+NOT_WRITTEN = "the journal cannot be written now: try again"
+NOT_READ = "the journal cannot be read now: try again"
 
 
 def namespace_full(error: NamespaceFull) -> QuotaExceeded:
@@ -237,12 +273,12 @@ async def written(writing: Awaitable[T]) -> T:
     try:
         return await writing
     except StorageFull as error:
-        raise StorageIsFull(str(error), retry_after_s=5.0) from error
+        raise StorageIsFull(DISK_FULL, retry_after_s=5.0) from error
     except AlreadyExists:
         raise
     except NamespaceFull as error:
         raise namespace_full(error) from error
     except Conflict as error:
-        raise MemoryNotFound(f"the memory was deleted meanwhile: {error}") from error
+        raise MemoryDeleted("the memory was deleted meanwhile") from error
     except JournalError as error:
-        raise JournalUnavailable(f"the journal refused: {error}", retry_after_s=0.5) from error
+        raise JournalUnavailable(NOT_WRITTEN, retry_after_s=0.5) from error

@@ -69,7 +69,7 @@ class Forgetting:
             try:
                 await self.round()
             except (EngineError, JournalError) as error:
-                log.warning("maintenance_failed", error=str(error))
+                log.warning("maintenance_failed", error=error)
 
     async def round(self) -> None:
         """Everything that is due now."""
@@ -88,7 +88,7 @@ class Forgetting:
                 try:
                     await self._tend(record, now_us, forgotten.get(record.uid))
                 except (EngineError, JournalError) as error:
-                    log.warning("memory_not_maintained", memory=record.uid, error=str(error))
+                    log.warning("memory_not_maintained", memory=record.uid, error=error)
             self._looked_us = {uid: at_us for uid, at_us in self._looked_us.items() if uid in there}
             self._counted = {uid: revision for uid, revision in self._counted.items() if uid in there}
 
@@ -127,7 +127,7 @@ class Forgetting:
                 try:
                     left += await self._forget(uid, ids, Reason.EXPIRED, now_us)
                 except (EngineError, JournalError) as error:
-                    log.warning("not_expired", memory=uid, error=str(error))
+                    log.warning("not_expired", memory=uid, error=error)
                     failed.add(uid)  # the next round looks again
             if not left and passed == len(failed):  # what is due changed meanwhile
                 return

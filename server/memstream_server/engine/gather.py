@@ -200,7 +200,7 @@ class Gatherer:
                 scores = await self.ratings([fragments[place].content for place in wanted], account)
             except ModelUnavailable as error:
                 if not policy.wait_for_models:
-                    log.warning("scorer_unavailable", error=str(error), observations=len(wanted))
+                    log.warning("scorer_unavailable", error=error, observations=len(wanted))
                     return out, set(wanted)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 30.0)
@@ -223,7 +223,7 @@ class Gatherer:
                 scores = await self._scorer.score([texts[place] for place in places], account)
             except ModelRefused as error:
                 refused = set(error.inputs) or set(range(len(places)))
-                log.warning("scorer_refused", error=str(error), observations=len(refused))
+                log.warning("scorer_refused", error=error, observations=len(refused))
                 places = [place for number, place in enumerate(places) if number not in refused]
             else:
                 for place, score in zip(places, scores, strict=True):
@@ -270,11 +270,11 @@ class Gatherer:
                 rows = await self._rows([texts[place] for place in places], record, embedding)
             except ModelRefused as error:
                 refused = set(error.inputs) or set(range(len(places)))
-                log.warning("model_refused", error=str(error), inputs=len(refused))
+                log.warning("model_refused", error=error, inputs=len(refused))
                 places = [place for number, place in enumerate(places) if number not in refused]
             except ModelUnavailable as error:
                 if not record.policy.wait_for_models:
-                    log.warning("embedder_unavailable", error=str(error), texts=len(places))
+                    log.warning("embedder_unavailable", error=error, texts=len(places))
                     return [None] * len(texts), True
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 30.0)

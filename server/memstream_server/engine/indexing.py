@@ -102,7 +102,7 @@ class Indexer:
                 async with asyncio.timeout(grace_s):
                     await self._drain()
             except (TimeoutError, IndexUnavailable, JournalError) as error:
-                log.info("outbox_left", reason=str(error) or "no time left")
+                log.info("outbox_left", error=error)
 
     def entered(self, rows: int) -> None:
         """Told after every commit, with the rows it entered into the outbox."""
@@ -194,11 +194,11 @@ class Indexer:
                 await self._cycle()
                 pause = RETRY_S
             except IndexLost as error:
-                log.warning("index_lost", reason=str(error))
+                log.warning("index_lost", reason=error)
                 self.degraded = f"{REBUILDING}: {error}"
                 await self._lost()
             except (IndexUnavailable, JournalError) as error:
-                log.warning("index_unavailable", reason=str(error), retry_in_s=pause)
+                log.warning("index_unavailable", reason=error, retry_in_s=pause)
                 self.degraded = str(error)
                 pause = await self._again(pause)
             except Exception as error:  # an engine's own error, or a mistake: the outbox must not wait for ever
@@ -240,7 +240,7 @@ class Indexer:
         try:
             await self._refill()
         except JournalError as error:
-            log.warning("refill_failed", reason=str(error))
+            log.warning("refill_failed", reason=error)
             await asyncio.sleep(RETRY_S)
             self._open = False  # open again, and find it lost again
 

@@ -87,7 +87,7 @@ class Jobs:
             try:
                 left = await self._round()
             except JournalError as error:
-                log.warning("jobs_not_read", error=str(error))
+                log.warning("jobs_not_read", error=error)
                 left = True
             if left:
                 await asyncio.sleep(RETRY_S)
@@ -140,7 +140,7 @@ class Jobs:
         except MemoryNotFound:
             self._failures.pop(job.id, None)  # gone with its memory
         except ModelError as error:
-            log.info("job_waits_for_model", type=job.type, error=str(error))
+            log.info("job_waits_for_model", type=job.type, error=error)
             return False
         except (EngineError, JournalError, ValueError) as error:
             self._failed(job, error)
@@ -157,7 +157,7 @@ class Jobs:
         self._failures[job.id] = self._failures.get(job.id, 0) + 1
         if self._failures[job.id] >= JOB_ATTEMPTS_MAX:
             self._aside[job.id] = asyncio.get_running_loop().time() + ASIDE_S
-        log.warning("job_failed", type=job.type, attempt=self._failures[job.id], error=str(error))
+        log.warning("job_failed", type=job.type, attempt=self._failures[job.id], error=error)
 
     async def _finish(self, actor: Actor, job: Job) -> None:
         account = account_of(actor.working.record)
@@ -165,7 +165,7 @@ class Jobs:
             await self._do(actor, job, account)
         except ModelRefused as error:
             # It would be refused again, at its price: the job ends without a result.
-            log.warning("job_refused_by_model", type=job.type, error=str(error))
+            log.warning("job_refused_by_model", type=job.type, error=error)
             await actor.run(lambda _: _ended(job, account))
 
     async def _do(self, actor: Actor, job: Job, account: Account) -> None:

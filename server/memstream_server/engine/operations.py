@@ -22,7 +22,10 @@ import structlog
 
 from memstream_server.engine.clock import Clock, Ids
 from memstream_server.engine.errors import (
+    DISK_FULL,
+    NOT_WRITTEN,
     AlreadyAnswered,
+    CapabilityMissing,
     EngineError,
     JournalUnavailable,
     LeaseLost,
@@ -232,7 +235,7 @@ class OperationRunner:
             return self._live[id].progress.operation
         operation = await _told(self._store.get(id))
         if operation is None:
-            raise OperationNotFound(f"there is no operation {id!r}; it may have ended over 7 days ago", operation=id)
+            raise OperationNotFound(f"there is no operation {id!r}; it may have ended over 7 days ago", id=id)
         return operation
 
     async def page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
@@ -281,7 +284,8 @@ class OperationRunner:
         kind = self._kinds.get(operation.type)
         try:
             if kind is None:
-                failed = EngineError(f"this server knows no {operation.type!r}; a newer one may have started it")
+                text = f"this server knows no {operation.type!r}; a newer one may have started it"
+                failed = CapabilityMissing(text, capability=operation.type)
                 await self._end(live, OperationState.FAILED, self._failure_of(failed))
             elif operation.cancel_asked and not live.begun:
                 await self._end(live, OperationState.CANCELLED)
@@ -338,7 +342,7 @@ class OperationRunner:
                 if failures >= TRIES or final:
                     raise refusal from error
                 pause = min(RETRY_S * 2**failures, RETRY_MAX_S)
-                log.warning("operation_waits", operation=progress.operation.id, reason=str(error), retry_in_s=pause)
+                log.warning("operation_waits", operation=progress.operation.id, reason=error, retry_in_s=pause)
                 await asyncio.sleep(pause)
             if progress.operation.cancel_asked and not kind.undoes:
                 raise OperationCancelled
@@ -357,7 +361,7 @@ class OperationRunner:
             try:
                 await self._store.save(operation)
             except JournalError as error:
-                log.warning("operation_not_saved", operation=operation.id, reason=str(error), retry_in_s=pause)
+                log.warning("operation_not_saved", operation=operation.id, reason=error, retry_in_s=pause)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, RETRY_MAX_S)
             else:
@@ -370,7 +374,7 @@ class OperationRunner:
             try:
                 await self._store.claim(operation.id, None, operation.process)
             except JournalError as error:
-                log.warning("operation_not_given_away", operation=operation.id, reason=str(error), retry_in_s=pause)
+                log.warning("operation_not_given_away", operation=operation.id, reason=error, retry_in_s=pause)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, RETRY_MAX_S)
             else:
@@ -381,17 +385,17 @@ class OperationRunner:
             try:
                 await self._store.remove_ended(self._clock.now_us() - KEPT_US)
             except JournalError as error:
-                log.warning("operations_not_tidied", reason=str(error))
+                log.warning("operations_not_tidied", reason=error)
             await asyncio.sleep(TIDY_INTERVAL_S)
 
 
 def _refusal(error: JournalError) -> EngineError:
     """The store's refusals as the engine's."""
     if isinstance(error, StorageFull):
-        return StorageIsFull(str(error), retry_after_s=5.0)
+        return StorageIsFull(DISK_FULL, retry_after_s=5.0)
     if isinstance(error, Conflict):
-        return AlreadyAnswered(str(error), retry_after_s=0.1)
-    return JournalUnavailable(f"the journal refused: {error}", retry_after_s=0.5)
+        return AlreadyAnswered("this request was answered meanwhile; ask again for its answer", retry_after_s=0.1)
+    return JournalUnavailable(NOT_WRITTEN, retry_after_s=0.5)
 
 
 async def _told(work: Awaitable[T]) -> T:

@@ -125,7 +125,7 @@ class Ownership:
             try:
                 await self._processes.leave(number)
             except JournalError as error:  # the lease runs out by itself, the lock goes with the connection
-                log.warning("not_left", error=str(error))
+                log.warning("not_left", error=error)
 
     async def _keep(self, processes: Processes) -> None:
         while True:
@@ -154,7 +154,7 @@ class Ownership:
         try:
             await self._join(processes)
         except JournalError as error:
-            log.warning("no_lease_yet", error=str(error))
+            log.warning("no_lease_yet", error=error)
         else:
             log.info("lease_taken", process=self._number)
 
@@ -162,7 +162,7 @@ class Ownership:
         try:
             await self._renew(processes, number)
         except JournalError as error:
-            log.warning("lease_not_renewed", error=str(error))
+            log.warning("lease_not_renewed", error=error)
         finally:
             self._renewing = None
 
@@ -245,7 +245,7 @@ class Ownership:
         try:
             await self._processes.release(uid, self._number)
         except JournalError as error:
-            log.info("not_released", memory=uid, error=str(error))
+            log.info("not_released", memory=uid, error=error)
 
     async def release_all(self) -> None:
         """Others may have everything; the lease stays, for what is not a memory's."""
@@ -291,4 +291,4 @@ def _answered() -> Iterator[None]:
     try:
         yield
     except JournalError as error:
-        raise JournalUnavailable(f"the memory's owner could not be looked up: {error}", retry_after_s=0.5) from error
+        raise JournalUnavailable("the memory's owner could not be looked up: try again", retry_after_s=0.5) from error

@@ -21,6 +21,9 @@ import structlog
 
 from memstream_server.engine import room
 from memstream_server.engine.errors import (
+    DISK_FULL,
+    NOT_READ,
+    NOT_WRITTEN,
     BacklogFull,
     EngineError,
     JournalUnavailable,
@@ -144,7 +147,9 @@ class Receiving:
             self._actor.raise_if_failed()
         except (Conflict, OutcomeUnknown) as error:
             self._sessions -= 1
-            raise self._actor.fail(JournalUnavailable(f"the memory moved on: {error}", retry_after_s=0.1)) from error
+            raise self._actor.fail(
+                JournalUnavailable("the memory is read again: try again", retry_after_s=0.1)
+            ) from error
         except BaseException:
             self._sessions -= 1
             raise
@@ -295,7 +300,7 @@ class Receiving:
             raise self._ended(session, error) from error
         except JournalError as error:
             # What was received stays so; only what the repeats were told the first time could not be read.
-            raise self._ended(session, JournalUnavailable(f"reading failed: {error}", retry_after_s=0.2)) from error
+            raise self._ended(session, JournalUnavailable(NOT_READ, retry_after_s=0.2)) from error
 
     async def _journal(self, batch: Batch) -> None:
         """Returns once it is received."""
@@ -375,12 +380,12 @@ class Receiving:
         if isinstance(error, EngineError):
             return error  # of an actor that ended before it was stored
         if isinstance(error, StorageFull):
-            return StorageIsFull(str(error), retry_after_s=STORAGE_RETRY_S)
+            return StorageIsFull(DISK_FULL, retry_after_s=STORAGE_RETRY_S)
         if isinstance(error, Conflict) and session is not None and session.error is not None:
             return session.error  # an earlier batch was refused, so this one did not follow on
         if not isinstance(error, JournalError):
             log.error("receive_failed", memory=self._actor.uid, exc_info=error)
-        return self._actor.fail(JournalUnavailable(f"the journal refused the batch: {error}", retry_after_s=0.2))
+        return self._actor.fail(JournalUnavailable(NOT_WRITTEN, retry_after_s=0.2))
 
     # ---- told by the actor
     def stored(self, batches: Sequence[Batch], outcomes: dict[int, Outcome]) -> None:

@@ -206,6 +206,7 @@ class Reembedding:
             try:
                 answer = await ask()
             except ModelUnavailable as error:
+                log.warning("next_model_unavailable", error=error, retry_in_s=pause)
                 why = ModelDown(
                     f"the next model does not answer, it is asked again: {error.summary}", retry_after_s=pause
                 )
@@ -284,7 +285,7 @@ class Reembedding:
                 await self._indexer.remove(space)
                 await self._journal.set_spaces(replace(await self._journal.spaces(), old=None))
             except JournalError as error:
-                log.warning("space_not_removed", space=space.model, reason=str(error), retry_in_s=pause)
+                log.warning("space_not_removed", space=space.model, reason=error, retry_in_s=pause)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, RETRY_MAX_S)
             else:

@@ -21,6 +21,7 @@ from memstream_server.engine.errors import (
     EngineError,
     JournalUnavailable,
     LeaseLost,
+    MemoryDeleted,
     MemoryNotFound,
     ShuttingDown,
 )
@@ -163,13 +164,13 @@ class Registry:
             await dependencies.understand(image.record.policy)
         except Conflict as error:
             self.ownership.forget(uid)
-            raise MemoryNotFound(f"the memory was deleted: {error}") from error
+            raise MemoryDeleted("the memory was deleted") from error
         except JournalError as error:
-            raise JournalUnavailable(f"the memory could not be read: {error}", retry_after_s=0.5) from error
+            raise JournalUnavailable("the memory could not be read: try again", retry_after_s=0.5) from error
         self.ownership.confirm(uid, epoch, image.record.epoch)
         if uid in self._deleting | self._outlived and await self._is_gone(image.record):
             self.ownership.forget(uid)
-            raise MemoryNotFound("the memory was deleted")
+            raise MemoryDeleted("the memory was deleted")
         actor = Actor(image, working, dependencies)
         self._actors[uid] = actor
         self._sizes[uid] = working.size_bytes
@@ -262,10 +263,10 @@ class Registry:
             try:
                 await self.activate(uid)
             except JournalUnavailable as error:
-                log.warning("not_revived_yet", memory=uid, error=error.message)
+                log.warning("not_revived_yet", memory=uid, error=error)
                 pause = min(max(pause * 2, REVIVE_PAUSE_S), REVIVE_PAUSE_MAX_S)
             except EngineError as error:
-                log.info("not_revived", memory=uid, error=error.message)
+                log.info("not_revived", memory=uid, error=error)
                 return
             else:
                 return

@@ -125,7 +125,7 @@ class Reinforcement:
         try:
             await self._offer(actor, fragments)
         except (EngineError, ModelError, JournalError) as error:
-            log.info("reinforcement_skipped", reason=str(error))
+            log.info("reinforcement_skipped", reason=error)
         except Exception:  # one offer that breaks must not end all reinforcement
             log.exception("reinforcement_broke")
         finally:
@@ -220,7 +220,7 @@ class Reinforcement:
                     together, room = [], WRITTEN_TOGETHER
         lost += await self._not_written(together)
         if lost:  # statistics: that is not an error, but is said
-            log.warning("accesses_not_written", count=sum(len(one.each) for one, _ in lost), error=str(lost[0][1]))
+            log.warning("accesses_not_written", count=sum(len(one.each) for one, _ in lost), error=lost[0][1])
 
     async def _not_written(self, accesses: Sequence[Accesses]) -> list[tuple[Accesses, JournalError]]:
         """What is given to the journal at once is one commit there; what cannot be written fails by itself."""

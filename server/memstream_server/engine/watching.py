@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memstream_server.core.events import Event
-from memstream_server.engine.errors import CursorCompacted, CursorVoid, MemoryNotFound
+from memstream_server.engine.errors import CursorCompacted, CursorVoid, MemoryDeleted
 
 if TYPE_CHECKING:
     from memstream_server.ports.journal.port import Journal
@@ -120,8 +120,8 @@ class Watchers:
         return current
 
 
-def _deleted(record: MemoryRecord) -> MemoryNotFound:
-    return MemoryNotFound(f"memory {record.namespace}/{record.name} was deleted")
+def _deleted(record: MemoryRecord) -> MemoryDeleted:
+    return MemoryDeleted(f"memory {record.namespace}/{record.name} was deleted")
 
 
 def _compacted(oldest: int) -> CursorCompacted:

@@ -27,6 +27,9 @@ from memstream_server.ports.journal.spaces import Space
 class IndexUnavailable(Exception):
     """The index cannot answer now; the text says why. Recall goes on without it and says `degraded`."""
 
+    log_text = True
+    """An index holds ids and vectors, so no error of it repeats content."""
+
 
 class IndexLost(IndexUnavailable):
     """The index came back empty (corrupt directory dropped, collection missing): refill it from the journal."""

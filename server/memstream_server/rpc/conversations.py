@@ -12,6 +12,7 @@ import grpc.aio
 from google.protobuf.message import Message as WireMessage
 
 from memstream.v1 import conversation_service_pb2 as pb
+from memstream_server.core.printable import number_text
 from memstream_server.ports.conversations import (
     AnswerOf,
     ConversationName,
@@ -39,7 +40,6 @@ T = TypeVar("T")
 R = TypeVar("R", bound=WireMessage)
 PROGRESS_DEFAULT_S = 10.0
 PROGRESS_MIN_S = 0.1
-_NUMBER_MAX = 2**32 - 2
 
 
 class ConversationService:
@@ -92,7 +92,7 @@ class ConversationService:
     ) -> AsyncIterator[pb.WatchMessagesResponse]:
         found = Violations()
         named = self._named(found, request)
-        after = int(validation.within(found, "after_number", request.after_number, 0, _NUMBER_MAX))
+        after = int(validation.within(found, "after_number", request.after_number, 0, page_tokens.NUMBER_MAX))
         progress_s = PROGRESS_DEFAULT_S
         if request.HasField("progress_interval"):
             progress_s = scalars.duration_us(found, "progress_interval", request.progress_interval) / 1e6
@@ -258,10 +258,13 @@ class _Watch:
             await pages.aclose()
 
 
-def _stalled(response: pb.WatchMessagesResponse) -> WatcherStalled:
+def _stalled(response: pb.WatchMessagesResponse, limit_s: float) -> WatcherStalled:
     """Why a watch ends that leaves `response` unread."""
     text = "what was sent is not read: read on to the end, and watch again after the last number"
-    return WatcherStalled(text, number=response.messages[-1].number) if response.messages else WatcherStalled(text)
+    if not response.messages:
+        return WatcherStalled(text, quota="watch_stalled_max_s", limit=number_text(limit_s))
+    number = response.messages[-1].number
+    return WatcherStalled(text, quota="watch_stalled_max_s", limit=number_text(limit_s), number=number)
 
 
 async def _next(pages: AsyncGenerator[list[Message], None]) -> list[Message] | None:
@@ -284,8 +287,7 @@ def _parts(messages: Iterable[R], bytes_max: int) -> Iterator[list[R]]:
 
 
 def _after(request: Any) -> int:
-    payload = page_tokens.read(request)
-    return int(payload) if payload else 0
+    return page_tokens.read_number(request) or 0
 
 
 def _response_type(request: WireMessage) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, Never
 
@@ -13,10 +11,15 @@ import structlog
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
+from memstream_server.core.printable import printable
 from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable, OwnerUnreachable
-from memstream_server.ports.journal.errors import OutcomeUnknown
+from memstream_server.log_lines import site_of
+from memstream_server.ports.journal.errors import OutcomeUnknown, StorageFull
 from memstream_server.ports.journal.writing import Rejection
+from memstream_server.ports.models import ModelError
 from memstream_server.ports.operations import Failure
+
+log = structlog.get_logger(__name__)
 
 DOMAIN = "memstream.dev"
 STATUS_KEY = "grpc-status-details-bin"
@@ -77,6 +80,8 @@ PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """By it gRPC clients' own retries are governed (gRFC A6): milliseconds to wait, negative not to try again."""
 NOT_GIVEN_BACK = ("namespace_memories_max", "memory_fragments_max")
 """Quotas of what is kept, which waiting does not give back: to ask again by itself is senseless."""
+_CLIENT_GONE = "ExecuteBatchError"
+"""What grpc.aio, in a private module, calls a write to a client that is gone."""
 _ASKED_AGAIN = (_Code.RESOURCE_EXHAUSTED, _Code.ABORTED)
 """Codes that retry policies name although not all of their reasons pass with time."""
 
@@ -99,6 +104,8 @@ class WatcherStalled(EngineError):
     """A watcher left events unread for too long."""
 
     reason = "QUOTA_EXCEEDED"
+    keys = ("quota", "limit")
+    optional_keys = ("memory_uid", "revision", "ordinal", "number")
 
 
 class Unauthenticated(EngineError):
@@ -137,15 +144,22 @@ def status_of_rejection(refused: Rejection | Failure) -> status_pb2.Status:
 
 
 def status_of_any(error: BaseException) -> status_pb2.Status:
-    """Like `status_of`; what is no refusal is a defect: logged under an incident id, which is all the client gets."""
+    """Like `status_of`; what is no refusal is a defect: logged under an incident id, which is all the client gets.
+
+    The id is that of the place and the type: the log writes equal failures once, and counts the others.
+    """
     if isinstance(error, EngineError):
+        if isinstance(error.__cause__, OutcomeUnknown | StorageFull | ModelError):
+            log.warning("call_failed", reason=error.reason, error=error.__cause__)
         return status_of(error)
-    incident = secrets.token_hex(8)
+    if type(error).__name__ == _CLIENT_GONE:
+        return status_pb2.Status(code=_Code.CANCELLED.value[0], message="the client went away")
+    incident = site_of(error)
     if isinstance(error, OutcomeUnknown):  # a read while the journal's database is away; its text names hosts
-        structlog.get_logger(__name__).warning("journal_unavailable", incident=incident, reason=str(error))
+        log.warning("journal_unavailable", incident=incident, error=error)
         text = f"the journal cannot be read now; incident {incident} in the server's log"
-        return status_of(JournalUnavailable(text, retry_after_s=0.5))
-    structlog.get_logger(__name__).error("defect", incident=incident, exc_info=error)
+        return status_of(JournalUnavailable(text, retry_after_s=0.5, incident=incident))
+    log.error("defect", incident=incident, exc_info=error)
     text = f"a defect of the server; incident {incident} in its log"
     return _status(_Code.INTERNAL, "INTERNAL", text, {"incident": incident}, (), None)
 
@@ -177,7 +191,8 @@ def pushback(status: status_pb2.Status) -> tuple[tuple[str, str], ...]:
 
 
 def violation_text(violations: Iterable[FieldViolation]) -> str:
-    """ "field: what is wrong; field: ...": the message of an InvalidField. `violations_in` reads it back."""
+    """ "field: what is wrong; field: ...": the whole message of an InvalidField, which a client shows by itself: the
+    violations say nothing more. `violations_in` reads it back."""
     return "; ".join(f"{each.field}: {each.description.replace('; ', ', ')}" for each in violations)
 
 
@@ -214,5 +229,5 @@ def _status(
 
 
 def _clipped(text: str, bytes_max: int) -> str:
-    data = re.sub(r"[\x00-\x1f\x7f]", " ", text).encode()
+    data = printable(text).encode()
     return data.decode() if len(data) <= bytes_max else data[: bytes_max - 3].decode(errors="ignore") + "…"

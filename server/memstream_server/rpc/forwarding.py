@@ -292,7 +292,7 @@ class Forwarding:
             try:
                 living = await self._ownership.living()
             except JournalUnavailable as error:
-                log.info("owners_not_looked_up", error=error.message)
+                log.info("owners_not_looked_up", error=error)
                 continue
             for passage in [*self._passages]:
                 if passage.owner not in living:

@@ -58,8 +58,8 @@ class FragmentMethods:
         size = validation.page_size(found, request.page_size, self._limits)
         chosen = read_filter(found, request.filter, self._limits, "filter") if request.HasField("filter") else Filter()
         found.check()
-        position, _, uid_before = page_tokens.read(request).partition(":")
-        after = int(position) if position else -1
+        position, uid_before = page_tokens.read_position(request)
+        after = -1 if position is None else position
         fragments, following, revision, uid = await self._engine.fragments.page(
             namespace, name, chosen, request.forgotten, after, size
         )

@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import InvalidField, ProtocolViolation, QuotaExceeded
 from memstream_server.rpc.calls import gave_up, heard_in_s
 from memstream_server.rpc.drain import Drain
@@ -229,7 +230,7 @@ class _Checked:
                 return reading.result()
         finally:
             reading.cancel()
-        raise ProtocolViolation(f"the stream's first message did not come within {self._opening_max_s:g} s")
+        raise ProtocolViolation(f"the stream's first message did not come within {number_text(self._opening_max_s)} s")
 
 
 def _forgiving(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

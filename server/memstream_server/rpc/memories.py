@@ -65,7 +65,7 @@ class MemoryService(FragmentMethods):
         size = validation.page_size(found, request.page_size, self._limits)
         prefix = request.name_prefix and validation.name(found, "name_prefix", request.name_prefix, self._limits)
         found.check()
-        records = await self._engine.memories.page(namespace, page_tokens.read(request), size + 1, prefix)
+        records = await self._engine.memories.page(namespace, page_tokens.read_name(request), size + 1, prefix)
         return pb.ListMemoriesResponse(
             memories=[policies.memory_message(record) for record in records[:size]],
             next_page_token=page_tokens.make(request, records[size - 1].name) if len(records) > size else "",
@@ -159,7 +159,7 @@ class MemoryService(FragmentMethods):
         def name(each: tuple[str, int]) -> str:
             return each[0]
 
-        after = page_tokens.read(request)
+        after = page_tokens.read_name(request)
         namespaces = await readable(self._engine.memories.namespaces, after, size + 1, name, name)
         return pb.ListNamespacesResponse(
             namespaces=[pb.Namespace(name=name, memories=count) for name, count in namespaces[:size]],

@@ -74,7 +74,7 @@ class OperationService:
             return await self._engine.operations.page(namespace, memory, before, limit)
 
         by_id, where = attrgetter("id"), attrgetter("namespace")
-        rows = await readable(fetch, page_tokens.read(request), size + 1, by_id, where)
+        rows = await readable(fetch, page_tokens.read_name(request), size + 1, by_id, where)
         shown = rows[:size]
         return pb.ListOperationsResponse(
             operations=[operation_message(row) for row in shown],

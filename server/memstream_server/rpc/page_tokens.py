@@ -1,13 +1,15 @@
 """Page tokens: opaque to clients, and good only for the call and the arguments they were made by.
 
 A token is base64url(check + payload) with an 8-byte check over the method, the arguments and the payload. It is
-no secret and grants nothing: the check finds tokens that were mixed up, not tokens that were forged.
+no secret and grants nothing: the check finds tokens that were mixed up, not tokens that were forged. So a payload is
+checked like any other input: `read_number`, `read_name` and `read_position` refuse what no server writes.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 from hashlib import blake2b
 
 from google.protobuf.message import Message
@@ -16,6 +18,11 @@ from memstream_server.rpc.errors import PageTokenInvalid
 
 _CHECK_BYTES = 8
 _TOKEN_CHARS_MAX = 1_024
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_NAME = re.compile(r"[!-~]{1,1024}")
+"""Names and ids in printable ASCII; what they may be in detail does not matter to a comparison."""
+NUMBER_MAX = 2**32 - 2
+"""The last position of a memory, and the last number of a conversation, that another can follow."""
 
 
 def make(request: Message, payload: str) -> str:
@@ -24,19 +31,57 @@ def make(request: Message, payload: str) -> str:
     return base64.urlsafe_b64encode(_check(request, data) + data).decode()
 
 
-def read(request: Message) -> str:
-    """The payload of the request's page_token; empty for the first page. Raises PageTokenInvalid."""
+def read_number(request: Message) -> int | None:
+    """The number that the request's page_token continues after; None for the first page. Raises PageTokenInvalid."""
+    payload = _payload(request)
+    return number_in(payload) if payload else None
+
+
+def read_name(request: Message) -> str:
+    """The name or id that it continues after; empty for the first page. Raises PageTokenInvalid."""
+    payload = _payload(request)
+    return name_in(payload) if payload else ""
+
+
+def read_position(request: Message) -> tuple[int | None, str]:
+    """(number, uid of the memory) of a payload `NUMBER:UID`; (None, "") for the first page. Raises PageTokenInvalid."""
+    payload = _payload(request)
+    if not payload:
+        return None, ""
+    number, _, uid = payload.partition(":")
+    return number_in(number), name_in(uid)
+
+
+def number_in(payload: str) -> int:
+    """A number as this server writes one. Raises PageTokenInvalid."""
+    if _NUMBER.fullmatch(payload) and int(payload) <= NUMBER_MAX:
+        return int(payload)
+    raise _invalid()
+
+
+def name_in(payload: str) -> str:
+    """A name or an id as this server writes one. Raises PageTokenInvalid."""
+    if _NAME.fullmatch(payload):
+        return payload
+    raise _invalid()
+
+
+def _payload(request: Message) -> str:
     token: str = request.page_token  # type: ignore[attr-defined]  # every paginated request has one
     if not token:
         return ""
     try:
         data = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
         payload = data[_CHECK_BYTES:]
-        if len(token) <= _TOKEN_CHARS_MAX and data[:_CHECK_BYTES] == _check(request, payload):
+        if payload and len(token) <= _TOKEN_CHARS_MAX and data[:_CHECK_BYTES] == _check(request, payload):
             return payload.decode()
     except (binascii.Error, UnicodeError):
         pass  # falls to the one refusal below
-    raise PageTokenInvalid("the page_token was not made by this call with these arguments; start without one")
+    raise _invalid()
+
+
+def _invalid() -> PageTokenInvalid:
+    return PageTokenInvalid("the page_token was not made by this call with these arguments; start without one")
 
 
 def _check(request: Message, payload: bytes) -> bytes:

@@ -25,9 +25,11 @@ _ending: set[asyncio.Task[None]] = set()
 
 
 async def patiently(
-    responses: AsyncGenerator[R, None], context: _Context, patience_s: float, error: Callable[[R], EngineError]
+    responses: AsyncGenerator[R, None], context: _Context, patience_s: float, error: Callable[[R, float], EngineError]
 ) -> AsyncGenerator[R, None]:
     """`responses`, until one is not taken for `patience_s`: then the call ends with `error` of that one.
+
+    `error` is given the response and `patience_s`.
 
     To be iterated over in the call's own task, which is cancelled then.
     """
@@ -35,7 +37,7 @@ async def patiently(
     assert handler is not None
     async with aclosing(responses):
         async for response in responses:
-            timer = loop.call_later(patience_s, _begin_end, handler, context, error(response))
+            timer = loop.call_later(patience_s, _begin_end, handler, context, error(response, patience_s))
             try:
                 yield response
             finally:
@@ -50,7 +52,7 @@ def _begin_end(handler: asyncio.Task[Any], context: _Context, error: EngineError
 
 async def _end(handler: asyncio.Task[Any], context: _Context, error: EngineError) -> None:
     """Lasts until the client has read the status, or is gone."""
-    structlog.get_logger(__name__).info("stalled_stream_ends", reason=error.message)
+    structlog.get_logger(__name__).info("stalled_stream_ends", reason=error)
     sending = asyncio.create_task(abort(context, status_of(error)))
     await asyncio.sleep(0)  # it has been handed to grpc
     handler.cancel()

@@ -53,7 +53,12 @@ class TransferringMemoryService(MemoryService):
         self, requests: AsyncIterator[pb.ImportMemoriesRequest], _context: _Context
     ) -> pb.ImportMemoriesResponse:
         if self._intakes >= INTAKES_MAX:
-            raise QuotaExceeded(f"{INTAKES_MAX} imports are being sent in, more are not taken", retry_after_s=5.0)
+            raise QuotaExceeded(
+                f"{INTAKES_MAX} imports are being sent in, more are not taken",
+                retry_after_s=5.0,
+                quota="imports_at_once",
+                limit=INTAKES_MAX,
+            )
         self._intakes += 1
         try:
             opening = await self._opening(requests)

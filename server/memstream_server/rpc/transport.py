@@ -15,6 +15,8 @@ log = structlog.get_logger(__name__)
 class TlsError(ValueError):
     """A TLS file is missing, no PEM, or the key is not the certificate's."""
 
+    log_text = True
+
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
@@ -60,7 +62,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         except TlsError as error:
             if refused != [str(error)]:
                 refused[:] = [str(error)]
-                log.error("tls_files_not_in_order", reason=str(error), remedy="the former ones stay in force")
+                log.error("tls_files_not_in_order", reason=error, remedy="the former ones stay in force")
             return None
         refused.clear()
         if now == material.seen:

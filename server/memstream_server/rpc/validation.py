@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import FieldViolation, InvalidField
 from memstream_server.rpc.errors import violation_text
 from memstream_server.rpc.limits import Limits
@@ -49,12 +50,14 @@ def name(found: Violations, field: str, value: str, limits: Limits) -> str:
     elif len(value) > limits.name_bytes_max:
         found.add(field, f"has {len(value)} characters, at most {limits.name_bytes_max} are allowed")
     elif not _NAME.fullmatch(value):
-        found.add(
-            field,
-            f'is {shown(value)}: letters, digits, "-", "_", "." and "~" are allowed, '
-            "beginning with a letter or a digit",
-        )
+        place = next((n for n, one in enumerate(value) if not _NAME.fullmatch(f"a{one}")), 0)
+        allowed = 'letters, digits, "-", "_", "." and "~" are allowed, beginning with a letter or a digit'
+        found.add(field, f"is {shown(value)}, with {_character(value, place)}: {allowed}")
     return value
+
+
+def _character(text: str, place: int) -> str:
+    return f"{text[place]!a} (U+{ord(text[place]):04X}) as character {place + 1}"
 
 
 def memory_name(found: Violations, namespace: str, memory: str, limits: Limits, prefix: str = "") -> tuple[str, str]:
@@ -71,8 +74,10 @@ def identifier(found: Violations, field: str, value: str, limits: Limits, requir
     size = len(value) if value.isascii() else len(value.encode())
     if size > limits.name_bytes_max:
         found.add(field, f"has {size} bytes, at most {limits.name_bytes_max} are allowed")
-    elif _CONTROL.search(value):
-        found.add(field, f"is {shown(value)}: control characters are not allowed")
+    elif control := _CONTROL.search(value):
+        found.add(
+            field, f"is {shown(value)}, with {_character(value, control.start())}: control characters are not allowed"
+        )
     return value
 
 
@@ -86,7 +91,8 @@ def fragment_id(found: Violations, field: str, value: str) -> str:
 def within(found: Violations, field: str, value: float, low: float, high: float) -> float:
     """A number between bounds that both belong to the range."""
     if not low <= value <= high:  # also true of NaN
-        found.add(field, f"must be between {low:,g} and {high:,g}, is {value:g}")
+        bounds = f"{number_text(low)} and {number_text(high)}"
+        found.add(field, f"must be between {bounds}, is {number_text(value)}")
     return value
 
 

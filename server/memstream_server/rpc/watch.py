@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memstream.v1 import event_pb2, fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.core.events import Event, EventType
+from memstream_server.core.printable import number_text
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.limits import Limits
@@ -158,11 +159,13 @@ class WatchStream:
         return [fragments.fragment_message(fragment) for fragment in found]
 
 
-def stalled(response: pb.WatchResponse) -> WatcherStalled:
+def stalled(response: pb.WatchResponse, limit_s: float) -> WatcherStalled:
     """Why a watch ends that leaves `response` unread; the cursor behind it is where another goes on."""
     cursor = response.events.events[-1].cursor if response.HasField("events") else response.progress.cursor
     return WatcherStalled(
         "what was sent is not read: read on to the end, and watch again from the last cursor",
+        quota="watch_stalled_max_s",
+        limit=number_text(limit_s),
         memory_uid=cursor.memory_uid,
         revision=cursor.revision,
         ordinal=cursor.ordinal,

@@ -151,7 +151,7 @@ class PostgresDatabase:
         if state.startswith("23"):
             return AlreadyExists(text) if _is_taken(error) else Conflict(text)
         if _is_data_error(error):
-            return JournalError(f"PostgreSQL cannot hold a value: {text}")
+            return JournalError(f"PostgreSQL cannot hold a value of the row (SQLSTATE {state or 'unknown'})")
         if state.startswith(_FOR_GOOD):
             return Unreadable(f"the database refuses ({text}, SQLSTATE {state})")
         return OutcomeUnknown(text)
@@ -360,7 +360,9 @@ def _state(error: DBAPIError) -> str:
 
 
 def _text(error: DBAPIError) -> str:
-    return " ".join(str(error.orig).split())
+    """What the server says, without the detail and the context: these repeat values of the row."""
+    said = getattr(getattr(error.orig, "diag", None), "message_primary", None) or str(error.orig)
+    return " ".join(said.split())
 
 
 def _is_data_error(error: DBAPIError) -> bool:

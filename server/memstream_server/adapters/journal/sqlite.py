@@ -77,6 +77,7 @@ def _engine(
     engine = create_engine(
         URL.create("sqlite", database=str(path), query=query),
         connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False, "cached_statements": 512},
+        hide_parameters=True,
         **options,
     )
 

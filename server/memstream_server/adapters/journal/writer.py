@@ -220,7 +220,7 @@ class Writer:
             self._database.commit(connection)
         except Exception as error:  # whatever it was: the transaction may be on the disk or not
             self._disconnect()
-            unknown = f"the commit failed ({error}): read again"
+            unknown = f"the commit failed ({type(error).__name__}): read again"
             return [
                 outcome if outcome.error else _Outcome(outcome.write, error=_chained(OutcomeUnknown(unknown), error))
                 for outcome in outcomes

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from memstream_server.adapters.milvus.collection import CollectionMissing, MilvusCollection, Timeouts, TooLate
 from memstream_server.adapters.milvus.lite import LiteProcess, remove_files
 from memstream_server.adapters.milvus.naming import collection_name
+from memstream_server.core.printable import number_text
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
 from memstream_server.ports.journal.spaces import Space
@@ -251,7 +252,7 @@ class MilvusIndex:
             async with asyncio.timeout(timeout_s):
                 return await call
         except (TimeoutError, TooLate):  # whichever of the two is noticed first
-            raise IndexUnavailable(f"Milvus gave no answer within {timeout_s:g} s") from None
+            raise IndexUnavailable(f"Milvus gave no answer within {number_text(timeout_s)} s") from None
         except CollectionMissing as error:
             raise await self._make_anew(session, collection) from error
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from memstream_server.core.printable import number_text
 from memstream_server.ports.index import IndexUnavailable
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class LiteProcess:
                 child.uri = await child._ready()
         except TimeoutError:
             await child.kill()
-            raise IndexUnavailable(f"Milvus Lite did not start within {start_timeout_s:g} s") from None
+            raise IndexUnavailable(f"Milvus Lite did not start within {number_text(start_timeout_s)} s") from None
         except BaseException:
             await child.kill()
             raise

@@ -17,7 +17,7 @@ from hashlib import sha256
 from typing import IO
 
 from memstream_server.core.values import Fragment, Structured, Tier
-from memstream_server.engine.errors import JournalUnavailable, MemoryNotFound, StorageIsFull
+from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
 from memstream_server.engine.transfer import lines
 from memstream_server.engine.transfer.disk import Disk
 from memstream_server.ports.conversations import ConversationName, ConversationScan, ConversationStore, NotThere
@@ -79,7 +79,7 @@ class Exporter:
                 async for part in parts:
                     yield part
         except JournalError as error:
-            raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
+            raise JournalUnavailable(NOT_READ, retry_after_s=0.5) from error
 
     # ---- what an export asks
     def header(self, wanted: Wanted) -> bytes:
@@ -206,7 +206,7 @@ class _Export:
                     yield self._part(part)
         except Conflict as error:
             if self._wanted.memory:
-                raise MemoryNotFound(f"the memory was deleted meanwhile: {error}") from error
+                raise MemoryDeleted("the memory was deleted meanwhile") from error
             return  # it was deleted since its namespace was listed
 
     async def _conversation(self, name: str) -> AsyncGenerator[Part, None]:

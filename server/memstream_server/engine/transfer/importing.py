@@ -22,6 +22,8 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.engine.clock import encode_ulid
 from memstream_server.engine.decision import Decision, jobs_of
 from memstream_server.engine.errors import (
+    DISK_FULL,
+    NOT_WRITTEN,
     QUOTA_RETRY_S,
     EngineError,
     JournalUnavailable,
@@ -148,7 +150,7 @@ class Importer:
 
     async def check(self, intake: Intake, summary: Summary, target: Target) -> None:
         """Raises MemoryExists where something else goes by a name already."""
-        await _engines(self._check(_Job("", intake.path, target, _renamed(target, summary), summary.fragments)))
+        await _engines(self._check(_Job("", intake.path, target, _renamed(target, summary), summary.fragments)), target)
 
     async def begin(self, intake: Intake, summary: Summary, target: Target, answer: AnswerOf) -> Operation:
         """The operation that imports what was taken in."""
@@ -185,8 +187,8 @@ class Importer:
         )
         if not job.path.is_file():
             raise invalid("lines", "what was sent is no longer there (another server's disk has it?): import it again")
-        await _engines(self._check(job))
-        await _engines(self._apply(job, progress))
+        await _engines(self._check(job), job.target)
+        await _engines(self._apply(job, progress), job.target)
 
     async def _check(self, job: _Job) -> None:
         """Raises MemoryExists, before anything is written."""
@@ -339,7 +341,7 @@ class Importer:
                 await self._runner.finished(operation.id)
                 await self._left_behind(operation)
             except (EngineError, JournalError) as error:
-                log.warning("import_not_tidied", operation=operation.id, error=str(error))
+                log.warning("import_not_tidied", operation=operation.id, error=error)
                 await asyncio.sleep(TIDY_RETRY_S)
             else:
                 return
@@ -397,15 +399,15 @@ async def _reached(progress: Progress, done: int, total: int) -> None:
     await progress.at(max(done, progress.operation.done), total)
 
 
-async def _engines(work: Awaitable[None]) -> None:
+async def _engines(work: Awaitable[None], target: Target) -> None:
     """The journal's errors as the engine's."""
     try:
         await work
     except StorageFull as error:
-        raise StorageIsFull(str(error), retry_after_s=5.0) from error
+        raise StorageIsFull(DISK_FULL, retry_after_s=5.0) from error
     except AlreadyExists as error:
-        raise MemoryExists(f"something of that name was made meanwhile: {error}") from error
+        raise MemoryExists("something of that name was made meanwhile", namespace=target.namespace) from error
     except MemoryNotFound as error:
-        raise JournalUnavailable(f"a memory went away during the import: {error.message}", retry_after_s=0.5) from error
+        raise JournalUnavailable("a memory was deleted during the import", retry_after_s=0.5) from error
     except JournalError as error:
-        raise JournalUnavailable(f"the journal refused: {error}", retry_after_s=0.5) from error
+        raise JournalUnavailable(NOT_WRITTEN, retry_after_s=0.5) from error

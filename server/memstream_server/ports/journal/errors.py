@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class JournalError(Exception):
-    """Base of what a journal raises."""
+    """Base of what a journal raises. Its text names places and conditions, never a value of a row."""
+
+    log_text = True
 
 
 class Conflict(JournalError):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 from google.protobuf.message import Message
 
+from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import QuotaExceeded
 
 REFUSALS_PER_S = 20
@@ -108,7 +109,7 @@ class Admission:
                     f"try again in {owed_s:.1f} s, or use the streams, which wait",
                     owed_s,
                     quota=rate.quota,
-                    limit=f"{rate.per_s:g}",
+                    limit=number_text(rate.per_s),
                 )
         for rate, amount in costs:
             rate.charge(principal, amount)

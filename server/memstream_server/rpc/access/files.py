@@ -20,6 +20,8 @@ _Signature = tuple[int, int, int]
 class AccessError(ValueError):
     """A file or setting of this package is missing or wrong; the text says which, and never what is secret in it."""
 
+    log_text = True
+
 
 class Watched(Generic[T]):
     """What a file says. One that cannot be read any more, or is broken, leaves in force what it said before."""

@@ -182,9 +182,7 @@ class Visit:
         raise PermissionDenied(f"{self._caller.principal[:200]!a} has not the right to {verb.value} {where}")
 
     async def _check_operation(self, id: str, verb: Verb) -> None:
-        missing = OperationNotFound(
-            f"there is no operation {id[:64]!r}; it may have ended over 7 days ago", operation=id[:64]
-        )
+        missing = OperationNotFound(f"there is no operation {id[:64]!r}; it may have ended over 7 days ago", id=id[:64])
         if not _OPERATION_ID.fullmatch(id):
             raise missing
         try:

@@ -120,7 +120,7 @@ class _Remote:
         try:
             self.keys = await asyncio.to_thread(_fetched, self._url)
         except (OSError, HTTPException, ValueError) as error:
-            log.warning("no_keys_of_the_issuer", url=self._url, reason=str(error))
+            log.warning("no_keys_of_the_issuer", url=self._url, reason=error)
         finally:
             self._asked_s = time.monotonic()
             self._asking = None
@@ -138,7 +138,7 @@ def _found(keys: _Keys | None, kid: object) -> jwt.PyJWK | None:
 def _fetched(url: str) -> _Keys:
     with urllib.request.urlopen(url, timeout=FETCH_S) as answer:
         if not _is_safe(answer.geturl()):
-            raise ValueError("was sent on to an address without TLS")
+            raise AccessError("was sent on to an address without TLS")
         return _parse(answer.read(_JWKS_BYTES_MAX).decode())
 
 
@@ -146,7 +146,7 @@ def _parse(text: str) -> _Keys:
     try:
         return jwt.PyJWKSet.from_dict(json.loads(text))
     except (jwt.PyJWTError, AttributeError, TypeError, json.JSONDecodeError):
-        raise ValueError("is not a JSON web key set with usable keys") from None
+        raise AccessError("is not a JSON web key set with usable keys") from None
 
 
 def _is_safe(url: str) -> bool:

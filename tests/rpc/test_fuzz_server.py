@@ -1,0 +1,101 @@
+"""Whatever a client sends, on any rpc: no INTERNAL, no UNKNOWN, nothing of another tenant, nothing of it in the log.
+
+MEMSTREAM_FUZZ_CALLS says how many calls are made (`make fuzz`: 200,000), MEMSTREAM_FUZZ_SEED with which seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import memstream
+from tests.access.calls import METHODS
+from tests.access.conftest import guarded_files
+from tests.server.conftest import QUICK
+from tests.support.fuzz_run import Caller, Report, run_calls
+from tests.support.fuzzing import MEMORIES, Fuzzer
+from tests.support.server import ServerProcess
+
+CALLS = int(os.environ.get("MEMSTREAM_FUZZ_CALLS", "3000"))
+SEED = int(os.environ.get("MEMSTREAM_FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+SETTINGS: dict[str, str | float] = {**QUICK, "log_format": "json", "log_level": "debug", "content_max_bytes": 4_096}
+RSS_GROWTH_MAX = 1.2
+RSS_CALLS_MIN = 50_000
+"""Fewer calls do not bring a server to the size at which it stays."""
+
+
+def resident_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text("utf-8")
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) / 1024
+
+
+async def fuzzed(server: ServerProcess, callers: Sequence[Caller], calls: int) -> Report:
+    """All calls, after memories were made for them; what went wrong fails the test."""
+    for caller in callers:
+        async with memstream.connect(server.address, token=caller.token or None) as client:
+            for name in MEMORIES:
+                await client.create_memory(f"{caller.fuzzer.names[0]}/{name}")
+    report = Report()
+    await run_calls(server.address, callers, calls // 4, report)
+    before = resident_mib(server.pid)
+    await run_calls(server.address, callers, calls - calls // 4, report)
+    after = resident_mib(server.pid)
+    print(f"seed {SEED}: {report.calls} calls, RSS {before:.0f} -> {after:.0f} MiB, {report.by_code()}")
+    assert not report.failures, "\n".join(report.failures[:10])
+    assert {name for name, _, _ in report.codes} == {method.name for method in METHODS}
+    assert calls < RSS_CALLS_MIN or after <= RSS_GROWTH_MAX * before
+    answered = {name for name, code, _ in report.codes if code in ("OK", "LEFT")}
+    assert calls < 2_000 or len(answered) >= len(METHODS) - 4, "too much is refused to show anything"
+    return report
+
+
+def check_lines(server: ServerProcess, marks: Sequence[str]) -> None:
+    """Every line is JSON that prints, none is of a defect, and none repeats what a caller sent."""
+    text = server.log()
+    for mark in marks:
+        assert mark not in text, f"the log has {mark}"
+    assert "Traceback" not in text, text[text.index("Traceback") - 2_000 :][:6_000]
+    for line in text.splitlines():
+        if line.startswith("{"):
+            held = json.loads(line)
+            assert held.get("level") != "error", line
+            assert line.isprintable()
+
+
+async def test_no_input_breaks_the_server(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data").configure(**SETTINGS) as server:
+        await fuzzed(server, [Caller(Fuzzer(SEED, ("fz-0", "fz-1"), "zebrafish"))], CALLS // 2)
+        assert server.stop() == 0
+        check_lines(server, ["zebrafish"])
+
+
+async def test_no_input_shows_what_is_another_tenants(tmp_path: Path) -> None:
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    settings = {**SETTINGS, "api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    with ServerProcess(tmp_path / "data").configure(**settings) as server:
+        alice = Fuzzer(SEED, ("a", "a", "a", "a-other", "b"), "zebrafish")
+        bob = Fuzzer(SEED + 1, ("b", "b", "b", "b", "a"), "quokka", alice)
+        callers = [
+            Caller(alice, keys["alice"], (b"quokka",)),
+            Caller(bob, keys["bob"], (b"zebrafish",)),
+            Caller(Fuzzer(SEED + 2, ("a", "b"), "numbat", alice), keys["nobody"], (b"zebrafish", b"quokka")),
+        ]
+        await fuzzed(server, callers[:2], CALLS // 4)
+        await run_calls(server.address, callers, CALLS // 4, report := Report())
+        assert not report.failures, "\n".join(report.failures[:10])
+        assert server.stop() == 0
+        check_lines(server, ["zebrafish", "quokka", "numbat", *keys.values()])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_seed_gives_the_same_requests(seed: int) -> None:
+    def requests() -> list[list[bytes]]:
+        fuzzer = Fuzzer(seed, ("ns",), "mark")
+        return [fuzzer.requests(method) for method in METHODS for _ in range(3)]
+
+    assert requests() == requests()

@@ -1,0 +1,216 @@
+"""Sends fuzzed calls to a server, many at once, and judges every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
+
+from memstream_server.rpc.errors import CODES, DOMAIN
+from scripts.contract_page import reasons
+from scripts.document import metadata_keys
+from tests.access.calls import METHODS, path_of
+from tests.support.fuzzing import Fuzzer, parsed
+
+CALL_S = 20.0
+"""A call that takes longer hangs. Those that may wait as long as their deadline get a short one."""
+WAITING = {"RecallOnce": 1.0}
+STREAM_S = 0.05
+"""How long a stream may say nothing before it is left."""
+LOST = ("Internal error from Core", "Failed to serialize")
+"""The client's own words, where it was still writing when the server had ended the call."""
+SELDOM = {"StartReindex": 0.02, "EraseFragments": 0.05, "ImportMemories": 0.3, "ExportMemories": 0.3, "StartPurge": 0.1}
+SELDOM |= {"DeleteMemory": 0.05, "ReflectMemory": 0.3, "ClearMemory": 0.1}
+BAD = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
+NOT_OF_CLIENTS = {"INTERNAL", "STORAGE_FULL", "MODEL_UNAVAILABLE", "SHUTTING_DOWN", "OWNER_UNAVAILABLE"}
+"""Reasons that no request may bring about on a server that is well."""
+KEYS = {reason: metadata_keys(comment) for reason, comment in reasons()}
+
+
+@dataclass
+class Caller:
+    """Who calls: a generator, its credentials, and texts that must never be in what it is answered."""
+
+    fuzzer: Fuzzer
+    token: str = ""
+    foreign: tuple[bytes, ...] = ()
+
+
+@dataclass
+class Report:
+    """What came of all calls."""
+
+    codes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """By rpc, code and reason."""
+    failures: list[str] = field(default_factory=list)
+    texts: Counter[str] = field(default_factory=Counter)
+    """Messages of what was not available."""
+
+    @property
+    def calls(self) -> int:
+        return self.codes.total()
+
+    def by_code(self) -> dict[str, int]:
+        total: Counter[str] = Counter()
+        for (_, code, _), count in self.codes.items():
+            total[code] += count
+        return dict(total.most_common())
+
+    def fail(self, what: str, method: MethodDescriptor, sent: Sequence[bytes]) -> None:
+        self.failures.append(f"{method.name}: {what}; sent {[each[:400].hex() for each in sent[:6]]}")
+
+
+async def run_calls(address: str, callers: Sequence[Caller], calls: int, report: Report, at_once: int = 24) -> None:
+    """Make so many calls, those of each caller on a channel of its own."""
+    weights = [SELDOM.get(method.name, 1.0) for method in METHODS]
+    left = calls
+    first = list(METHODS)  # each at least once, then by weight
+    async with contextlib.AsyncExitStack() as stack:
+        options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
+        channels = [await stack.enter_async_context(grpc.aio.insecure_channel(address, options)) for _ in callers]
+
+        async def work(number: int) -> None:
+            nonlocal left
+            caller, channel = callers[number % len(callers)], channels[number % len(callers)]
+            while left > 0 and len(report.failures) < 50:
+                left -= 1
+                method = first.pop() if first else caller.fuzzer.draw.choices(METHODS, weights)[0]
+                await _one(channel, caller, method, report)
+
+        await asyncio.gather(*(work(number) for number in range(at_once)))
+
+
+async def _one(channel: grpc.aio.Channel, caller: Caller, method: MethodDescriptor, report: Report) -> None:
+    sent = caller.fuzzer.requests(method)
+    metadata = list(caller.fuzzer.headers())
+    if caller.token:
+        metadata.append(("authorization", f"Bearer {caller.token}"))
+    make = channel.stream_stream if method.client_streaming else channel.unary_stream
+    deadline_s = WAITING.get(method.name, CALL_S)
+    call = make(path_of(method))(None if method.client_streaming else sent[0], metadata=metadata, timeout=deadline_s)
+    answers: list[bytes] = []
+    writing = asyncio.create_task(_write(call, sent)) if method.client_streaming else None
+    try:
+        ended = await _read(call, answers, method.server_streaming)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        _judge_error(error, caller, method, sent, report)
+    else:
+        report.codes[method.name, "OK" if ended else "LEFT", ""] += 1
+    finally:
+        call.cancel()
+        if writing is not None:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+    for data in answers:
+        _judge_answer(data, caller, method, sent, report)
+    if method.name == "ExportMemories" and answers:
+        parts = [parsed(method, data) for data in answers]
+        caller.fuzzer.learn_export(b"".join(part.lines for part in parts if part is not None))  # type: ignore[attr-defined]
+
+
+async def _write(call: Any, sent: Sequence[bytes]) -> None:
+    for each in sent:
+        await call.write(each)
+    await call.done_writing()
+
+
+async def _read(call: Any, answers: list[bytes], streamed: bool) -> bool:
+    """Takes answers until the end (True), or until a stream says nothing for a while."""
+    while len(answers) < 40:
+        reading = asyncio.ensure_future(call.read())
+        await asyncio.wait({reading}, timeout=STREAM_S if streamed else 2 * CALL_S)
+        if not reading.done():
+            call.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            return False
+        if (answer := reading.result()) is grpc.aio.EOF:
+            return True
+        answers.append(answer)
+    return False
+
+
+def _judge_answer(data: bytes, caller: Caller, method: MethodDescriptor, sent: Sequence[bytes], report: Report) -> None:
+    message = parsed(method, data)
+    if message is None:
+        report.fail("an answer that is no message", method, sent)
+        return
+    caller.fuzzer.learn(message, GetMessageClass(method.input_type).FromString(sent[0]))
+    if not method.client_streaming:
+        caller.fuzzer.learn_page(method, sent[0], message)
+    if any(mark in data for mark in caller.foreign):
+        report.fail("an answer with what is another's", method, sent)
+    for failed in _statuses(message):
+        _judge_status(failed, caller, method, sent, report)
+
+
+def _statuses(message: Any) -> list[status_pb2.Status]:
+    """Statuses inside of an answer: of queries, and of observations."""
+    name = message.WhichOneof("message") if "message" in message.DESCRIPTOR.oneofs_by_name else ""
+    part = getattr(message, name) if name else getattr(message, "ack", None)
+    if name == "failed":
+        return [part.status]
+    return [each.status for each in getattr(part, "rejected", ())]
+
+
+def _judge_error(
+    error: grpc.aio.AioRpcError | asyncio.InvalidStateError,
+    caller: Caller,
+    method: MethodDescriptor,
+    sent: Sequence[bytes],
+    report: Report,
+) -> None:
+    if isinstance(error, asyncio.InvalidStateError) or (error.details() or "").startswith(LOST):
+        report.codes[method.name, "LOST", ""] += 1
+        return
+    code, reason = error.code(), ""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            reason = _judge_status(status_pb2.Status.FromString(value), caller, method, sent, report)
+    report.codes[method.name, code.name, reason] += 1
+    if code in BAD:
+        report.fail(f"{code.name} {error.details()!r}", method, sent)
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED and method.name not in WAITING:
+        report.fail("it hangs", method, sent)
+    elif not reason and code not in _WITHOUT_REASON:
+        report.fail(f"{code.name} without a reason: {error.details()!r}", method, sent)
+
+
+_WITHOUT_REASON = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED}
+"""Codes that gRPC gives by itself."""
+
+
+def _judge_status(
+    status: status_pb2.Status, caller: Caller, method: MethodDescriptor, sent: Sequence[bytes], report: Report
+) -> str:
+    """Its reason. The reason is known and has its code, its domain and the documented keys; the message is plain."""
+    info = error_details_pb2.ErrorInfo()
+    with contextlib.suppress(DecodeError):
+        next((detail for detail in status.details if detail.Unpack(info)), None)
+    allowed = KEYS.get(info.reason)
+    given = set(info.metadata)
+    if allowed is None or info.domain != DOMAIN:
+        report.fail(f"reason {info.reason!r} of {info.domain!r}: {status}", method, sent)
+        return info.reason
+    if not {key for key in allowed if not key.endswith("?")} <= given <= {key.rstrip("?") for key in allowed}:
+        report.fail(f"{info.reason} has {sorted(given)}, documented is {allowed}", method, sent)
+    if CODES[info.reason].value[0] != status.code:
+        report.fail(f"{info.reason} with code {status.code}", method, sent)
+    if info.reason == "JOURNAL_UNAVAILABLE":
+        report.texts[status.message] += 1
+    if info.reason in NOT_OF_CLIENTS:
+        report.fail(f"{info.reason}: {status.message}", method, sent)
+    if not status.message.isprintable() or len(status.message.encode()) > 600:
+        report.fail(f"message {status.message!r}", method, sent)
+    if any(mark in status.SerializeToString() for mark in caller.foreign):
+        report.fail(f"an error with what is another's: {status.message!r}", method, sent)
+    return info.reason
