@@ -83,10 +83,12 @@ class ShortTermPolicy:
     )
     merge_content: bool = _tunable(False, "on promotion the merged text of anchor and enhancers becomes the content")
     repeats: bool = _tunable(
-        True, "same words, speaker and session as a held fragment count there instead of being kept"
+        True, "an observation that brings nothing beyond a fragment of its session (the same words, speaker, metadata, "
+        "expiry, importance and time given) counts there instead of being kept"
     )
     echo_window_s: int = _tunable(
-        600, "words recalled in this session so recently are an echo, not kept; 0 is off", "seconds", 0, 86_400
+        600,
+        "words recalled in this session so recently, with nothing of their own, are an echo, not kept; 0 is off", "seconds", 0, 86_400
     )
 
 

@@ -35,7 +35,12 @@ def strength(fragment: Fragment, now_us: int, half_life_s: int) -> float:
 
 
 def expired(fragment: Fragment, now_us: int, policy: RetentionPolicy) -> bool:
-    """Whether its own expiry has come or, where it has none, its age from creation has reached the policy's ttl."""
+    """Whether its own expiry has come or, where it has none, its age from creation has reached the policy's ttl.
+
+    From then on it is not found, whether or not maintenance has forgotten it. Pinned ones never expire.
+    """
+    if fragment.pinned:
+        return False
     if fragment.expire_time_us is not None:
         return fragment.expire_time_us <= now_us
     return policy.ttl_s > 0 and fragment.create_time_us + policy.ttl_s * _SECOND_US <= now_us

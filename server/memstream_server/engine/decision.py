@@ -17,6 +17,7 @@ from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.transition import Transition, anchors_changed, join_all
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 from memstream_server.engine.gather import Embedded, Gathered
+from memstream_server.engine.known import Known
 from memstream_server.engine.requests import Outcome
 from memstream_server.ports.journal.records import Answer, IndexEntry, Job, MemoryRecord
 from memstream_server.ports.journal.rows import Anchor, Row
@@ -95,25 +96,23 @@ async def decide_observations(
     working: WorkingSet,
     batches: tuple[Batch, ...],
     gathered: Sequence[Gathered],
-    keyed: Mapping[str, Fragment],
+    known: Known,
     dependencies: Dependencies,
 ) -> tuple[Decision, dict[int, Outcome]]:
     """What a group of receipts does to its memory, and what became of each observation by position.
 
-    `keyed` are the fragments outside sensory and short-term that have an external id of the group's, by that id.
-    Lets others run between turns: nothing but the caller changes what is decided on, and nothing is shown meanwhile.
+    `known` is what of the memory these observations may concern. Lets others run between turns: nothing but the caller changes what is decided on, and nothing is shown meanwhile.
     """
     policy = effective_policy(working.record.policy, dependencies)
     gathered = [part.under(working.embedding.name) for part in gathered]
     steps: list[Transition] = []
     firsts: list[tuple[Fragment, Event]] = []
     parts = {part.fragment.id: part for part in gathered}
-    by_key = dict(keyed)
     state = working.state
     for start in range(0, len(gathered), TURN):
         async with dependencies.turns.of(working.record.namespace):
             for part in gathered[start : start + TURN]:
-                step = _decide_one(working, state, part, policy, dependencies, by_key, parts)
+                step = _decide_one(working, state, part, policy, dependencies, known, parts)
                 steps.append(step)
                 state = step.state
                 firsts.append((part.fragment, step.events[0]))
@@ -136,34 +135,27 @@ def _decide_one(
     part: Gathered,
     policy: Policy,
     dependencies: Dependencies,
-    by_key: dict[str, Fragment],
+    known: Known,
     parts: dict[str, Gathered],
 ) -> Transition:
     fragment = part.fragment
-    existing = _existing(state, fragment.external_id, by_key)
+    existing = known.existing(state, fragment.external_id)
     if existing is not None:
         changed = updated(existing, fragment)
         parts[existing.id] = replace(part, fragment=changed)
         step = _said_again(state, changed, part.content_vector, policy)
-        _follow(by_key, step)
+        known.follow(step)
         return step
     newcomer = Newcomer(
         fragment,
         part.content_vector if dependencies.enhances(working.record) else None,
-        working.echo_of(fragment),
+        known.by_id.get(working.echo_of(fragment)),
+        known.repeated_by(fragment),
         part.refused,
     )
     step = observe(state, newcomer, policy, working.embedding.model.similarity_min)
-    _follow(by_key, step)
+    known.follow(step)
     return step
-
-
-def _follow(by_key: dict[str, Fragment], step: Transition) -> None:
-    """What a step changed or removed, the next observation of its external_id finds so."""
-    gone = set(step.removed)
-    for key in [key for key, known in by_key.items() if known.id in gone]:
-        del by_key[key]
-    by_key.update({put.external_id: put for put in step.puts if put.external_id})
 
 
 def _said_again(state: State, changed: Fragment, vector: Vector | None, policy: Policy) -> Transition:
@@ -172,16 +164,6 @@ def _said_again(state: State, changed: Fragment, vector: Vector | None, policy: 
     if changed.forget_time_us is None:
         return step
     return join_all((step, lifecycle.restore(step.state, [Held(changed, vector)], policy)))
-
-
-def _existing(state: State, external_id: str, by_key: dict[str, Fragment]) -> Fragment | None:
-    """The fragment of that external id: held, decided in this group, or in long-term."""
-    if not external_id:
-        return None
-    for held in (*state.sensory, *state.short_term):
-        if held.fragment.external_id == external_id:
-            return held.fragment
-    return by_key.get(external_id)
 
 
 def updated(existing: Fragment, new: Fragment) -> Fragment:
@@ -197,6 +179,8 @@ def updated(existing: Fragment, new: Fragment) -> Fragment:
         expire_time_us=new.expire_time_us,
         token_count=new.token_count,
         own_vector=new.own_vector,
+        own_importance=new.own_importance,
+        ttl_us=new.ttl_us,
         model=new.model,
     )
 

@@ -378,6 +378,6 @@ class Engine:
             self._jobs.entered()
         actor = self._registry.peek(uid)
         for event in recorded.events:
-            if event.type is EventType.ECHOED and actor is not None:
+            if event.type in (EventType.ECHOED, EventType.REPEATED) and actor is not None:
                 self._reinforcement.accessed(actor, [event.fragment], recorded.time_us)
         self._dependencies.metrics.events(recorded)

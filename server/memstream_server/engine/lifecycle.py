@@ -125,7 +125,11 @@ def _changed(fragment: Fragment, change: FragmentChange) -> Fragment:
     for name, value in wanted.items():
         if value is not None:
             fragment = fragment.but(**{name: value})
-    return fragment.but(expire_time_us=None) if change.never_expires else fragment
+    if change.importance is not None:
+        fragment = fragment.but(own_importance=True)
+    if change.never_expires:
+        return fragment.but(expire_time_us=None, ttl_us=None)
+    return fragment if change.expire_time_us is None else fragment.but(ttl_us=None)
 
 
 async def _gathered(actor: Actor, seen: Fragment, change: FragmentChange, dependencies: Dependencies) -> Gathered:

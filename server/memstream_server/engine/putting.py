@@ -16,6 +16,7 @@ from memstream_server.engine.decision import Decision, account_of, decide_observ
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.intake import fragment_of
+from memstream_server.engine.known import Known
 from memstream_server.engine.lifecycle import decided, some
 from memstream_server.engine.requests import NewObservation, Once, Outcome, Put, fragment_etag
 
@@ -46,8 +47,8 @@ async def _put(actor: Actor, new: NewObservation, etag: str, dependencies: Depen
         position = now.receiving.take_position()
         seen = part.under(now.working.embedding.name)
         placed = replace(seen, fragment=seen.fragment.but(position=position))
-        keyed = {fragment.external_id: fragment for fragment in existing}
-        decision, outcomes = await decide_observations(now.working, (), [placed], keyed, dependencies)
+        known = Known(by_key={fragment.external_id: fragment for fragment in existing})
+        decision, outcomes = await decide_observations(now.working, (), [placed], known, dependencies)
         decision = decision.costing(account, Purpose.IMPORTANCE)
         return decision, lambda revision: _result(decision, outcomes[position], revision)
 

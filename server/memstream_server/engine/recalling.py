@@ -21,10 +21,11 @@ from memstream_server.core import ranking, ranking_dbgpt
 from memstream_server.core.budget import Fit, Item, fit
 from memstream_server.core.columns import Mask
 from memstream_server.core.dense import Cosines, DenseMatrix
-from memstream_server.core.filters import Filter, mask
+from memstream_server.core.filters import Filter, mask, passes
 from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.policy import Policy, RankingRule
 from memstream_server.core.ranking import NearMiss, Question, Scored, Stage, Weights
+from memstream_server.core.retention import expired
 from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.requests import Query, RecallAnswer, Recollection
@@ -390,9 +391,7 @@ async def _read(
     """What is answered of what was ranked; what left the memory meanwhile is left out."""
     working = actor.working
     wants_working = query.working_memory and working.record.kind is not MemoryKind.LONG_TERM
-    short_term = [one.fragment for one in working.state.short_term] if wants_working else []
-    now_us = dependencies.clock.now_us()
-    short_term = [one for one in short_term if one.expire_time_us is None or one.expire_time_us > now_us]
+    short_term = _working_memory(working, query, dependencies.clock.now_us()) if wants_working else []
     ranked: Ranked = [(scored, known[scored.id]) for scored in found.results if scored.id in known]
     if dependencies.reranking is not None and found.limit is not None:
         watch.step("read")
@@ -403,6 +402,13 @@ async def _read(
         ranked = ranked[: found.limit]
     fitted = fit([_item(fragment) for _, fragment in ranked], [_item(one) for one in short_term], query.token_budget)
     return _answer(found, ranked, short_term, fitted, query)
+
+
+def _working_memory(working: WorkingSet, query: Query, now_us: int) -> list[Fragment]:
+    """Short-term in order, as far as the query's filter lets it pass: it binds the whole answer."""
+    retention = working.record.policy.retention
+    held = (one.fragment for one in working.state.short_term)
+    return [one for one in held if passes(one, query.filter) and not expired(one, now_us, retention)]
 
 
 async def _contents(working: WorkingSet, ids: Sequence[str], dependencies: Dependencies) -> dict[str, Fragment]:

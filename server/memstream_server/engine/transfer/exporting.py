@@ -315,6 +315,8 @@ def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | Non
         version=fragment.version,
         forget_time_us=fragment.forget_time_us,
         own_vector=own,
+        own_importance=fragment.own_importance,
+        ttl_us=fragment.ttl_us,
         model=fragment.model,
         vector=vector,
         content_vector=side.vector if side is not None and vectors and fragment.model else None,
