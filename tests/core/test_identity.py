@@ -51,7 +51,7 @@ def test_same_ttl_repeats_whenever_it_came() -> None:
     assert repeats(later, first)
 
 
-@pytest.mark.parametrize("one, other", [(1, True), (1, 1.0), (0, False), ("1", 1)])
+@pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0, False), ("1", 1)])
 def test_metadata_values_of_other_types_differ(one: Any, other: Any) -> None:
     assert not repeats(SAID.but(metadata=(("n", one),)), SAID.but(metadata=(("n", other),)))
 

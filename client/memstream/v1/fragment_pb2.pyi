@@ -341,7 +341,7 @@ class Fragment(_message.Message):
     enhancement_count: _builtins.int
     """How many observations and recollections strengthened it."""
     duplicate_count: _builtins.int
-    """How many repeats of the same words were counted here instead of being kept."""
+    """How many repeats (`ShortTermPolicy.repeats`) were counted here instead of being kept."""
     pinned: _builtins.bool
     """Pinned fragments are exempt from forgetting."""
     external_id: _builtins.str

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ import structlog
 from memstream_server.core.events import Purpose
 from memstream_server.core.tiers import settle
 from memstream_server.core.transition import Transition
-from memstream_server.core.values import Fragment
 from memstream_server.engine.decision import (
     TURN,
     Decision,

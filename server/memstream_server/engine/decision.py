@@ -101,7 +101,8 @@ async def decide_observations(
 ) -> tuple[Decision, dict[int, Outcome]]:
     """What a group of receipts does to its memory, and what became of each observation by position.
 
-    `known` is what of the memory these observations may concern. Lets others run between turns: nothing but the caller changes what is decided on, and nothing is shown meanwhile.
+    `known` is what of the memory these observations may concern.
+    Lets others run between turns: nothing but the caller changes what is decided on, and nothing is shown meanwhile.
     """
     policy = effective_policy(working.record.policy, dependencies)
     gathered = [part.under(working.embedding.name) for part in gathered]

@@ -316,12 +316,13 @@ class Engine:
                 async with self._registry.use(namespace, name) as actor:
                     if actor.uid != record.uid:
                         raise MemoryNotFound(f"memory {namespace}/{name} was deleted, and made anew")
-                    change = told.change(await self._recall(actor, query, told.vectors))
+                    answer = await self._recall(actor, query, told.vectors)
+                    change = told.change(answer, actor.working.record.policy.retention)
                     if change is not None:
                         self._reinforcement.recalled(actor, query, change.answer)
                 if change is not None:
                     yield change
-                query = replace(query, min_revision=0)
+                query = replace(query, min_revision=0, told=told.ids)
                 await told.due()
                 await again()
 

@@ -1,4 +1,4 @@
-"""What a group's observations may concern of what the memory has: read before the group is decided, followed meanwhile."""
+"""What of its memory a group of observations may concern: read before the group is decided, followed meanwhile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memstream_server.core.identity import identity_hash, repeats
-from memstream_server.core.retention import expired
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, State, Tier
 
@@ -44,9 +43,8 @@ class Known:
         """The live fragment in long-term that this one repeats."""
         for id_ in self.alike.get(identity_hash(fragment), ()) if self.alike else ():
             found = self.by_id.get(id_)
-            if found is not None and found.tier is Tier.LONG_TERM and found.forget_time_us is None:
-                if repeats(fragment, found):
-                    return found
+            if found is not None and found.tier is Tier.LONG_TERM and repeats(fragment, found):
+                return found
         return None
 
     def follow(self, step: Transition) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -52,6 +52,7 @@ class _Found:
     results: tuple[Scored, ...]
     considered: ranking.Considered
     near_misses: tuple[NearMiss, ...]
+    folded: Mapping[str, tuple[str, ...]]
     formula: str
     limit: int | None = None
     """How many are answered once they are reranked; None: they are as they shall be."""
@@ -202,6 +203,8 @@ def _question(working: WorkingSet, query: Query, vector: Vector | None, dependen
         per_leg=max(given.candidates, ranked),
         min_relevance=given.min_relevance if query.min_relevance is None else query.min_relevance,
         near_misses=query.near_misses,
+        fold=given.fold if query.fold is None else query.fold,
+        told=query.told,
     )
 
 
@@ -238,7 +241,7 @@ def _allowed(working: WorkingSet, chosen: Filter, now_us: int) -> Mask:
     recalls_sensory = working.record.policy.recall.sensory or working.record.kind is MemoryKind.SENSORY
     if not chosen.tiers and not recalls_sensory:
         chosen = replace(chosen, tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
-    return mask(working.columns, chosen, now_us)
+    return mask(working.columns, chosen, now_us, working.record.policy.retention.ttl_s)
 
 
 def _rank(
@@ -265,6 +268,8 @@ def _rank(
         words, around = (leg.shares for leg in legs)
         dense = ranking.best(cosines, allowed, question.per_leg)
         chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
+        if question.fold:
+            chosen = ranking.uncrowded(columns, words, around, cosines, chosen, question, allowed)
         signals = ranking.Signals(chosen, cosines[chosen], words[chosen], around[chosen])
         ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
     return _Found(
@@ -273,6 +278,7 @@ def _rank(
         ranked.results,
         ranked.considered,
         ranked.near_misses,
+        ranked.folded,
         ranking.FORMULA,
         None if _reranking(working, dependencies) is None else _limit(policy, query),
         weights.beta,
@@ -290,7 +296,7 @@ def _whole(
     slots = allowed.nonzero()[0]
     words, around = (leg.shares for leg in working.lexical.legs(question.terms))
     signals = ranking.Signals(slots, cosines[slots], words[slots], around[slots])
-    everything = replace(question, limit=max(1, len(slots)))
+    everything = replace(question, limit=max(1, len(slots)), fold=False)
     weights = weights_of(working.record.policy, query, working.embedding.model)
     ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
     in_order = sorted(ranked.results, key=lambda scored: scored.slot)
@@ -301,6 +307,7 @@ def _whole(
         tuple(latest),
         ranked.considered,
         ranked.near_misses,
+        ranked.folded,
         ranking.FORMULA,
     )
 
@@ -335,6 +342,7 @@ def _rank_dbgpt(
         ranked.results + ranked.appended,
         ranked.considered,
         ranked.near_misses,
+        ranked.folded,
         ranking_dbgpt.FORMULA,
     )
 
@@ -435,11 +443,15 @@ def _answer(
     query: Query,
 ) -> RecallAnswer:
     kept = {item.id for item in fitted.ranked}
-    recollections = [Recollection(fragment, scored) for scored, fragment in ranked if scored.id in kept]
+    recollections = [
+        Recollection(fragment, scored, folded=found.folded.get(scored.id, ()))
+        for scored, fragment in ranked
+        if scored.id in kept
+    ]
     if fitted.top_cut:
         first = recollections[0]
         cut = first.fragment.but(content=fitted.ranked[0].text, structured=None)
-        recollections[0] = Recollection(cut, first.scored, truncated=True)
+        recollections[0] = Recollection(cut, first.scored, truncated=True, folded=first.folded)
     working_ids = tuple(item.id for item in fitted.working)
     removed = set(fitted.removed)
     by_budget = tuple(NearMiss(scored, Stage.BUDGET) for scored, _ in ranked if scored.id in removed)

@@ -150,7 +150,11 @@ class WorkingSet:
         """What is searched, with all that was committed."""
         if self._unshown:
             self._searched.enter([row for rows in self._unshown.values() for row in rows])
-            self._unshown, self._rows, self._unshown_identities = {}, 0, {}  # not before: what is half entered must not pass for whole
+            self._unshown, self._rows, self._unshown_identities = (
+                {},
+                0,
+                {},
+            )  # not before: what is half entered must not pass for whole
             self._searched.outgrown(self._dense_max, self._unsettled)
         return self._searched
 
@@ -188,9 +192,7 @@ class WorkingSet:
         found = self._searched.alike(identity)
         if identity in self._unshown_identities:
             found = [*found, *self._unshown_identities[identity]]
-        return [
-            id_ for id_ in dict.fromkeys(found) if self.tier_of(id_) is Tier.LONG_TERM and not self.forgotten(id_)
-        ]
+        return [id_ for id_ in dict.fromkeys(found) if self.tier_of(id_) is Tier.LONG_TERM and not self.forgotten(id_)]
 
     # ---- echoes
     def recalled(self, session: str, fragments: Iterable[Fragment], now_us: int) -> None:

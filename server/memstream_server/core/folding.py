@@ -1,0 +1,58 @@
+"""Folding: fragments that say the same take one place in an answer, the best of them, which names the others.
+
+Rule 1. The same is: the same words in the same order by the same speaker, whatever their case, spaces, commas, quotes
+and final stops. A question is not its statement.
+Rule 2. Closeness of vectors is not asked: in every space that was measured texts that differ in a number, a name or a
+negation alone are above any bound (see docs/concepts.md).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from memstream_server.core.values import Fragment
+
+
+def normalised(text: str) -> str:
+    """The words that count, to be compared."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text).replace("\u201c", "").replace("\u201d", "")
+    text = text.casefold().replace('"', "").replace(", ", " ").replace("; ", " ")
+    if "  " in text or "\n" in text or "\t" in text:  # to split and join takes longer than all of the rest
+        text = " ".join(text.split())
+    return text.strip(" .!\u3002")
+
+
+def fold_key(fragment: Fragment) -> int:
+    """Equal for fragments that say the same; of this process alone."""
+    if fragment.structured is None:
+        return hash((normalised(fragment.content), fragment.speaker))
+    parts = tuple((name, normalised(value)) for name, value in fragment.structured.parts().items())
+    return hash((parts, fragment.speaker))
+
+
+def fold(keys: Sequence[int], preferred: Collection[int] = ()) -> tuple[list[int], dict[int, list[int]]]:
+    """Of `keys`, best first: (places of those that stay, in their order; places folded into each that has any).
+
+    `preferred` places stand for their key where there are any, else the best one does.
+    """
+    stays: dict[int, int] = {}
+    groups: dict[int, list[int]] = {}
+    for place, key in enumerate(keys):
+        first = stays.setdefault(key, place)
+        if first != place:
+            groups.setdefault(key, []).append(place)
+    folded: dict[int, list[int]] = {}
+    for key, others in groups.items():
+        members = [stays[key], *others]
+        chosen = next((place for place in members if place in preferred), members[0])
+        stays[key] = chosen
+        folded[chosen] = [place for place in members if place != chosen]
+    return sorted(stays.values()), folded
+
+
+def crowded(keys: Iterable[int]) -> list[int]:
+    """Keys that occur more than once."""
+    return [key for key, count in Counter(keys).items() if count > 1]
