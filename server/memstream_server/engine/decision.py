@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memstream_server.core import lifecycle
-from memstream_server.core.events import Event, EventType, ModelUse, Purpose
+from memstream_server.core.events import Event, EventType, ModelUse, Purpose, Reason
 from memstream_server.core.policy import Policy
+from memstream_server.core.retention import expired
 from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.transition import Transition, anchors_changed, join_all
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
@@ -116,7 +117,7 @@ async def decide_observations(
                 step = _decide_one(working, state, part, policy, dependencies, known, parts)
                 steps.append(step)
                 state = step.state
-                firsts.append((part.fragment, step.events[0]))
+                firsts.append((part.fragment, next(one for one in step.events if one.type is not EventType.ERASED)))
     if not steps:
         return Decision(batches=batches), {}
     transition = join_all(steps)
@@ -141,6 +142,11 @@ def _decide_one(
 ) -> Transition:
     fragment = part.fragment
     existing = known.existing(state, fragment.external_id)
+    gone: Transition | None = None
+    if existing is not None and expired(existing, fragment.create_time_us, policy.retention):
+        gone = lifecycle.erase(state, [existing], Reason.EXPIRED)  # the id is free, whatever maintenance has come to
+        known.follow(gone)
+        state, existing = gone.state, None
     if existing is not None:
         changed = updated(existing, fragment)
         parts[existing.id] = replace(part, fragment=changed)
@@ -156,7 +162,7 @@ def _decide_one(
     )
     step = observe(state, newcomer, policy, working.embedding.model.similarity_min)
     known.follow(step)
-    return step
+    return step if gone is None else join_all((gone, step))
 
 
 def _said_again(state: State, changed: Fragment, vector: Vector | None, policy: Policy) -> Transition:
@@ -168,12 +174,15 @@ def _said_again(state: State, changed: Fragment, vector: Vector | None, policy: 
 
 
 def updated(existing: Fragment, new: Fragment) -> Fragment:
-    """The existing fragment saying what the new observation of the same external id says."""
+    """The existing fragment with all that the new observation of the same external id gives, as if put in its place.
+
+    Id, tier, lineage, counts, pin and time of creation stay.
+    """
     return existing.but(
         content=new.content,
         structured=new.structured,
         speaker=new.speaker,
-        session=new.session or existing.session,
+        session=new.session,
         importance=new.importance,
         observe_time_us=new.observe_time_us,
         metadata=new.metadata,

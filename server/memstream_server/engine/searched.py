@@ -99,6 +99,7 @@ class Searched:
         was_alive = bool(self.columns.alive[slot])
         self.columns.update(fragment)
         self.identities.set(slot, identity_hash(fragment))
+        self.lexical.move(slot, int(self.columns.session[slot]))
         if row.terms is not None:
             self.lexical.replace(slot, row.terms.hashes, row.terms.counts, len(fragment.content))
             self._vector(slot, fragment.id, row.vector)
