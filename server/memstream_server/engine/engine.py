@@ -316,8 +316,8 @@ class Engine:
                 async with self._registry.use(namespace, name) as actor:
                     if actor.uid != record.uid:
                         raise MemoryNotFound(f"memory {namespace}/{name} was deleted, and made anew")
-                    answer = await self._recall(actor, query, told.vectors)
-                    change = told.change(answer, actor.working.record.policy.retention)
+                    told.retention = actor.working.record.policy.retention
+                    change = told.change(await self._recall(actor, query, told.vectors))
                     if change is not None:
                         self._reinforcement.recalled(actor, query, change.answer)
                 if change is not None:

@@ -15,7 +15,6 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from memstream_server.core.policy import RetentionPolicy
 from memstream_server.core.retention import expires_us
 from memstream_server.core.values import Vector
 from memstream_server.engine.requests import Change, Query, RecallAnswer
@@ -43,6 +42,8 @@ class Standing:
     def __init__(self, watchers: Watchers, record: MemoryRecord, waiting: Waiting, clock: Clock) -> None:
         self.vectors: dict[str, Vector] = {}
         """The question's, by embedding space: a model is asked for each once."""
+        self.retention = record.policy.retention
+        """The memory's, which says when what was told expires; kept up to date by whoever asks."""
         self._watchers = watchers
         self._record = record
         self._waiting = waiting
@@ -57,7 +58,7 @@ class Standing:
         """Of the answer that was told last."""
         return frozenset(self._held or ())
 
-    def change(self, answer: RecallAnswer, retention: RetentionPolicy) -> Change | None:
+    def change(self, answer: RecallAnswer) -> Change | None:
         """What is new in an answer; None where nothing is."""
         found, degraded = answer.recollections, bool(answer.degraded)
         held: _Held = {
@@ -65,7 +66,7 @@ class Standing:
         }
         before = self._held or {}
         same = self._held is not None and list(held.items()) == list(before.items()) and degraded is self._degraded
-        expiring = [at_us for one in found if (at_us := expires_us(one.fragment, retention)) is not None]
+        expiring = [at_us for one in found if (at_us := expires_us(one.fragment, self.retention)) is not None]
         self._held, self._revision, self._degraded = held, answer.revision, degraded
         self._expire_time_us = min(expiring, default=None)
         if same:
