@@ -425,9 +425,11 @@ class ShortTermPolicy(_message.Message):
     merge_content: _builtins.bool
     """On promotion the merged text becomes the content. Default false; dbgpt true."""
     repeats: _builtins.bool
-    """A repeat counts on the fragment it repeats instead of being kept: the same words (or structured observation),
-    speaker and session, and nothing of its own, which is the same metadata, time to live or expiry, and the same
-    importance, observe_time, embedding and token_count, given or not; without an external_id. Default true; dbgpt false.
+    """A repeat counts on the fragment it repeats, in any tier, instead of being kept (event REPEATED). It says the same words
+    (or structured observation) by the same speaker in the same session, and brings nothing of its own: the same
+    metadata, the same time to live or expiry, the same importance, observe_time and token_count where either was given,
+    an embedding of its own if that had one, and no external_id. A time to live counts anew from the repeat. Default
+    true; dbgpt false.
     """
     @_builtins.property
     def echo_window(self) -> _duration_pb2.Duration:
@@ -702,7 +704,7 @@ class RetentionPolicy(_message.Message):
     """Long-term fragments kept, the weakest forgotten first; 0 is off. Default 0."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """Age from creation after which a fragment is forgotten, whole seconds; 0 is off. Default 0."""
+        """Age from creation after which a fragment without an expiry of its own expires, whole seconds; 0 is off. Default 0."""
 
     @_builtins.property
     def strength_half_life(self) -> _duration_pb2.Duration:
