@@ -182,13 +182,15 @@ class Columns:
                 self._enter(slot, each.metadata)
         return first
 
-    def update(self, fragment: Fragment) -> int:
+    def update(self, fragment: Fragment, says_else: bool = True) -> int:
         """Take over a fragment's new state (tier, importance, metadata, forgotten ...). Returns its slot.
 
-        Raises KeyError when it is not here.
+        says_else: its words or speaker may have changed. Raises KeyError when it is not here.
         """
         slot = self._slots[fragment.id]
         self._write(slot, fragment)
+        if says_else:
+            self._words.view[slot] = fold_key(fragment)
         return slot
 
     def touch(self, slots: npt.NDArray[np.int64], time_us: int | npt.NDArray[np.int64]) -> None:
@@ -253,7 +255,6 @@ class Columns:
         self._tier.view[slot] = _TIERS.index(fragment.tier)
         self._kind.view[slot] = _KINDS.index(fragment.kind)
         self._alive.view[slot] = fragment.forget_time_us is None
-        self._words.view[slot] = fold_key(fragment)
         self._importance.view[slot] = fragment.importance
         self._observe_us.view[slot] = fragment.observe_time_us
         self._create_us.view[slot] = fragment.create_time_us

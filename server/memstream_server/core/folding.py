@@ -2,8 +2,8 @@
 
 Rule 1. The same is: the same words in the same order by the same speaker, whatever their case, spaces, commas, quotes
 and final stops. A question is not its statement.
-Rule 2. Closeness of vectors is not asked: "does like" and "doesn't like", "from Berlin" and "to Berlin" have cosine 1.00
-as the hashing model sees them, and in a long text one number changes nothing (0.99) to any model.
+Rule 2. Closeness of vectors is not asked: without a model "does like" and "doesn't like", "from Berlin" and "to Berlin"
+have a cosine of 1.00, and two long texts of which one number differs 0.99.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class IdentityIndex:
     def find(self, value: int) -> list[int]:
         """Slots with that hash, ascending; those of fragments that are gone are among them."""
         found = self._recent.get(value, [])
-        low = int(self._sorted.searchsorted(value))
+        low = int(self._sorted.searchsorted(value)) if len(self._sorted) else 0
         if low < len(self._sorted) and self._sorted[low] == value:
             high = int(self._sorted.searchsorted(value, "right"))
             found = found + self._slots[low:high].tolist()

@@ -156,7 +156,7 @@ def _decide_one(
     newcomer = Newcomer(
         fragment,
         part.content_vector if dependencies.enhances(working.record) else None,
-        known.by_id.get(working.echo_of(fragment)),
+        known.recalled_as(fragment),
         known.repeated_by(fragment),
         part.refused,
     )

@@ -27,6 +27,8 @@ class Known:
     """Those outside sensory and short-term that have an external id of the group's, by that id."""
     by_id: dict[str, Fragment] = field(default_factory=dict)
     """What the group may repeat or echo."""
+    recalled: dict[str, str] = field(default_factory=dict)
+    """By id of an observation, that of the fragment of its words that its session recalled."""
     alike: dict[int, list[str]] = field(default_factory=dict)
     """Ids of fragments in long-term by identity hash."""
 
@@ -38,6 +40,10 @@ class Known:
             if held.fragment.external_id == external_id:
                 return held.fragment
         return self.by_key.get(external_id)
+
+    def recalled_as(self, fragment: Fragment) -> Fragment | None:
+        """The fragment that this one may echo."""
+        return self.by_id.get(self.recalled[fragment.id]) if fragment.id in self.recalled else None
 
     def repeated_by(self, fragment: Fragment) -> Fragment | None:
         """The live fragment in long-term that this one repeats."""
@@ -82,6 +88,7 @@ async def known_to(working: WorkingSet, gathered: Iterable[Gathered], dependenci
                 known.alike[identity] = alike
                 others.update(dict.fromkeys(alike))
         if recalled := working.echo_of(fragment):
+            known.recalled[fragment.id] = recalled
             others[recalled] = None
     keyed.discard("")
     if keyed or others:

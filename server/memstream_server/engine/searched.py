@@ -97,7 +97,7 @@ class Searched:
         fragment = row.fragment
         slot = int(self.columns.slots([fragment.id])[0])
         was_alive = bool(self.columns.alive[slot])
-        self.columns.update(fragment)
+        self.columns.update(fragment, says_else=row.terms is not None)
         self.identities.set(slot, identity_hash(fragment))
         self.lexical.move(slot, int(self.columns.session[slot]))
         if row.terms is not None:

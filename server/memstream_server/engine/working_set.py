@@ -64,7 +64,7 @@ class WorkingSet:
         self._rows = 0
         """How many these are."""
         self._unshown_identities: dict[int, list[str]] = {}
-        """Their fragments by identity hash."""
+        """Those of their fragments that are in long-term, by identity hash."""
         self.insights: set[str] = set()
         self._unsettled: set[str] = set()
         """Vectors the index may not have yet, also while all vectors are in RAM."""
@@ -241,7 +241,8 @@ class WorkingSet:
             if row.vector is not None or row.terms is not None or self.tier_of(fragment.id) is None:
                 self._unsettled.add(fragment.id)
             self._unshown.setdefault(fragment.id, []).append(row)
-            self._unshown_identities.setdefault(identity_hash(fragment), []).append(fragment.id)
+            if fragment.tier is Tier.LONG_TERM:
+                self._unshown_identities.setdefault(identity_hash(fragment), []).append(fragment.id)
             self._enter(fragment)
         self._rows += len(commit.rows)
         self.contents.put([row.fragment for row in commit.rows])
