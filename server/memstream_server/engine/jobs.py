@@ -300,7 +300,7 @@ class Jobs:
             changed = [
                 one.but(importance=rated[one.id][1])
                 for one in await some(now, list(rated), self._dependencies)
-                if one.importance == default and one.content == rated[one.id][0]
+                if not one.own_importance and one.importance == default and one.content == rated[one.id][0]
             ]
             transition = lifecycle.rate(now.working.state, changed) if changed else None
             return replace(_ended(job, account), transition=transition)

@@ -372,6 +372,9 @@ async def _search_index(
     words, around = (leg.shares for leg in working.lexical.legs(question.terms))
     none = np.empty(0, np.int64)
     lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
+    if question.fold:  # their vectors are read as well
+        unseen = _no_cosines(len(words))
+        lexical = ranking.uncrowded(working.columns, words, around, unseen, lexical, question, allowed)
     wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
     missing = [id_ for id_ in wanted if id_ not in fresh and id_ not in working.fresh]
     packed = await dependencies.journal.vectors(working.record.uid, working.embedding.name, missing)
