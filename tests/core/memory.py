@@ -9,7 +9,7 @@ from memstream_server.core import lifecycle, tiers
 from memstream_server.core.enhancement import cosine, merged_text
 from memstream_server.core.events import Event, Reason
 from memstream_server.core.fold import Place, place_of
-from memstream_server.core.identity import repeats
+from memstream_server.core.identity import is_repeat
 from memstream_server.core.policy import RankingRule
 from memstream_server.core.transition import InsightRequest, Transition
 from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
@@ -104,7 +104,7 @@ class CoreMemory:
         recalled, time_s = self.recalled.get((said.session, said.content), ("", 0))
         fresh = self.now_s - time_s <= self.policy.short_term.echo_window_s
         held = self.held()
-        known = [one for id_, one in self.known.items() if id_ not in held and repeats(fragment, one)]
+        known = [one for id_, one in self.known.items() if id_ not in held and is_repeat(fragment, one)]
         return tiers.Newcomer(
             fragment,
             said.vector,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from memstream_server.core import identity
-from memstream_server.core.identity import IdentityIndex, echoes, identity_hash, repeats
+from memstream_server.core.identity import IdentityIndex, identity_hash, is_echo, is_repeat
 from memstream_server.core.values import Fragment, FragmentKind, Structured
 
 DAY_US = 86_400_000_000
@@ -33,45 +33,45 @@ OWN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("own", OWN.values(), ids=OWN)
 def test_what_brings_its_own_is_no_repeat(own: dict[str, Any]) -> None:
     other = SAID.but(id="b", **own)
-    assert not repeats(other, SAID)
-    assert not repeats(SAID, other)
-    assert repeats(other.but(id="c"), other)
+    assert not is_repeat(other, SAID)
+    assert not is_repeat(SAID, other)
+    assert is_repeat(other.but(id="c"), other)
     assert identity_hash(other.but(id="c")) == identity_hash(other)
 
 
 def test_receipt_times_are_no_difference() -> None:
     later = SAID.but(id="b", create_time_us=DAY_US + 9, observe_time_us=DAY_US + 9)
-    assert repeats(later, SAID)
+    assert is_repeat(later, SAID)
     assert identity_hash(later) == identity_hash(SAID)
 
 
 def test_same_ttl_repeats_whenever_it_came() -> None:
     first = SAID.but(ttl_us=100, expire_time_us=DAY_US + 100)
     later = SAID.but(create_time_us=DAY_US + 9, observe_time_us=DAY_US + 9, ttl_us=100, expire_time_us=DAY_US + 109)
-    assert repeats(later, first)
+    assert is_repeat(later, first)
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0, False), ("1", 1)])
 def test_metadata_values_of_other_types_differ(one: Any, other: Any) -> None:
-    assert not repeats(SAID.but(metadata=(("n", one),)), SAID.but(metadata=(("n", other),)))
+    assert not is_repeat(SAID.but(metadata=(("n", one),)), SAID.but(metadata=(("n", other),)))
 
 
 def test_insight_is_not_repeated() -> None:
-    assert not repeats(SAID, SAID.but(kind=FragmentKind.INSIGHT))
+    assert not is_repeat(SAID, SAID.but(kind=FragmentKind.INSIGHT))
 
 
 @pytest.mark.parametrize("name", ["structured", "metadata", "ttl", "expiry", "time", "external_id"])
 def test_what_brings_its_own_is_no_echo(name: str) -> None:
-    assert not echoes(SAID.but(**OWN[name]), SAID)
+    assert not is_echo(SAID.but(**OWN[name]), SAID)
 
 
 def test_echo_may_lack_what_the_recalled_has() -> None:
     recalled = SAID.but(metadata=(("n", 1),), ttl_us=9, expire_time_us=DAY_US + 9, own_importance=True, importance=0.9)
-    assert echoes(SAID, recalled)
-    assert echoes(SAID.but(speaker="joy", session="t"), recalled)
-    assert echoes(SAID.but(metadata=(("n", 1),)), recalled)
-    assert not echoes(SAID.but(metadata=(("n", 2),)), recalled)
-    assert not echoes(SAID.but(own_importance=True, importance=0.8), recalled)
+    assert is_echo(SAID, recalled)
+    assert is_echo(SAID.but(speaker="joy", session="t"), recalled)
+    assert is_echo(SAID.but(metadata=(("n", 1),)), recalled)
+    assert not is_echo(SAID.but(metadata=(("n", 2),)), recalled)
+    assert not is_echo(SAID.but(own_importance=True, importance=0.8), recalled)
 
 
 @pytest.mark.parametrize("later", [False, True])

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from memstream_server.core.folding import fold, fold_key
+from memstream_server.core.folding import fold_key, fold_places
 from memstream_server.core.ranking import NearMiss, Stage
 from memstream_server.core.values import Fragment, Structured
 from tests.core_recall.test_ranking import EMBEDDER, memory_of
@@ -73,9 +73,9 @@ def test_speakers_and_parts_stay_apart() -> None:
 
 def test_preferred_places_stand_for_their_keys() -> None:
     keys = [7, 8, 7, 9, 7, 8]
-    assert fold(keys) == ([0, 1, 3], {0: [2, 4], 1: [5]})
-    assert fold(keys, {4}) == ([1, 3, 4], {4: [0, 2], 1: [5]})
-    assert fold([]) == ([], {})
+    assert fold_places(keys) == ([0, 1, 3], {0: [2, 4], 1: [5]})
+    assert fold_places(keys, {4}) == ([1, 3, 4], {4: [0, 2], 1: [5]})
+    assert fold_places([]) == ([], {})
 
 
 def _heron(count: int, others: int) -> list[Fragment]:
@@ -104,7 +104,7 @@ def test_best_one_stands_unless_another_was_told() -> None:
     best, told = answer.results[0].id, "f0000"
     assert set(answer.folded[best]) == {f"f000{n}" for n in range(3)} - {best}
     assert best != told
-    again = memory.ask("heron by the canal", fold=True, told=frozenset({told}))
+    again = memory.ask("heron by the canal", fold=True, preferred=frozenset({told}))
     assert set(again.folded[told]) == {f"f000{n}" for n in range(3)} - {told}
     assert best not in [one.id for one in again.results]
 

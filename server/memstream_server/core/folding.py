@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from memstream_server.core.values import Fragment
 
 
-def normalised(text: str) -> str:
+def normalise_words(text: str) -> str:
     """The words that count, to be compared."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).replace("\u201c", "").replace("\u201d", "")
@@ -28,15 +28,15 @@ def normalised(text: str) -> str:
 def fold_key(fragment: Fragment) -> int:
     """Equal for fragments that say the same; of this process alone."""
     if fragment.structured is None:
-        return hash((normalised(fragment.content), fragment.speaker))
-    parts = tuple((name, normalised(value)) for name, value in fragment.structured.parts().items())
+        return hash((normalise_words(fragment.content), fragment.speaker))
+    parts = tuple((name, normalise_words(value)) for name, value in fragment.structured.parts().items())
     return hash((parts, fragment.speaker))
 
 
-def fold(keys: Sequence[int], preferred: Collection[int] = ()) -> tuple[list[int], dict[int, list[int]]]:
+def fold_places(keys: Sequence[int], preferred: Collection[int] = ()) -> tuple[list[int], dict[int, list[int]]]:
     """Of `keys`, best first: (places of those that stay, in their order; places folded into each that has any).
 
-    `preferred` places stand for their key where there are any, else the best one does.
+    A `preferred` place is kept for its key where there is one, else the best place is.
     """
     stays: dict[int, int] = {}
     groups: dict[int, list[int]] = {}
@@ -53,6 +53,6 @@ def fold(keys: Sequence[int], preferred: Collection[int] = ()) -> tuple[list[int
     return sorted(stays.values()), folded
 
 
-def crowded(keys: Iterable[int]) -> list[int]:
+def find_crowded(keys: Iterable[int]) -> list[int]:
     """Keys that occur more than once."""
     return [key for key, count in Counter(keys).items() if count > 1]

@@ -1,7 +1,7 @@
 """Identity: when an observation repeats a fragment, when it echoes one, and an index that finds repeated fragments.
 
 Rule 1. A repeat says the same words and brings nothing of its own: what a client gave with it is the same.
-Rule 2. Hashes are those of this process (they are keyed anew at each start): they find candidates, `repeats` decides.
+Rule 2. Hashes differ from process to process, so they are never stored: they find candidates, and `is_repeat` decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def identity_hash(fragment: Fragment) -> int:
     return hash(_identity(fragment))
 
 
-def repeats(new: Fragment, known: Fragment) -> bool:
+def is_repeat(new: Fragment, known: Fragment) -> bool:
     """Whether the observation `new` repeats `known`: counted there, nothing of it is lost."""
     return known.kind is FragmentKind.OBSERVATION and _identity(new) == _identity(known)
 
@@ -45,10 +45,10 @@ def _identity(fragment: Fragment) -> tuple[object, ...]:
     )
 
 
-def echoes(new: Fragment, recalled: Fragment) -> bool:
+def is_echo(new: Fragment, recalled: Fragment) -> bool:
     """Whether the observation `new`, of the words of the `recalled` fragment, says nothing that it does not say.
 
-    Whoever repeats what was recalled is often another speaker (the agent), and often brings no metadata.
+    The speaker may differ: agents repeat what they recalled. Metadata and expiry may be missing.
     """
     return (
         new.content == recalled.content

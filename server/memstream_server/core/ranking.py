@@ -27,7 +27,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from memstream_server.core.columns import Columns, Mask
-from memstream_server.core.folding import crowded, fold
+from memstream_server.core.folding import find_crowded, fold_places
 from memstream_server.core.lexical import Floats, Legs
 from memstream_server.core.postings import Hashes
 from memstream_server.core.speakers import named_speaker
@@ -72,8 +72,8 @@ class Question:
     """How many fragments that just missed to explain."""
     fold: bool = False
     """Whether fragments that say the same take one place."""
-    told: frozenset[str] = frozenset()
-    """Ids that stand for what they say where others say the same: those of the answer before."""
+    preferred: frozenset[str] = frozenset()
+    """Ids that are kept where others say the same: those of the last answer to a standing query."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,7 +227,7 @@ def candidates(lexical: Floats, context: Floats, dense: Slots, allowed: Mask, pe
     return np.flatnonzero(chosen)
 
 
-def uncrowded(
+def widen_candidates(
     columns: Columns,
     lexical: Floats,
     context: Floats,
@@ -236,16 +236,16 @@ def uncrowded(
     question: Question,
     allowed: Mask,
 ) -> Slots:
-    """The candidates `chosen`, and others beside fragments that say the same: these must not crowd a leg's best.
+    """The candidates `chosen`, with more of them where fragments that say the same fill a leg's list.
 
-    Of a memory that repeats nothing that is one look.
+    Returns `chosen` at once where no two of them say the same.
     """
     for _ in range(question.limit):
         keys = columns.words[chosen].tolist()
         distinct = len(set(keys))
         if distinct == len(keys) or distinct >= question.per_leg:
             break
-        repeated = crowded(keys)
+        repeated = find_crowded(keys)
         free = allowed.copy()
         free[chosen] = False
         for key in repeated:
@@ -275,7 +275,7 @@ def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weig
     words, around = (leg.shares for leg in legs)
     chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
     if question.fold:
-        chosen = uncrowded(columns, words, around, cosines, chosen, question, allowed)
+        chosen = widen_candidates(columns, words, around, cosines, chosen, question, allowed)
     considered = np.zeros(len(columns), np.bool_)
     considered[chosen] = True
     slots = np.flatnonzero(columns.alive) if question.near_misses else chosen
@@ -343,8 +343,8 @@ def _folded(columns: Columns, slots: Slots, question: Question) -> tuple[Slots, 
     keys: list[int] = columns.words[slots].tolist() if question.fold else []
     if len(set(keys)) == len(keys):
         return np.arange(len(slots)), {}
-    told = {place for place, slot in enumerate(slots.tolist()) if columns.ids[slot] in question.told}
-    places, folded = fold(keys, told)
+    preferred = {place for place, slot in enumerate(slots.tolist()) if columns.ids[slot] in question.preferred}
+    places, folded = fold_places(keys, preferred)
     return np.array(places, np.int64), folded
 
 

@@ -17,7 +17,7 @@ from operator import mul
 import numpy as np
 
 from memstream_server.core.columns import Columns, Mask
-from memstream_server.core.folding import fold
+from memstream_server.core.folding import fold_places
 from memstream_server.core.lexical import Floats
 from memstream_server.core.ranking import Considered, NearMiss, Question, Scored, Slots, Stage
 
@@ -86,8 +86,9 @@ def rank_dbgpt(
         if slot not in returned and allowed[slot]
     ]
     answered, more = _folded(columns, [*results, *appended], question)
-    told = {each.id for each in results}
-    results, appended = [one for one in answered if one.id in told], [one for one in answered if one.id not in told]
+    ranked_ids = {each.id for each in results}
+    results = [each for each in answered if each.id in ranked_ids]
+    appended = [each for each in answered if each.id not in ranked_ids]
     returned = {each.slot for each in results}
     double = {id_ for ids in (*folded.values(), *more.values()) for id_ in ids}
     left = [each for each in scored if each.slot not in returned][: question.near_misses]
@@ -113,8 +114,8 @@ def _folded(
     """Those that say something of their own, and by id the ids of those that say the same."""
     if not question.fold:
         return list(ranked), {}
-    told = {place for place, each in enumerate(ranked) if each.id in question.told}
-    places, folded = fold(columns.words[[each.slot for each in ranked]].tolist() if ranked else [], told)
+    preferred = {place for place, each in enumerate(ranked) if each.id in question.preferred}
+    places, folded = fold_places(columns.words[[each.slot for each in ranked]].tolist() if ranked else [], preferred)
     into = {ranked[place].id: tuple(ranked[other].id for other in others) for place, others in folded.items()}
     return [ranked[place] for place in places], into
 

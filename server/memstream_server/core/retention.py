@@ -34,7 +34,7 @@ def strength(fragment: Fragment, now_us: int, half_life_s: int) -> float:
     return min(1.0, raised * math.exp2(-half_lives))
 
 
-def expires_us(fragment: Fragment, policy: RetentionPolicy) -> int | None:
+def expiry_us(fragment: Fragment, policy: RetentionPolicy) -> int | None:
     """When it expires: its own expiry or, where it has none, the policy's ttl from creation. Never when pinned."""
     if fragment.pinned:
         return None
@@ -45,7 +45,7 @@ def expires_us(fragment: Fragment, policy: RetentionPolicy) -> int | None:
 
 def expired(fragment: Fragment, now_us: int, policy: RetentionPolicy) -> bool:
     """Whether its expiry has come: from then on it is not found, whether or not maintenance has forgotten it."""
-    at_us = expires_us(fragment, policy)
+    at_us = expiry_us(fragment, policy)
     return at_us is not None and at_us <= now_us
 
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from memstream_server.core.enhancement import enhance, may_hit, merged_content, strengthened, take_back, told
 from memstream_server.core.events import EventType, Reason
-from memstream_server.core.identity import echoes, repeats
+from memstream_server.core.identity import is_echo, is_repeat
 from memstream_server.core.policy import Overflow, Policy, ShortTermKind
 from memstream_server.core.retention import expired
 from memstream_server.core.transition import Draft, InsightRequest, Transition
@@ -100,7 +100,7 @@ def observe(state: State, newcomer: Newcomer, policy: Policy, similarity_min: fl
     draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
     fragment = newcomer.fragment
     recalled = newcomer.recalled if policy.short_term.echo_window_s > 0 else None
-    if recalled is not None and _found(recalled, fragment, policy) and echoes(fragment, recalled):
+    if recalled is not None and _is_found(recalled, fragment, policy) and is_echo(fragment, recalled):
         draft.record(EventType.ECHOED, recalled.id, other=fragment.id)
     elif not (policy.short_term.repeats and _repeated(draft, rules, newcomer)):
         _enter(draft, rules, newcomer)
@@ -167,30 +167,30 @@ def _repeated(draft: Draft, rules: _Rules, newcomer: Newcomer) -> bool:
     fragment = newcomer.fragment
     for tier in (draft.sensory, draft.short_term):
         for place, held in enumerate(tier):
-            if held.fragment.content == fragment.content and _takes(held.fragment, fragment, rules.policy):
-                again = _counted(draft, held.fragment, fragment)
+            if held.fragment.content == fragment.content and _is_counted_on(held.fragment, fragment, rules.policy):
+                again = _count_repeat(draft, held.fragment, fragment)
                 tier[place] = strengthened(draft, replace(held, fragment=again), held.enhancements)
                 if rules.enhanced:
                     _promote_ripe(draft, rules)
                 return True
-    if newcomer.known is not None and _takes(newcomer.known, fragment, rules.policy):
-        again = _counted(draft, newcomer.known, fragment)
+    if newcomer.known is not None and _is_counted_on(newcomer.known, fragment, rules.policy):
+        again = _count_repeat(draft, newcomer.known, fragment)
         draft.put(again.but(enhancement_count=again.enhancement_count + 1))
         return True
     return False
 
 
-def _takes(known: Fragment, new: Fragment, policy: Policy) -> bool:
+def _is_counted_on(known: Fragment, new: Fragment, policy: Policy) -> bool:
     """Whether the newcomer repeats that fragment."""
-    return repeats(new, known) and _found(known, new, policy)
+    return is_repeat(new, known) and _is_found(known, new, policy)
 
 
-def _found(known: Fragment, new: Fragment, policy: Policy) -> bool:
+def _is_found(known: Fragment, new: Fragment, policy: Policy) -> bool:
     """Whether that fragment is there for the newcomer: it may have expired before maintenance has come to it."""
     return known.forget_time_us is None and not expired(known, new.create_time_us, policy.retention)
 
 
-def _counted(draft: Draft, fragment: Fragment, new: Fragment) -> Fragment:
+def _count_repeat(draft: Draft, fragment: Fragment, new: Fragment) -> Fragment:
     """The fragment with one more repeat. The time to live that came with the repeat counts from the repeat."""
     draft.record(EventType.REPEATED, fragment.id, other=new.id)
     return fragment.but(duplicate_count=fragment.duplicate_count + 1, expire_time_us=new.expire_time_us)

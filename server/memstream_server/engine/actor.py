@@ -42,7 +42,7 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.intake import Batch, observations_in
-from memstream_server.engine.known import known_to
+from memstream_server.engine.known import read_known
 from memstream_server.engine.origin import Origin, here, nowhere, working_for
 from memstream_server.engine.receiving import STORAGE_RETRY_S, Receiving
 from memstream_server.engine.requests import Outcome
@@ -252,7 +252,7 @@ class Actor:
 
     async def _decide(self, prepared: _Prepared) -> dict[int, Outcome]:
         async with self._one_turn(len(prepared.gathered)):
-            known = await known_to(self.working, prepared.gathered, self._dependencies)
+            known = await read_known(self.working, prepared.gathered, self._dependencies)
             decision, outcomes = await decide_observations(
                 self.working, prepared.batches, prepared.gathered, known, self._dependencies
             )

@@ -141,7 +141,7 @@ def _decide_one(
     parts: dict[str, Gathered],
 ) -> Transition:
     fragment = part.fragment
-    existing = known.existing(state, fragment.external_id)
+    existing = known.find_by_key(state, fragment.external_id)
     gone: Transition | None = None
     if existing is not None and expired(existing, fragment.create_time_us, policy.retention):
         gone = lifecycle.erase(state, [existing], Reason.EXPIRED)  # the id is free, whatever maintenance has come to
@@ -156,8 +156,8 @@ def _decide_one(
     newcomer = Newcomer(
         fragment,
         part.content_vector if dependencies.enhances(working.record) else None,
-        known.recalled_as(fragment),
-        known.repeated_by(fragment),
+        known.find_recalled(fragment),
+        known.find_repeated(fragment),
         part.refused,
     )
     step = observe(state, newcomer, policy, working.embedding.model.similarity_min)

@@ -322,7 +322,7 @@ class Engine:
                         self._reinforcement.recalled(actor, query, change.answer)
                 if change is not None:
                     yield change
-                query = replace(query, min_revision=0, told=told.ids)
+                query = replace(query, min_revision=0, preferred=told.ids)
                 await told.due()
                 await again()
 

@@ -63,7 +63,7 @@ class Fragments:
     async def _found(self, record: MemoryRecord, ids: Sequence[str]) -> list[Fragment]:
         """Those of the ids that exist and have not expired."""
         there = await self._journal.fragments(record.uid, ids)
-        return lifecycle.unexpired(there, record, self._dependencies.clock.now_us())
+        return lifecycle.drop_expired(there, record, self._dependencies.clock.now_us())
 
     async def page(
         self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
@@ -84,7 +84,7 @@ class Fragments:
             page = await self._journal.list_fragments(record.uid, query)
             now_us = self._dependencies.clock.now_us()
             # Of the forgotten those that have expired are listed, too: they wait to be erased.
-            for fragment in page if forgotten else lifecycle.unexpired(page, record, now_us):
+            for fragment in page if forgotten else lifecycle.drop_expired(page, record, now_us):
                 if passes(fragment, chosen):
                     found.append(fragment)
                     if len(found) > limit:

@@ -25,7 +25,7 @@ from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vec
 from memstream_server.engine.decision import Decision, account_of, effective_policy, jobs_of
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.gather import Gathered
-from memstream_server.engine.lifecycle import some, unexpired
+from memstream_server.engine.lifecycle import drop_expired, some
 from memstream_server.engine.recalling import recall
 from memstream_server.engine.reinforcing import unpacked
 from memstream_server.engine.requests import Query
@@ -227,7 +227,7 @@ class Jobs:
     async def _found(self, actor: Actor, ids: Sequence[str]) -> list[Fragment]:
         """Those that have not expired."""
         there = await self._dependencies.journal.fragments(actor.uid, ids)
-        return unexpired(there, actor.working.record, self._dependencies.clock.now_us())
+        return drop_expired(there, actor.working.record, self._dependencies.clock.now_us())
 
     async def keep(
         self, actor: Actor, found: Sequence[Cited], end: Decision, account: Account, purpose: Purpose, since: int

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memstream_server.core.identity import identity_hash, repeats
+from memstream_server.core.identity import identity_hash, is_repeat
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, State, Tier
 
@@ -32,7 +32,7 @@ class Known:
     alike: dict[int, list[str]] = field(default_factory=dict)
     """Ids of fragments in long-term by identity hash."""
 
-    def existing(self, state: State, external_id: str) -> Fragment | None:
+    def find_by_key(self, state: State, external_id: str) -> Fragment | None:
         """The fragment of that external id: held, decided in this group, or in long-term."""
         if not external_id:
             return None
@@ -41,15 +41,15 @@ class Known:
                 return held.fragment
         return self.by_key.get(external_id)
 
-    def recalled_as(self, fragment: Fragment) -> Fragment | None:
+    def find_recalled(self, fragment: Fragment) -> Fragment | None:
         """The fragment that this one may echo."""
         return self.by_id.get(self.recalled[fragment.id]) if fragment.id in self.recalled else None
 
-    def repeated_by(self, fragment: Fragment) -> Fragment | None:
+    def find_repeated(self, fragment: Fragment) -> Fragment | None:
         """The live fragment in long-term that this one repeats."""
         for id_ in self.alike.get(identity_hash(fragment), ()) if self.alike else ():
             found = self.by_id.get(id_)
-            if found is not None and found.tier is Tier.LONG_TERM and repeats(fragment, found):
+            if found is not None and found.tier is Tier.LONG_TERM and is_repeat(fragment, found):
                 return found
         return None
 
@@ -71,7 +71,7 @@ class Known:
                 self.by_id[put.id] = put
 
 
-async def known_to(working: WorkingSet, gathered: Iterable[Gathered], dependencies: Dependencies) -> Known:
+async def read_known(working: WorkingSet, gathered: Iterable[Gathered], dependencies: Dependencies) -> Known:
     """What of the memory a group concerns. Nothing changes it before the group is decided: this is its order."""
     policy = working.record.policy.short_term
     keyed: set[str] = set()
@@ -84,7 +84,7 @@ async def known_to(working: WorkingSet, gathered: Iterable[Gathered], dependenci
             continue
         if policy.repeats:
             identity = identity_hash(fragment)
-            if alike := working.alike(identity)[-ALIKE_MAX:]:
+            if alike := working.find_alike(identity)[-ALIKE_MAX:]:
                 known.alike[identity] = alike
                 others.update(dict.fromkeys(alike))
         if recalled := working.echo_of(fragment):

@@ -150,7 +150,7 @@ async def forget(
 
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
         now_us = dependencies.clock.now_us()
-        fragments = unexpired(await some(now, part, dependencies), now.working.record, now_us)
+        fragments = drop_expired(await some(now, part, dependencies), now.working.record, now_us)
         return lifecycle.forget(now.working.state, fragments, now_us, Reason.REQUESTED)
 
     return await _in_batches(actor, ids, EventType.FORGOTTEN, dependencies, once, decide)
@@ -167,7 +167,7 @@ async def restore(
 
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
         usable = vectors if now.working.embedding is space else {}
-        there = unexpired(await some(now, part, dependencies), now.working.record, dependencies.clock.now_us())
+        there = drop_expired(await some(now, part, dependencies), now.working.record, dependencies.clock.now_us())
         held = [Held(found, _of_content(found, usable)) for found in there]
         return lifecycle.restore(now.working.state, held, now.working.record.policy)
 
@@ -298,7 +298,7 @@ async def some(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> 
     return [known[id_] for id_ in dict.fromkeys(ids) if id_ in known]
 
 
-def unexpired(fragments: Iterable[Fragment], record: MemoryRecord, now_us: int) -> list[Fragment]:
+def drop_expired(fragments: Iterable[Fragment], record: MemoryRecord, now_us: int) -> list[Fragment]:
     """Those that have not expired: the others are not found, also before maintenance has come to them."""
     return [one for one in fragments if not expired(one, now_us, record.policy.retention)]
 
@@ -306,7 +306,7 @@ def unexpired(fragments: Iterable[Fragment], record: MemoryRecord, now_us: int) 
 async def one(actor: Actor, fragment_id: str, dependencies: Dependencies) -> Fragment:
     """The fragment as it is now. Raises FragmentNotFound."""
     there = await some(actor, [fragment_id], dependencies)
-    found = unexpired(there, actor.working.record, dependencies.clock.now_us())
+    found = drop_expired(there, actor.working.record, dependencies.clock.now_us())
     if not found:
         raise FragmentNotFound(f"there is no fragment {fragment_id!r} in this memory", id=fragment_id)
     return found[0]

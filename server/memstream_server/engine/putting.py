@@ -17,7 +17,7 @@ from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.intake import fragment_of
 from memstream_server.engine.known import Known
-from memstream_server.engine.lifecycle import decided, some, unexpired
+from memstream_server.engine.lifecycle import decided, drop_expired, some
 from memstream_server.engine.requests import NewObservation, Once, Outcome, Put, fragment_etag
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ async def _put(actor: Actor, new: NewObservation, etag: str, dependencies: Depen
 
     async def decide(now: Actor) -> tuple[Decision, Callable[[int], Put]]:
         existing = await some(now, [now.working.id_of(new.external_id)], dependencies)
-        found = unexpired(existing, now.working.record, dependencies.clock.now_us())
+        found = drop_expired(existing, now.working.record, dependencies.clock.now_us())
         if etag and etag not in map(fragment_etag, found):
             current = fragment_etag(found[0]) if found else ""
             raise EtagMismatch(f"fragment {new.external_id!r} has changed since; read it again", etag=current)

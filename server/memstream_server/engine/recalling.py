@@ -204,7 +204,7 @@ def _question(working: WorkingSet, query: Query, vector: Vector | None, dependen
         min_relevance=given.min_relevance if query.min_relevance is None else query.min_relevance,
         near_misses=query.near_misses,
         fold=given.fold if query.fold is None else query.fold,
-        told=query.told,
+        preferred=query.preferred,
     )
 
 
@@ -269,7 +269,7 @@ def _rank(
         dense = ranking.best(cosines, allowed, question.per_leg)
         chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
         if question.fold:
-            chosen = ranking.uncrowded(columns, words, around, cosines, chosen, question, allowed)
+            chosen = ranking.widen_candidates(columns, words, around, cosines, chosen, question, allowed)
         signals = ranking.Signals(chosen, cosines[chosen], words[chosen], around[chosen])
         ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
     return _Found(
@@ -374,7 +374,7 @@ async def _search_index(
     lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
     if question.fold:  # their vectors are read as well
         unseen = _no_cosines(len(words))
-        lexical = ranking.uncrowded(working.columns, words, around, unseen, lexical, question, allowed)
+        lexical = ranking.widen_candidates(working.columns, words, around, unseen, lexical, question, allowed)
     wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
     missing = [id_ for id_ in wanted if id_ not in fresh and id_ not in working.fresh]
     packed = await dependencies.journal.vectors(working.record.uid, working.embedding.name, missing)

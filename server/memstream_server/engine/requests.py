@@ -173,8 +173,8 @@ class Query:
     working_memory: bool = True
     fold: bool | None = None
     """Whether recollections that say the same take one place."""
-    told: frozenset[str] = frozenset()
-    """Of a standing query: the ids of its answer before, which stand for what they say."""
+    preferred: frozenset[str] = frozenset()
+    """Of a standing query: the ids of its last answer, which are kept where others say the same."""
 
 
 class Recollection(Struct, frozen=True, gc=False, eq=False):

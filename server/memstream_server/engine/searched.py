@@ -72,7 +72,7 @@ class Searched:
         self.lexical.settle()
         self.identities.settle()
 
-    def alike(self, identity: int) -> list[str]:
+    def find_alike(self, identity: int) -> list[str]:
         """Ids of the fragments with that identity hash, forgotten ones included."""
         ids = [self.columns.ids[slot] for slot in self.identities.find(identity)]
         return [id_ for id_ in ids if id_ != GONE]

@@ -4,8 +4,8 @@ Rule 1. It is ranked anew after a commit, at most once every PAUSE_S; when somet
 memory has changed without this process being told, which is looked for as watches do.
 Rule 2. The first change is the whole answer. A later one has what came in or is of another version, what is among the
 best no more, and the order: who applies each in turn holds the answer as it is.
-Rule 3. Of fragments that say the same the one that was told goes on standing for them while it is found: the ranking
-does not flicker between them.
+Rule 3. Of fragments that say the same, the one in the last answer is kept while it is found: the ranking does not
+flicker between them.
 Rule 4. Nothing is offered to short-term; what is told counts as recalled. No working memory comes along.
 """
 
@@ -15,7 +15,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from memstream_server.core.retention import expires_us
+from memstream_server.core.retention import expiry_us
 from memstream_server.core.values import Vector
 from memstream_server.engine.requests import Change, Query, RecallAnswer
 
@@ -43,7 +43,7 @@ class Standing:
         self.vectors: dict[str, Vector] = {}
         """The question's, by embedding space: a model is asked for each once."""
         self.retention = record.policy.retention
-        """The memory's, which says when what was told expires; kept up to date by whoever asks."""
+        """The memory's retention policy, for the expiry of the answer; the caller keeps it current."""
         self._watchers = watchers
         self._record = record
         self._waiting = waiting
@@ -55,7 +55,7 @@ class Standing:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Of the answer that was told last."""
+        """Ids of the last answer."""
         return frozenset(self._held or ())
 
     def change(self, answer: RecallAnswer) -> Change | None:
@@ -66,7 +66,7 @@ class Standing:
         }
         before = self._held or {}
         same = self._held is not None and list(held.items()) == list(before.items()) and degraded is self._degraded
-        expiring = [at_us for one in found if (at_us := expires_us(one.fragment, self.retention)) is not None]
+        expiring = [at_us for one in found if (at_us := expiry_us(one.fragment, self.retention)) is not None]
         self._held, self._revision, self._degraded = held, answer.revision, degraded
         self._expire_time_us = min(expiring, default=None)
         if same:

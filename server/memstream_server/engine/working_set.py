@@ -187,9 +187,9 @@ class WorkingSet:
         """Ids in sensory and short-term."""
         return {held.fragment.id for held in (*self.state.sensory, *self.state.short_term)}
 
-    def alike(self, identity: int) -> list[str]:
+    def find_alike(self, identity: int) -> list[str]:
         """Ids of the live fragments in long-term with that identity hash."""
-        found = self._searched.alike(identity)
+        found = self._searched.find_alike(identity)
         if identity in self._unshown_identities:
             found = [*found, *self._unshown_identities[identity]]
         return [id_ for id_ in dict.fromkeys(found) if self.tier_of(id_) is Tier.LONG_TERM and not self.forgotten(id_)]
