@@ -188,6 +188,7 @@ def query_to_wire(
                 reinforce=options.get("reinforce"),
                 token_budget=options.get("token_budget", 0),
                 omit_working_memory=options.get("omit_working_memory", False),
+                fold=options.get("fold"),
             )
         )
         if weights != Weights():
@@ -262,6 +263,7 @@ def _recollection(wire: stream_service_pb2.Recollection) -> Recollection:
         relevance=wire.relevance,
         rank=wire.rank,
         truncated=wire.truncated,
+        folded_ids=tuple(wire.folded_ids),
         explanation=_explanation(wire.explanation) if wire.HasField("explanation") else None,
     )
 

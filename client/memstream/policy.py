@@ -103,6 +103,7 @@ class RecallPolicy:
     min_relevance: float | None = None
     sensory: bool | None = None
     reinforce: bool | None = None
+    fold: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

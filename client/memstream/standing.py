@@ -24,8 +24,8 @@ class AnswerChange:
     """What is new in the answer to a standing query since the change before; in the first, everything has entered.
 
     `answer` is the whole of it, best first. `entered` came among the best; `changed` were there and are of another
-    version (enhanced, promoted, edited); `retracted` are ids of those that are among the best no more: others are
-    better, or they were forgotten, merged or erased.
+    version (enhanced, promoted, edited), or others are folded into them; `retracted` are ids of those that are among
+    the best no more: others are better, or they were forgotten, merged or erased.
     """
 
     answer: Answer
@@ -135,13 +135,18 @@ class StandingQuery:
 
 def _difference(before: Answer | None, now: Answer) -> AnswerChange | None:
     """None where nothing is new that one would want to be told."""
-    held = {hit.fragment.id: hit.fragment.etag for hit in before or ()}
-    holds = {hit.fragment.id: hit.fragment.etag for hit in now}
+    held = {hit.fragment.id: _version(hit) for hit in before or ()}
+    holds = {hit.fragment.id: _version(hit) for hit in now}
     if before is not None and list(held.items()) == list(holds.items()) and bool(before.degraded) is bool(now.degraded):
         return None
     return AnswerChange(
         answer=now,
         entered=tuple(hit for hit in now if hit.fragment.id not in held),
-        changed=tuple(hit for hit in now if held.get(hit.fragment.id, hit.fragment.etag) != hit.fragment.etag),
+        changed=tuple(hit for hit in now if held.get(hit.fragment.id, _version(hit)) != _version(hit)),
         retracted=tuple(id_ for id_ in held if id_ not in holds),
     )
+
+
+def _version(hit: Recollection) -> tuple[str, frozenset[str]]:
+    """What says whether it is as it was."""
+    return hit.fragment.etag, frozenset(hit.folded_ids)

@@ -245,7 +245,8 @@ class RecallOptions(TypedDict, total=False):
 
     `limit` recollections; `min_revision` waits (within `timeout_s`) until that revision is visible; `explain` says how
     each score came about; up to `near_misses` fragments that came close are named with the stage that removed them;
-    `token_budget` bounds ranking and working memory together; `now` is the time recency counts from.
+    `token_budget` bounds ranking and working memory together; `now` is the time recency counts from; `filter` binds
+    working memory, too; `fold` False gives recollections that say the same a place each.
     """
 
     embedding: Vector
@@ -260,6 +261,7 @@ class RecallOptions(TypedDict, total=False):
     reinforce: bool
     token_budget: int
     omit_working_memory: bool
+    fold: bool
     timeout_s: float
 
 
@@ -284,7 +286,10 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Recollection:
-    """A fragment that was recalled, and its scores; `explanation` is None unless asked for."""
+    """A fragment that was recalled, and its scores; `explanation` is None unless asked for.
+
+    `folded_ids` are the other fragments that say the same: they take no place of their own in the answer.
+    """
 
     fragment: Fragment
     score: float
@@ -292,6 +297,7 @@ class Recollection:
     rank: int
     truncated: bool
     explanation: Explanation | None
+    folded_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

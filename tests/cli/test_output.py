@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -83,6 +84,13 @@ def test_an_answer_as_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixtur
         "timings",
         "tokens",
     ]
+
+
+def test_folded_recollections_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    print_answer(answer(replace(HIT, folded_ids=("a", "b"))), explain=False, working=False)
+    assert "(+2 alike)" in capsys.readouterr().out
+    print_answer(answer(HIT), explain=False, working=False)
+    assert "alike" not in capsys.readouterr().out
 
 
 def test_a_score_is_shown_as_its_sum() -> None:

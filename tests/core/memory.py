@@ -9,6 +9,7 @@ from memstream_server.core import lifecycle, tiers
 from memstream_server.core.enhancement import cosine, merged_text
 from memstream_server.core.events import Event, Reason
 from memstream_server.core.fold import Place, place_of
+from memstream_server.core.identity import is_repeat
 from memstream_server.core.policy import RankingRule
 from memstream_server.core.transition import InsightRequest, Transition
 from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
@@ -80,6 +81,8 @@ class CoreMemory:
     def newcomer(self, said: Said) -> tiers.Newcomer:
         """Give id, position and time, and look up what was recalled: the facts the engine fetches."""
         self.position += 1
+        now_us = self.now_s * 1_000_000
+        ttl_us = None if said.ttl_s is None else int(said.ttl_s * 1e6)
         fragment = Fragment(
             id=fragment_id(self.position),
             content=said.content,
@@ -87,15 +90,27 @@ class CoreMemory:
             speaker=said.speaker,
             session=said.session,
             importance=self.policy.importance_default if said.importance is None else said.importance,
+            own_importance=said.importance is not None,
             external_id=said.external_id,
-            create_time_us=self.now_s * 1_000_000,
+            observe_time_us=now_us if said.observe_time_s is None else int(said.observe_time_s * 1e6),
+            create_time_us=now_us,
+            metadata=said.metadata,
+            ttl_us=ttl_us,
+            expire_time_us=None if ttl_us is None else now_us + ttl_us,
             position=self.position,
             model="given" if said.vector is not None else "",
         )
         self.vectors[fragment.id] = said.vector
         recalled, time_s = self.recalled.get((said.session, said.content), ("", 0))
         fresh = self.now_s - time_s <= self.policy.short_term.echo_window_s
-        return tiers.Newcomer(fragment, said.vector, recalled if fresh else "")
+        held = self.held()
+        known = [one for id_, one in self.known.items() if id_ not in held and is_repeat(fragment, one)]
+        return tiers.Newcomer(
+            fragment,
+            said.vector,
+            self.known.get(recalled) if fresh else None,
+            next((one for one in known if one.forget_time_us is None), None),
+        )
 
     async def observe(self, said: Said) -> str:
         newcomer = self.newcomer(said)

@@ -77,6 +77,9 @@ class EngineMemory:
             session=said.session,
             importance=said.importance,
             external_id=said.external_id,
+            metadata=said.metadata,
+            ttl_us=None if said.ttl_s is None else int(said.ttl_s * 1e6),
+            observe_time_us=None if said.observe_time_s is None else int(said.observe_time_s * 1e6),
         )
         done = await self.engine.observe_batch(NAMESPACE, self.name, "", 1, [new], AckLevel.STORED)
         return done.outcomes[0].fragment

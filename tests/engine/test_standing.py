@@ -304,3 +304,31 @@ async def test_who_applies_the_changes_holds_what_a_recall_answers(tmp_path: Pat
         answer = await parts.engine.recall(NAMESPACE, "joy", standing.standing(query))
         now = {found.fragment.id: found.fragment.content for found in answer.recollections}
         await until(lambda: list(follower.held.items()) == list(now.items()))
+
+
+async def test_fragments_that_say_the_same_do_not_displace_each_other(tmp_path: Path) -> None:
+    async with memory(tmp_path) as parts:
+        engine = parts.engine
+        (first,) = await observe(engine, TEA, session="s0")
+        held: list[tuple[str, ...]] = []
+
+        async def follow() -> None:
+            async with aclosing(engine.follow(NAMESPACE, "joy", QUERY, at_once)) as changes:
+                async for change in changes:
+                    assert change.retracted == ()
+                    folded = {one.fragment.id: one.folded for one in change.answer.recollections}
+                    if first in folded:
+                        held.append(folded[first])
+
+        task = asyncio.create_task(follow())
+        try:
+            await until(lambda: held == [()] or task.done())
+            for number in range(1, 6):  # each of them is newer, and would be the best
+                await observe(engine, TEA, session=f"s{number}")
+                await until(lambda count=number: len(held[-1]) == count or task.done())  # type: ignore[misc]
+            best = (await engine.recall(NAMESPACE, "joy", QUERY)).recollections[0].fragment.id
+            assert best != first
+            assert not task.done(), task.exception()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,9 @@ class ClientMemory:
             importance=said.importance,
             external_id=said.external_id,
             embedding=self._padded(said.vector),
+            metadata=dict(said.metadata),
+            ttl=None if said.ttl_s is None else timedelta(seconds=said.ttl_s),
+            observe_time=None if said.observe_time_s is None else datetime.fromtimestamp(said.observe_time_s, UTC),
         )
         result = await self.memory.observe_batch([observation], ack_level=AckLevel.STORED)
         return result.outcomes[0].fragment_id

@@ -86,6 +86,9 @@ class Said:
     importance: float | None
     external_id: str
     vector: Vector | None
+    metadata: tuple[tuple[str, str], ...] = ()
+    ttl_s: float | None = None
+    observe_time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,6 +292,9 @@ def said_of(command: Command) -> Said:
         importance=command.number("importance"),
         external_id=command.text("external_id"),
         vector=command.vector(),
+        metadata=(("tag", command.text("tag")),) if "tag" in command.options else (),
+        ttl_s=command.number("ttl"),
+        observe_time_s=command.number("time"),
     )
 
 

@@ -263,6 +263,7 @@ class MemstreamStore(BaseStore):
                 filter=replace(chosen, kinds=[FragmentKind.OBSERVATION], metadata={**chosen.metadata, INDEXED: True}),
                 reinforce=False,
                 omit_working_memory=True,
+                fold=False,  # two keys may have equal values
             )
         except MemoryNotFound:
             return {}, True

@@ -207,7 +207,12 @@ class Observation(_message.Message):
     importance: _builtins.float
     """Importance in [0, 1]; given, it skips the scorer."""
     external_id: _builtins.str
-    """The client's own key, unique in the memory: a second observation with it updates the first. Optional."""
+    """The client's own key, unique in the memory. Optional. A second observation with it replaces all that the client gave
+    with the first, by PutFragment and by Observe alike: content, speaker, session, observe_time, importance, metadata,
+    embedding, expiry and token_count; what it leaves out is unset again, as if it were observed for the first time. The
+    fragment's id, tier, sources, counts, pin and create_time stay. For a part of it there is UpdateFragment. A fragment
+    that was forgotten is remembered again; of one that has expired the key is free, and a new fragment takes it.
+    """
     token_count: _builtins.int
     """Tokens of the content as the client's model counts them, for token budgets. 0: estimated as bytes / 4."""
     @_builtins.property
@@ -341,7 +346,7 @@ class Fragment(_message.Message):
     enhancement_count: _builtins.int
     """How many observations and recollections strengthened it."""
     duplicate_count: _builtins.int
-    """How many repeats of the same words were counted here instead of being kept."""
+    """How many repeats (`ShortTermPolicy.repeats`) were counted here instead of being kept."""
     pinned: _builtins.bool
     """Pinned fragments are exempt from forgetting."""
     external_id: _builtins.str
@@ -378,7 +383,9 @@ class Fragment(_message.Message):
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it is to be forgotten; unset when never."""
+        """When it expires; unset when never. From then on, by the server's clock, no call finds it (a list of forgotten
+        fragments has it until it is erased), though its FORGOTTEN event may come some time later. Pinned ones do not expire.
+        """
 
     @_builtins.property
     def forget_time(self) -> _timestamp_pb2.Timestamp:

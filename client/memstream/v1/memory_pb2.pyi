@@ -425,10 +425,16 @@ class ShortTermPolicy(_message.Message):
     merge_content: _builtins.bool
     """On promotion the merged text becomes the content. Default false; dbgpt true."""
     repeats: _builtins.bool
-    """Same words, speaker and session as a held fragment count there instead of being kept. Default true; dbgpt false."""
+    """A repeat counts on the fragment it repeats, in any tier, instead of being kept (event REPEATED). It says the same words
+    (or structured observation) by the same speaker in the same session, and brings nothing of its own: the same
+    metadata, the same time to live or expiry, the same importance, observe_time and token_count where either was given,
+    an embedding of its own if that had one, and no external_id. The repeat restarts a time to live. Default
+    true; dbgpt false.
+    """
     @_builtins.property
     def echo_window(self) -> _duration_pb2.Duration:
-        """Words recalled in the session so recently are an echo and are not kept; whole seconds, 0 is off, at most a day.
+        """Words recalled in the session so recently are an echo and are not kept, unless they come with an external_id, or
+        with metadata, an expiry, an importance or a time that the recalled fragment lacks; whole seconds, 0 is off, at most a day.
         Default 600 s; dbgpt 0.
         """
 
@@ -567,6 +573,7 @@ class RecallPolicy(_message.Message):
     MIN_RELEVANCE_FIELD_NUMBER: _builtins.int
     SENSORY_FIELD_NUMBER: _builtins.int
     REINFORCE_FIELD_NUMBER: _builtins.int
+    FOLD_FIELD_NUMBER: _builtins.int
     ranking: Global___RankingRule.ValueType
     """How recollections are ranked. Default ABSOLUTE; dbgpt DBGPT."""
     limit: _builtins.int
@@ -595,6 +602,8 @@ class RecallPolicy(_message.Message):
     """Whether the sensory tier is recalled. Default true; dbgpt false."""
     reinforce: _builtins.bool
     """Offer what was found to short-term as recollections. Default true."""
+    fold: _builtins.bool
+    """Recollections that say the same take one place in an answer. Default true; dbgpt false."""
     def __init__(
         self,
         *,
@@ -612,10 +621,11 @@ class RecallPolicy(_message.Message):
         min_relevance: _builtins.float | None = ...,
         sensory: _builtins.bool | None = ...,
         reinforce: _builtins.bool | None = ...,
+        fold: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "ranking", b"ranking", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "ranking", b"ranking", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
     _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
@@ -629,6 +639,8 @@ class RecallPolicy(_message.Message):
     _WhichOneofArgType__decay_per_hour: _TypeAlias = _typing.Literal["_decay_per_hour", b"_decay_per_hour"]  # noqa: Y015
     _WhichOneofReturnType__dense_weight: _TypeAlias = _typing.Literal["dense_weight"]  # noqa: Y015
     _WhichOneofArgType__dense_weight: _TypeAlias = _typing.Literal["_dense_weight", b"_dense_weight"]  # noqa: Y015
+    _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
+    _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
     _WhichOneofReturnType__gamma: _TypeAlias = _typing.Literal["gamma"]  # noqa: Y015
     _WhichOneofArgType__gamma: _TypeAlias = _typing.Literal["_gamma", b"_gamma"]  # noqa: Y015
     _WhichOneofReturnType__lexical_weight: _TypeAlias = _typing.Literal["lexical_weight"]  # noqa: Y015
@@ -655,6 +667,8 @@ class RecallPolicy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__decay_per_hour) -> _WhichOneofReturnType__decay_per_hour | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dense_weight) -> _WhichOneofReturnType__dense_weight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fold) -> _WhichOneofReturnType__fold | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gamma) -> _WhichOneofReturnType__gamma | None: ...
     @_typing.overload
@@ -690,7 +704,7 @@ class RetentionPolicy(_message.Message):
     """Long-term fragments kept, the weakest forgotten first; 0 is off. Default 0."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """Age from creation after which a fragment is forgotten, whole seconds; 0 is off. Default 0."""
+        """Age from creation after which a fragment without an expiry of its own expires, whole seconds; 0 is off. Default 0."""
 
     @_builtins.property
     def strength_half_life(self) -> _duration_pb2.Duration:

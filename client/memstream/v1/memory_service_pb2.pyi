@@ -741,7 +741,7 @@ Global___ListFragmentsResponse: _TypeAlias = ListFragmentsResponse  # noqa: Y015
 
 @_typing.final
 class PutFragmentRequest(_message.Message):
-    """Observes, or updates by external_id."""
+    """Observes, or replaces by external_id."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -789,7 +789,7 @@ class PutFragmentResponse(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """Whether it is new."""
+    """Whether it is new: there was none of that external_id, or it had expired."""
     revision: _builtins.int
     """The memory's revision."""
     @_builtins.property

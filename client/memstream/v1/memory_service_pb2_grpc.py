@@ -216,7 +216,7 @@ class MemoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PutFragment(self, request, context):
-        """Observes, or updates the fragment of that external_id.
+        """Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,7 +58,7 @@ class MemoryServiceStub:
     ListFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListFragmentsRequest, _memory_service_pb2.ListFragmentsResponse]
     """Lists fragments in order of receipt."""
     PutFragment: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.PutFragmentRequest, _memory_service_pb2.PutFragmentResponse]
-    """Observes, or updates the fragment of that external_id."""
+    """Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`)."""
     UpdateFragment: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.UpdateFragmentRequest, _memory_service_pb2.UpdateFragmentResponse]
     """Changes a fragment."""
     ForgetFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ForgetFragmentsRequest, _memory_service_pb2.ForgetFragmentsResponse]
@@ -104,7 +104,7 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     ListFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListFragmentsRequest, _memory_service_pb2.ListFragmentsResponse]  # type: ignore[assignment]
     """Lists fragments in order of receipt."""
     PutFragment: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.PutFragmentRequest, _memory_service_pb2.PutFragmentResponse]  # type: ignore[assignment]
-    """Observes, or updates the fragment of that external_id."""
+    """Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`)."""
     UpdateFragment: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.UpdateFragmentRequest, _memory_service_pb2.UpdateFragmentResponse]  # type: ignore[assignment]
     """Changes a fragment."""
     ForgetFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ForgetFragmentsRequest, _memory_service_pb2.ForgetFragmentsResponse]  # type: ignore[assignment]
@@ -219,7 +219,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.PutFragmentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.PutFragmentResponse, _abc.Awaitable[_memory_service_pb2.PutFragmentResponse]]:
-        """Observes, or updates the fragment of that external_id."""
+        """Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`)."""
 
     @_abc_1.abstractmethod
     def UpdateFragment(

@@ -633,6 +633,7 @@ class RecallQuery(_message.Message):
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     SUBSCRIBE_FIELD_NUMBER: _builtins.int
     OMIT_WORKING_MEMORY_FIELD_NUMBER: _builtins.int
+    FOLD_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """Names the query among those in flight; not empty on a stream."""
     text: _builtins.str
@@ -660,6 +661,8 @@ class RecallQuery(_message.Message):
     """
     omit_working_memory: _builtins.bool
     """Leave the working memory out of the answer."""
+    fold: _builtins.bool
+    """Recollections that say the same take one place (see `Recollection.folded_ids`). Unset: by policy."""
     @_builtins.property
     def structured(self) -> _fragment_pb2.StructuredObservation:
         """A step of an agent in parts."""
@@ -678,7 +681,7 @@ class RecallQuery(_message.Message):
 
     @_builtins.property
     def filter(self) -> _fragment_pb2.FragmentFilter:
-        """Which fragments are meant."""
+        """Which fragments are meant. It binds the whole answer: working memory, too."""
 
     def __init__(
         self,
@@ -699,11 +702,14 @@ class RecallQuery(_message.Message):
         token_budget: _builtins.int = ...,
         subscribe: _builtins.bool = ...,
         omit_working_memory: _builtins.bool = ...,
+        fold: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "filter", b"filter", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "token_budget", b"token_budget", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "token_budget", b"token_budget", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
+    _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
     _WhichOneofReturnType__min_relevance: _TypeAlias = _typing.Literal["min_relevance"]  # noqa: Y015
@@ -712,6 +718,8 @@ class RecallQuery(_message.Message):
     _WhichOneofArgType__reinforce: _TypeAlias = _typing.Literal["_reinforce", b"_reinforce"]  # noqa: Y015
     _WhichOneofReturnType_observation: _TypeAlias = _typing.Literal["text", "structured"]  # noqa: Y015
     _WhichOneofArgType_observation: _TypeAlias = _typing.Literal["observation", b"observation"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fold) -> _WhichOneofReturnType__fold | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
     @_typing.overload
@@ -910,7 +918,7 @@ class Recollections(_message.Message):
 
     @_builtins.property
     def working_memory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The short-term fragments in order, by id."""
+        """The short-term fragments that pass the query's filter, in order, by id."""
 
     @_builtins.property
     def working_memory(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.Fragment]:
@@ -951,6 +959,7 @@ class Recollection(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
+    FOLDED_IDS_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """What it was ranked by."""
     relevance: _builtins.float
@@ -967,6 +976,14 @@ class Recollection(_message.Message):
     def explanation(self) -> Global___Explanation:
         """How the score came about, if asked."""
 
+    @_builtins.property
+    def folded_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the other candidates that say the same, best first: the same words in the same order by the same speaker,
+        whatever their case, spaces, commas, quotes and final stops, in any session and at any time. They take no place of
+        their own and cost no tokens. Empty where the query or the policy does not fold. In memories of kind SENSORY and
+        SHORT_TERM, which are read whole and in order, nothing is folded.
+        """
+
     def __init__(
         self,
         *,
@@ -976,10 +993,11 @@ class Recollection(_message.Message):
         rank: _builtins.int = ...,
         truncated: _builtins.bool = ...,
         explanation: Global___Explanation | None = ...,
+        folded_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "fragment", b"fragment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "fragment", b"fragment", "rank", b"rank", "relevance", b"relevance", "score", b"score", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "folded_ids", b"folded_ids", "fragment", b"fragment", "rank", b"rank", "relevance", b"relevance", "score", b"score", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1086,7 +1104,7 @@ class NearMiss(_message.Message):
     fragment_id: _builtins.str
     """Its id."""
     stage: _builtins.str
-    """What removed it: "filter", "candidates", "min_relevance", "limit", "budget"."""
+    """What removed it: "filter", "candidates", "min_relevance", "folded" (a recollection says the same), "limit", "budget"."""
     score: _builtins.float
     """The score it had, where it was scored."""
     relevance: _builtins.float

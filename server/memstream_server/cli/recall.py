@@ -43,6 +43,9 @@ _NEAR_MISSES = 10
     "--reinforce/--no-reinforce", default=None, help="Strengthen what is found. Default: by the memory's policy."
 )
 @click.option(
+    "--fold/--no-fold", default=None, help="One place for what says the same. Default: by the memory's policy."
+)
+@click.option(
     "-f", "--follow", is_flag=True, help="Go on until interrupted: what enters the answer, changes in it and leaves it."
 )
 @server_options
@@ -62,6 +65,7 @@ def recall_command(
     token_budget: int,
     min_revision: int,
     reinforce: bool | None,
+    fold: bool | None,
     follow: bool,
     server: Server,
     as_json: bool,
@@ -101,6 +105,8 @@ def recall_command(
         options["now"] = now
     if reinforce is not None:
         options["reinforce"] = reinforce
+    if fold is not None:
+        options["fold"] = fold
 
     if follow:
         with contextlib.suppress(KeyboardInterrupt):  # how it is meant to end
@@ -166,6 +172,8 @@ def _told(hit: Recollection) -> Text:
     source = " · ".join(part for part in (when(fragment.observe_time), fragment.speaker, fragment.session) if part)
     lines = [Text(shown(source).plain, style="dim")] if source else []
     lines.append(shown(words(fragment), _WORDS_SHOWN))
+    if hit.folded_ids:
+        lines.append(Text(f"(+{len(hit.folded_ids):,} alike)", style="dim"))
     if hit.truncated:
         lines.append(Text("(cut to fit the token budget)", style="dim"))
     if hit.explanation is not None:

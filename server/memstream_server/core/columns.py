@@ -9,11 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.arrays import Growing
+from memstream_server.core.folding import fold_key
 from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Tier
 
 Mask = npt.NDArray[np.bool_]
-NEVER_US = int(np.iinfo(np.int64).max)
-"""Expiry of a fragment that has none."""
+PINNED_US = int(np.iinfo(np.int64).max)
+"""Expiry of a pinned fragment: it has none, whatever the policy says."""
+NEVER_US = PINNED_US - 1
+"""Expiry of a fragment that has none of its own."""
 GONE = ""
 """Id of a slot whose fragment left the memory for good."""
 _TIERS = tuple(Tier)
@@ -59,6 +62,8 @@ def _tag(key: str, value: MetadataValue) -> tuple[str, bool, MetadataValue]:
 
 
 def _expiry_us(fragment: Fragment) -> int:
+    if fragment.pinned:
+        return PINNED_US
     return NEVER_US if fragment.expire_time_us is None else fragment.expire_time_us
 
 
@@ -82,6 +87,7 @@ class Columns:
         self._create_us = Growing(np.int64)
         self._expire_us = Growing(np.int64)
         self._access_us = Growing(np.int64)
+        self._words = Growing(np.int64)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -124,6 +130,11 @@ class Columns:
         """Last access, the creation where there was none, int64[n]."""
         return self._access_us.view
 
+    @property
+    def words(self) -> npt.NDArray[np.int64]:
+        """Equal for fragments that say the same (folding.py), int64[n]."""
+        return self._words.view
+
     def slot(self, fragment_id: str) -> int | None:
         """Where a fragment is, forgotten ones included; None when it is not here."""
         return self._slots.get(fragment_id)
@@ -164,19 +175,22 @@ class Columns:
         self._expire_us.extend([_expiry_us(each) for each in fragments])
         accessed_us = [each.access_time_us for each in fragments]
         self._access_us.extend(np.maximum(np.array(accessed_us, np.int64), self._create_us.view[first:]))
+        self._words.extend([fold_key(each) for each in fragments])
         self._metadata += [each.metadata for each in fragments]
         for slot, each in enumerate(fragments, first):
             if each.metadata:
                 self._enter(slot, each.metadata)
         return first
 
-    def update(self, fragment: Fragment) -> int:
+    def update(self, fragment: Fragment, says_else: bool = True) -> int:
         """Take over a fragment's new state (tier, importance, metadata, forgotten ...). Returns its slot.
 
-        Raises KeyError when it is not here.
+        says_else: its words or speaker may have changed. Raises KeyError when it is not here.
         """
         slot = self._slots[fragment.id]
         self._write(slot, fragment)
+        if says_else:
+            self._words.view[slot] = fold_key(fragment)
         return slot
 
     def touch(self, slots: npt.NDArray[np.int64], time_us: int | npt.NDArray[np.int64]) -> None:
@@ -219,9 +233,13 @@ class Columns:
         """Slots of one of the kinds."""
         return _one_of(self._kind.view, [_KINDS.index(kind) for kind in kinds])
 
-    def unexpired(self, now_us: int) -> Mask:
-        """Slots whose expiry is still to come."""
-        return self._expire_us.view > now_us
+    def unexpired(self, now_us: int, ttl_s: int = 0) -> Mask:
+        """Slots whose expiry is still to come; `ttl_s` is the policy's, of those without an expiry of their own."""
+        expire_us = self._expire_us.view
+        left = expire_us > now_us
+        if ttl_s:
+            left &= (expire_us != NEVER_US) | (self._create_us.view > now_us - ttl_s * 1_000_000)
+        return left
 
     @property
     def create_us(self) -> npt.NDArray[np.int64]:

@@ -24,7 +24,7 @@ class EventType(StrEnum):
     PROMOTED = "promoted"  # to `to_tier`, with `sources`
     OVERFLOWED = "overflowed"  # chosen to leave a full tier; PROMOTED or DROPPED follows in the same transition
     DROPPED = "dropped"  # left the memory by policy, with `reason`; gone
-    REPEATED = "repeated"  # the newcomer `other` said what the held `fragment` says; counted there, not kept
+    REPEATED = "repeated"  # the newcomer `other` said what `fragment` says, and no more; counted there, not kept
     ECHOED = "echoed"  # the newcomer `other` repeats the recalled `fragment`; not kept
     REFLECTED = "reflected"  # an insight entered long-term, with its `sources`
     MERGED = "merged"  # fragment became part of the insight `other`; gone

@@ -31,14 +31,14 @@ class Filter:
     """Ids that are not to be found."""
 
 
-def visible(columns: Columns, now_us: int) -> Mask:
-    """Slots a recall at `now_us` may find at all: live, neither forgotten nor expired. bool[n]."""
-    return columns.alive & columns.unexpired(now_us)
+def visible(columns: Columns, now_us: int, ttl_s: int = 0) -> Mask:
+    """Slots a recall at `now_us` may find at all, bool[n]: neither forgotten nor expired. `ttl_s` is the policy's."""
+    return columns.alive & columns.unexpired(now_us, ttl_s)
 
 
-def mask(columns: Columns, chosen: Filter, now_us: int) -> Mask:
+def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
     """Slots that are visible at `now_us` and pass the filter, bool[n]."""
-    passed = visible(columns, now_us)
+    passed = visible(columns, now_us, ttl_s)
     if chosen.sessions:
         passed &= np.isin(columns.session, columns.sessions.find(chosen.sessions))
     if chosen.speakers:

@@ -138,8 +138,11 @@ def _moved(place: Place, event: Event) -> Place:
         case EventType.WEAKENED:
             return _weakened(place, event.other)
         case EventType.REPEATED:
-            again = replace(place, duplicate_count=place.duplicate_count + 1)
-            return _counted(again, place.enhancements)
+            return replace(
+                place,
+                duplicate_count=place.duplicate_count + 1,
+                enhancement_count=place.enhancement_count + 1,
+            )
         case EventType.PROMOTED:
             return replace(_told(place, event), tier=event.to_tier or place.tier, enhancements=())
         case EventType.UPDATED | EventType.RATED:

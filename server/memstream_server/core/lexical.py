@@ -134,6 +134,12 @@ class LexicalIndex:
         self._neighbours.replace(slot, may_neighbour(characters), int(numbers.sum()))
         self._norms.clear()
 
+    def move(self, slot: int, session: int) -> None:
+        """The fragment belongs to that session now."""
+        if int(self._neighbours.session_of[slot]) != session:
+            self._neighbours.move(slot, session)
+            self._norms.clear()
+
     def remove(self, slot: int) -> None:
         """The fragment no longer counts, nor stands beside others. Repeats change nothing."""
         self._dead += bool(self._neighbours.alive[slot])

@@ -7,6 +7,7 @@ Rule 2. Appends link in constant time. Removal only marks the session; it is lin
 from __future__ import annotations
 
 from array import array
+from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -140,6 +141,20 @@ class Neighbours:
         self._lengths.view[slot] = length
         self._eligible.view[slot] = eligible
         self._dirty.add(int(self._session_of.view[slot]))
+
+    def move(self, slot: int, session: int) -> None:
+        """The fragment belongs to that session now, at its place in the order of slots."""
+        former = int(self._session_of.view[slot])
+        if former == session:
+            return
+        left, entered = self._sessions[former], self._session(session)
+        left.slots.remove(slot)
+        entered.slots.insert(bisect(entered.slots, slot), slot)
+        self._session_of.view[slot] = session
+        self._dirty |= {former, session}
+        if not left.slots:
+            del self._sessions[former]
+            self._dirty.discard(former)
 
     def _mark_new(self, sessions: Sequence[int]) -> None:
         """Sessions that get as many as they have, and enough of them, are linked whole when next read."""

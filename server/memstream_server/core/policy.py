@@ -83,10 +83,16 @@ class ShortTermPolicy:
     )
     merge_content: bool = _tunable(False, "on promotion the merged text of anchor and enhancers becomes the content")
     repeats: bool = _tunable(
-        True, "same words, speaker and session as a held fragment count there instead of being kept"
+        True,
+        "an observation that brings nothing beyond a fragment of its session (the same words, speaker, metadata, "
+        "expiry, importance and time given) counts there instead of being kept",
     )
     echo_window_s: int = _tunable(
-        600, "words recalled in this session so recently are an echo, not kept; 0 is off", "seconds", 0, 86_400
+        600,
+        "words recalled in this session so recently, with nothing of their own, are an echo, not kept; 0 is off",
+        "seconds",
+        0,
+        86_400,
     )
 
 
@@ -128,6 +134,7 @@ class RecallPolicy:
     min_relevance: float = _tunable(0.0, "relevance below which nothing is returned", "", 0, 1)
     sensory: bool = _tunable(True, "whether the sensory tier is recalled")
     reinforce: bool = _tunable(True, "offer what was found to short-term as recollections")
+    fold: bool = _tunable(True, "recollections that say the same take one place in an answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +197,7 @@ DBGPT = Policy(
         echo_window_s=0,
     ),
     reflection=ReflectionPolicy(threshold=0.0),
-    recall=RecallPolicy(ranking=RankingRule.DBGPT, limit=4, candidates=100, sensory=False),
+    recall=RecallPolicy(ranking=RankingRule.DBGPT, limit=4, candidates=100, sensory=False, fold=False),
 )
 PROFILES = {Profile.DEFAULT: DEFAULT, Profile.DBGPT: DBGPT}
 FIFO_CAPACITY = 5

@@ -17,8 +17,8 @@ Rule 5. Equal scores go newest first (the higher slot), which a reload does not 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import mul
 
@@ -27,6 +27,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from memstream_server.core.columns import Columns, Mask
+from memstream_server.core.folding import find_crowded, fold_places
 from memstream_server.core.lexical import Floats, Legs
 from memstream_server.core.postings import Hashes
 from memstream_server.core.speakers import named_speaker
@@ -69,6 +70,10 @@ class Question:
     min_relevance: float = 0.0
     near_misses: int = 0
     """How many fragments that just missed to explain."""
+    fold: bool = False
+    """Whether fragments that say the same take one place."""
+    preferred: frozenset[str] = frozenset()
+    """Ids that are kept where others say the same: those of the last answer to a standing query."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +131,7 @@ class Stage(StrEnum):
     CANDIDATES = "candidates"  # in no leg's best
     MIN_RELEVANCE = "min_relevance"
     LIMIT = "limit"
+    FOLDED = "folded"  # says what a better one says
     BUDGET = "budget"  # given by the caller for what core/budget.py removed
 
 
@@ -144,6 +150,8 @@ class Ranking:
     results: tuple[Scored, ...] = ()
     considered: Considered = Considered()
     near_misses: tuple[NearMiss, ...] = ()
+    folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By id of a result, the ids of the candidates folded into it."""
 
 
 PARTS = ("recency", "dense", "lexical", "context", "speaker", "importance")
@@ -219,6 +227,36 @@ def candidates(lexical: Floats, context: Floats, dense: Slots, allowed: Mask, pe
     return np.flatnonzero(chosen)
 
 
+def widen_candidates(
+    columns: Columns,
+    lexical: Floats,
+    context: Floats,
+    cosines: Floats,
+    chosen: Slots,
+    question: Question,
+    allowed: Mask,
+) -> Slots:
+    """The candidates `chosen`, with more of them where fragments that say the same fill a leg's list.
+
+    Returns `chosen` at once where no two of them say the same.
+    """
+    for _ in range(question.limit):
+        keys = columns.words[chosen].tolist()
+        distinct = len(set(keys))
+        if distinct == len(keys) or distinct >= question.per_leg:
+            break
+        repeated = find_crowded(keys)
+        free = allowed.copy()
+        free[chosen] = False
+        for key in repeated:
+            free &= columns.words != key
+        more = candidates(lexical, context, best(cosines, free, question.per_leg), free, question.per_leg)
+        if not len(more):
+            break
+        chosen = np.union1d(chosen, more)
+    return chosen
+
+
 def rank_candidates(columns: Columns, signals: Signals, question: Question, weights: Weights, allowed: Mask) -> Ranking:
     """Rank fragments whose signals are known; those not `allowed` can only be near misses.
 
@@ -236,6 +274,8 @@ def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weig
     """
     words, around = (leg.shares for leg in legs)
     chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
+    if question.fold:
+        chosen = widen_candidates(columns, words, around, cosines, chosen, question, allowed)
     considered = np.zeros(len(columns), np.bool_)
     considered[chosen] = True
     slots = np.flatnonzero(columns.alive) if question.near_misses else chosen
@@ -278,36 +318,59 @@ def _choose(columns: Columns, assessed: _Assessed, question: Question, allowed: 
     slots = assessed.slots
     inside = considered[slots] & allowed[slots]
     enough = inside & (assessed.relevance >= question.min_relevance)
-    kept = order[enough[order]][: question.limit]
+    passed = order[enough[order]]
+    distinct, folded = _folded(columns, slots[passed], question)
+    kept = passed[distinct][: question.limit]
     found = assessed.relevance[inside]
     results = assessed.scored(kept, columns.ids)
+    into = {columns.ids[slots[passed[place]]]: [passed[other] for other in others] for place, others in folded.items()}
+    missed: tuple[NearMiss, ...] = ()
+    if question.near_misses:
+        double = np.zeros(len(slots), np.bool_)
+        double[[other for others in into.values() for other in others]] = True
+        stages = _Stages(slots, allowed, considered, enough, double)
+        missed = _missed(columns, assessed, question, order[~np.isin(order, kept)], stages)
     return Ranking(
         tuple(sorted(results, key=lambda each: (-each.score, -each.slot))),
         Considered(len(found), float(found.max()) if len(found) else 0.0),
-        _missed(columns, assessed, question, order[~np.isin(order, kept)], allowed, considered, enough)
-        if question.near_misses
-        else (),
+        missed,
+        {one.id: tuple(columns.ids[slots[at]] for at in into[one.id]) for one in results if one.id in into},
     )
 
 
+def _folded(columns: Columns, slots: Slots, question: Question) -> tuple[Slots, dict[int, list[int]]]:
+    """Of slots, best first: places of those that say something of their own, and of those folded into each."""
+    keys: list[int] = columns.words[slots].tolist() if question.fold else []
+    if len(set(keys)) == len(keys):
+        return np.arange(len(slots)), {}
+    preferred = {place for place, slot in enumerate(slots.tolist()) if columns.ids[slot] in question.preferred}
+    places, folded = fold_places(keys, preferred)
+    return np.array(places, np.int64), folded
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stages:
+    slots: Slots
+    allowed: Mask
+    considered: Mask
+    enough: Mask
+    double: Mask
+    """By place, as `enough`: folded into another."""
+
+    def of(self, place: int) -> Stage:
+        """What removed the fragment at that place."""
+        slot = self.slots[place]
+        if not self.allowed[slot]:
+            return Stage.FILTER
+        if not self.considered[slot]:
+            return Stage.CANDIDATES
+        if not self.enough[place]:
+            return Stage.MIN_RELEVANCE
+        return Stage.FOLDED if self.double[place] else Stage.LIMIT
+
+
 def _missed(
-    columns: Columns,
-    assessed: _Assessed,
-    question: Question,
-    left: Slots,
-    allowed: Mask,
-    considered: Mask,
-    enough: Mask,
+    columns: Columns, assessed: _Assessed, question: Question, left: Slots, stages: _Stages
 ) -> tuple[NearMiss, ...]:
     places = left[: question.near_misses]
-    stages = [_stage(place, assessed.slots, allowed, considered, enough) for place in places.tolist()]
-    return tuple(map(NearMiss, assessed.scored(places, columns.ids), stages))
-
-
-def _stage(place: int, slots: Slots, allowed: Mask, considered: Mask, enough: Mask) -> Stage:
-    slot = slots[place]
-    if not allowed[slot]:
-        return Stage.FILTER
-    if not considered[slot]:
-        return Stage.CANDIDATES
-    return Stage.LIMIT if enough[place] else Stage.MIN_RELEVANCE
+    return tuple(map(NearMiss, assessed.scored(places, columns.ids), map(stages.of, places.tolist())))

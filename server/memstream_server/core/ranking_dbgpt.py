@@ -10,13 +10,14 @@ Reading resets the recency here, unlike in core/ranking.py: that is the behaviou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import mul
 
 import numpy as np
 
 from memstream_server.core.columns import Columns, Mask
+from memstream_server.core.folding import fold_places
 from memstream_server.core.lexical import Floats
 from memstream_server.core.ranking import Considered, NearMiss, Question, Scored, Slots, Stage
 
@@ -47,6 +48,8 @@ class DbgptRanking:
     appended: tuple[Scored, ...]
     considered: Considered
     near_misses: tuple[NearMiss, ...] = ()
+    folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By id of a result, the ids of those folded into it."""
 
 
 def rank_dbgpt(
@@ -73,22 +76,48 @@ def rank_dbgpt(
     scored.sort(key=lambda each: (-each.score, -each.slot))
     inside = [each for each in scored if allowed[each.slot]]
     enough = [each for each in inside if each.relevance >= question.min_relevance or question.min_relevance == 0]
-    results = enough[: question.limit]
+    best, folded = _folded(columns, enough, question)
+    results = best[: question.limit]
     returned = {each.slot for each in results}
     values = dict(zip(slots.tolist(), near.tolist(), strict=True))
-    appended = tuple(
+    appended = [
         _scored(columns, slot, values.get(slot, 0.0), question.now_us, weights, by_words)
         for slot in short_term
         if slot not in returned and allowed[slot]
-    )
+    ]
+    answered, more = _folded(columns, [*results, *appended], question)
+    ranked_ids = {each.id for each in results}
+    results = [each for each in answered if each.id in ranked_ids]
+    appended = [each for each in answered if each.id not in ranked_ids]
+    returned = {each.slot for each in results}
+    double = {id_ for ids in (*folded.values(), *more.values()) for id_ in ids}
     left = [each for each in scored if each.slot not in returned][: question.near_misses]
     passed = {each.slot for each in enough}
     return DbgptRanking(
         tuple(results),
-        appended,
+        tuple(appended),
         Considered(len(inside), max((each.relevance for each in inside), default=0.0)),
-        tuple(NearMiss(each, _stage(each.slot, allowed, passed)) for each in left),
+        tuple(
+            NearMiss(each, Stage.FOLDED if each.id in double else _stage(each.slot, allowed, passed)) for each in left
+        ),
+        {
+            one.id: tuple(dict.fromkeys((*folded.get(one.id, ()), *more.get(one.id, ()))))
+            for one in answered
+            if one.id in folded or one.id in more
+        },
     )
+
+
+def _folded(
+    columns: Columns, ranked: Sequence[Scored], question: Question
+) -> tuple[list[Scored], dict[str, tuple[str, ...]]]:
+    """Those that say something of their own, and by id the ids of those that say the same."""
+    if not question.fold:
+        return list(ranked), {}
+    preferred = {place for place, each in enumerate(ranked) if each.id in question.preferred}
+    places, folded = fold_places(columns.words[[each.slot for each in ranked]].tolist() if ranked else [], preferred)
+    into = {ranked[place].id: tuple(ranked[other].id for other in others) for place, others in folded.items()}
+    return [ranked[place] for place in places], into
 
 
 def _scored(

@@ -34,11 +34,19 @@ def strength(fragment: Fragment, now_us: int, half_life_s: int) -> float:
     return min(1.0, raised * math.exp2(-half_lives))
 
 
-def expired(fragment: Fragment, now_us: int, policy: RetentionPolicy) -> bool:
-    """Whether its own expiry has come or, where it has none, its age from creation has reached the policy's ttl."""
+def expiry_us(fragment: Fragment, policy: RetentionPolicy) -> int | None:
+    """When it expires: its own expiry or, where it has none, the policy's ttl from creation. Never when pinned."""
+    if fragment.pinned:
+        return None
     if fragment.expire_time_us is not None:
-        return fragment.expire_time_us <= now_us
-    return policy.ttl_s > 0 and fragment.create_time_us + policy.ttl_s * _SECOND_US <= now_us
+        return fragment.expire_time_us
+    return fragment.create_time_us + policy.ttl_s * _SECOND_US if policy.ttl_s > 0 else None
+
+
+def expired(fragment: Fragment, now_us: int, policy: RetentionPolicy) -> bool:
+    """Whether its expiry has come: from then on it is not found, whether or not maintenance has forgotten it."""
+    at_us = expiry_us(fragment, policy)
+    return at_us is not None and at_us <= now_us
 
 
 def faded(fragment: Fragment, now_us: int, policy: RetentionPolicy) -> bool:

@@ -15,7 +15,9 @@ from msgspec import Struct
 
 from memstream_server.core.enhancement import enhance, may_hit, merged_content, strengthened, take_back, told
 from memstream_server.core.events import EventType, Reason
+from memstream_server.core.identity import is_echo, is_repeat
 from memstream_server.core.policy import Overflow, Policy, ShortTermKind
+from memstream_server.core.retention import expired
 from memstream_server.core.transition import Draft, InsightRequest, Transition
 from memstream_server.core.values import (
     Enhancement,
@@ -47,8 +49,10 @@ class Newcomer:
     """Its tier is given here; whatever it says on arrival is ignored."""
     vector: Vector | None = None
     """Of the content alone, unit length; None without a model."""
-    echo_of: str = ""
-    """Id of the fragment with the same words that this session recalled within `short_term.echo_window_s`."""
+    recalled: Fragment | None = None
+    """The fragment with the same words that this session recalled within `short_term.echo_window_s`."""
+    known: Fragment | None = None
+    """The live fragment outside sensory and short-term that it repeats."""
     refused: bool = False
     """The embedding model refused the text for good (a vector that only waits for its model is not refused)."""
 
@@ -90,14 +94,15 @@ class _Rules:
 def observe(state: State, newcomer: Newcomer, policy: Policy, similarity_min: float) -> Transition:
     """Decide what one observation does to its memory.
 
-    `similarity_min` is the embedding model's, for policies that set none. An observation with an `external_id`
-    is neither an echo nor the repeat of a fragment without that id: it must be found by the name it was given.
+    `similarity_min` is the embedding model's, for policies that set none. What is an echo or a repeat is decided in
+    identity.py: neither brings anything of its own, so that nothing that was stored vanishes into another fragment.
     """
     draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
     fragment = newcomer.fragment
-    if newcomer.echo_of and policy.short_term.echo_window_s > 0 and not fragment.external_id:
-        draft.record(EventType.ECHOED, newcomer.echo_of, other=fragment.id)
-    elif not (policy.short_term.repeats and _repeated(draft, rules, fragment)):
+    recalled = newcomer.recalled if policy.short_term.echo_window_s > 0 else None
+    if recalled is not None and _is_found(recalled, fragment, policy) and is_echo(fragment, recalled):
+        draft.record(EventType.ECHOED, recalled.id, other=fragment.id)
+    elif not (policy.short_term.repeats and _repeated(draft, rules, newcomer)):
         _enter(draft, rules, newcomer)
     return draft.finish()
 
@@ -157,23 +162,38 @@ def insert(tier: list[Held], held: Held) -> None:
         tier.append(held)
 
 
-def _repeated(draft: Draft, rules: _Rules, fragment: Fragment) -> bool:
-    """Count the newcomer on the held fragment whose words it repeats, if there is one."""
-    words = _words(fragment)
+def _repeated(draft: Draft, rules: _Rules, newcomer: Newcomer) -> bool:
+    """Count the newcomer on the fragment that it repeats, if there is one: held, or in long-term."""
+    fragment = newcomer.fragment
     for tier in (draft.sensory, draft.short_term):
         for place, held in enumerate(tier):
-            if held.fragment.content == fragment.content and _words(held.fragment) == words:
-                draft.record(EventType.REPEATED, held.fragment.id, other=fragment.id)
-                again = held.fragment.but(duplicate_count=held.fragment.duplicate_count + 1)
+            if held.fragment.content == fragment.content and _is_counted_on(held.fragment, fragment, rules.policy):
+                again = _count_repeat(draft, held.fragment, fragment)
                 tier[place] = strengthened(draft, replace(held, fragment=again), held.enhancements)
                 if rules.enhanced:
                     _promote_ripe(draft, rules)
                 return True
+    if newcomer.known is not None and _is_counted_on(newcomer.known, fragment, rules.policy):
+        again = _count_repeat(draft, newcomer.known, fragment)
+        draft.put(again.but(enhancement_count=again.enhancement_count + 1))
+        return True
     return False
 
 
-def _words(fragment: Fragment) -> tuple[object, ...]:
-    return fragment.content, fragment.structured, fragment.speaker, fragment.session, fragment.external_id
+def _is_counted_on(known: Fragment, new: Fragment, policy: Policy) -> bool:
+    """Whether the newcomer repeats that fragment."""
+    return is_repeat(new, known) and _is_found(known, new, policy)
+
+
+def _is_found(known: Fragment, new: Fragment, policy: Policy) -> bool:
+    """Whether that fragment is there for the newcomer: it may have expired before maintenance has come to it."""
+    return known.forget_time_us is None and not expired(known, new.create_time_us, policy.retention)
+
+
+def _count_repeat(draft: Draft, fragment: Fragment, new: Fragment) -> Fragment:
+    """The fragment with one more repeat. The time to live that came with the repeat counts from the repeat."""
+    draft.record(EventType.REPEATED, fragment.id, other=new.id)
+    return fragment.but(duplicate_count=fragment.duplicate_count + 1, expire_time_us=new.expire_time_us)
 
 
 # ---- sensory

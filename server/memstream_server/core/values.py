@@ -112,6 +112,10 @@ class Fragment(Struct, frozen=True, gc=False):
     """When it was forgotten; out of recall, restorable until the grace has passed."""
     own_vector: bool = False
     """The client gave the vector: it serves the comparison of contents too, and is not the model's to make anew."""
+    own_importance: bool = False
+    """The client gave the importance."""
+    ttl_us: int | None = None
+    """The time to live that the client gave, from which `expire_time_us` was computed; None for none."""
 
     def but(self, **changes: Any) -> Fragment:
         """The same with these fields changed. Raises TypeError for an unknown field."""

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ import structlog
 from memstream_server.core.events import Purpose
 from memstream_server.core.tiers import settle
 from memstream_server.core.transition import Transition
-from memstream_server.core.values import Fragment
 from memstream_server.engine.decision import (
     TURN,
     Decision,
@@ -43,6 +42,7 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.intake import Batch, observations_in
+from memstream_server.engine.known import read_known
 from memstream_server.engine.origin import Origin, here, nowhere, working_for
 from memstream_server.engine.receiving import STORAGE_RETRY_S, Receiving
 from memstream_server.engine.requests import Outcome
@@ -253,9 +253,9 @@ class Actor:
 
     async def _decide(self, prepared: _Prepared) -> dict[int, Outcome]:
         async with self._one_turn(len(prepared.gathered)):
-            keyed = await self._keyed(prepared.gathered)
+            known = await read_known(self.working, prepared.gathered, self._dependencies)
             decision, outcomes = await decide_observations(
-                self.working, prepared.batches, prepared.gathered, keyed, self._dependencies
+                self.working, prepared.batches, prepared.gathered, known, self._dependencies
             )
             decision = decision.costing(prepared.account, Purpose.IMPORTANCE)
             decision, commit = await self._commit_of(decision)
@@ -281,15 +281,6 @@ class Actor:
                     self._held_back.append(item)
         if isinstance(item, _Work):
             await self._work(item)
-
-    async def _keyed(self, gathered: Sequence[Gathered]) -> dict[str, Fragment]:
-        """The fragments a group's external ids already name. Nothing else changes them: this is the memory's order."""
-        wanted = {self.working.id_of(part.fragment.external_id) for part in gathered if part.fragment.external_id}
-        wanted.discard("")
-        if not wanted:
-            return {}
-        found = await self._dependencies.journal.fragments(self.uid, sorted(wanted))
-        return {fragment.external_id: fragment for fragment in found}
 
     async def _commit_of(self, decision: Decision) -> tuple[Decision, Commit]:
         """What is written, and the decision with all that it makes."""

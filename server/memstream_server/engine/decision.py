@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memstream_server.core import lifecycle
-from memstream_server.core.events import Event, EventType, ModelUse, Purpose
+from memstream_server.core.events import Event, EventType, ModelUse, Purpose, Reason
 from memstream_server.core.policy import Policy
+from memstream_server.core.retention import expired
 from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.transition import Transition, anchors_changed, join_all
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 from memstream_server.engine.gather import Embedded, Gathered
+from memstream_server.engine.known import Known
 from memstream_server.engine.requests import Outcome
 from memstream_server.ports.journal.records import Answer, IndexEntry, Job, MemoryRecord
 from memstream_server.ports.journal.rows import Anchor, Row
@@ -95,12 +97,12 @@ async def decide_observations(
     working: WorkingSet,
     batches: tuple[Batch, ...],
     gathered: Sequence[Gathered],
-    keyed: Mapping[str, Fragment],
+    known: Known,
     dependencies: Dependencies,
 ) -> tuple[Decision, dict[int, Outcome]]:
     """What a group of receipts does to its memory, and what became of each observation by position.
 
-    `keyed` are the fragments outside sensory and short-term that have an external id of the group's, by that id.
+    `known` is what of the memory these observations may concern.
     Lets others run between turns: nothing but the caller changes what is decided on, and nothing is shown meanwhile.
     """
     policy = effective_policy(working.record.policy, dependencies)
@@ -108,15 +110,14 @@ async def decide_observations(
     steps: list[Transition] = []
     firsts: list[tuple[Fragment, Event]] = []
     parts = {part.fragment.id: part for part in gathered}
-    by_key = dict(keyed)
     state = working.state
     for start in range(0, len(gathered), TURN):
         async with dependencies.turns.of(working.record.namespace):
             for part in gathered[start : start + TURN]:
-                step = _decide_one(working, state, part, policy, dependencies, by_key, parts)
+                step = _decide_one(working, state, part, policy, dependencies, known, parts)
                 steps.append(step)
                 state = step.state
-                firsts.append((part.fragment, step.events[0]))
+                firsts.append((part.fragment, next(one for one in step.events if one.type is not EventType.ERASED)))
     if not steps:
         return Decision(batches=batches), {}
     transition = join_all(steps)
@@ -136,34 +137,32 @@ def _decide_one(
     part: Gathered,
     policy: Policy,
     dependencies: Dependencies,
-    by_key: dict[str, Fragment],
+    known: Known,
     parts: dict[str, Gathered],
 ) -> Transition:
     fragment = part.fragment
-    existing = _existing(state, fragment.external_id, by_key)
+    existing = known.find_by_key(state, fragment.external_id)
+    gone: Transition | None = None
+    if existing is not None and expired(existing, fragment.create_time_us, policy.retention):
+        gone = lifecycle.erase(state, [existing], Reason.EXPIRED)  # the id is free, whatever maintenance has come to
+        known.follow(gone)
+        state, existing = gone.state, None
     if existing is not None:
         changed = updated(existing, fragment)
         parts[existing.id] = replace(part, fragment=changed)
         step = _said_again(state, changed, part.content_vector, policy)
-        _follow(by_key, step)
+        known.follow(step)
         return step
     newcomer = Newcomer(
         fragment,
         part.content_vector if dependencies.enhances(working.record) else None,
-        working.echo_of(fragment),
+        known.find_recalled(fragment),
+        known.find_repeated(fragment),
         part.refused,
     )
     step = observe(state, newcomer, policy, working.embedding.model.similarity_min)
-    _follow(by_key, step)
-    return step
-
-
-def _follow(by_key: dict[str, Fragment], step: Transition) -> None:
-    """What a step changed or removed, the next observation of its external_id finds so."""
-    gone = set(step.removed)
-    for key in [key for key, known in by_key.items() if known.id in gone]:
-        del by_key[key]
-    by_key.update({put.external_id: put for put in step.puts if put.external_id})
+    known.follow(step)
+    return step if gone is None else join_all((gone, step))
 
 
 def _said_again(state: State, changed: Fragment, vector: Vector | None, policy: Policy) -> Transition:
@@ -174,29 +173,24 @@ def _said_again(state: State, changed: Fragment, vector: Vector | None, policy: 
     return join_all((step, lifecycle.restore(step.state, [Held(changed, vector)], policy)))
 
 
-def _existing(state: State, external_id: str, by_key: dict[str, Fragment]) -> Fragment | None:
-    """The fragment of that external id: held, decided in this group, or in long-term."""
-    if not external_id:
-        return None
-    for held in (*state.sensory, *state.short_term):
-        if held.fragment.external_id == external_id:
-            return held.fragment
-    return by_key.get(external_id)
-
-
 def updated(existing: Fragment, new: Fragment) -> Fragment:
-    """The existing fragment saying what the new observation of the same external id says."""
+    """The existing fragment with all that the new observation of the same external id gives, as if put in its place.
+
+    Id, tier, lineage, counts, pin and time of creation stay.
+    """
     return existing.but(
         content=new.content,
         structured=new.structured,
         speaker=new.speaker,
-        session=new.session or existing.session,
+        session=new.session,
         importance=new.importance,
         observe_time_us=new.observe_time_us,
         metadata=new.metadata,
         expire_time_us=new.expire_time_us,
         token_count=new.token_count,
         own_vector=new.own_vector,
+        own_importance=new.own_importance,
+        ttl_us=new.ttl_us,
         model=new.model,
     )
 

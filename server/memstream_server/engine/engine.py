@@ -340,12 +340,13 @@ class Engine:
                 async with self._registry.use(namespace, name) as actor:
                     if actor.uid != record.uid:
                         raise MemoryDeleted(f"memory {namespace}/{name} was deleted, and another one has its name")
+                    told.retention = actor.working.record.policy.retention
                     change = told.change(await self._recall(actor, query, told.vectors))
                     if change is not None:
                         self._reinforcement.recalled(actor, query, change.answer)
                 if change is not None:
                     yield change
-                query = replace(query, min_revision=0)
+                query = replace(query, min_revision=0, preferred=told.ids)
                 await told.due()
                 await again()
 
@@ -402,6 +403,6 @@ class Engine:
             self._jobs.entered()
         actor = self._registry.peek(uid)
         for event in recorded.events:
-            if event.type is EventType.ECHOED and actor is not None:
+            if event.type in (EventType.ECHOED, EventType.REPEATED) and actor is not None:
                 self._reinforcement.accessed(actor, [event.fragment], recorded.time_us)
         self._dependencies.metrics.events(recorded)

@@ -39,7 +39,7 @@ class Fragments:
             async with self._registry.use(namespace, name) as actor:
                 id = actor.working.id_of(external_id)
                 self._registry.ownership.check(actor)
-        found = await self._journal.fragments(record.uid, [id]) if id else []
+        found = await self._found(record, [id]) if id else []
         if not found:
             key = external_id or id
             raise FragmentNotFound(f"there is no fragment {key!r} in {namespace}/{name}", id=key)
@@ -52,14 +52,18 @@ class Fragments:
         """
         if record.policy.short_term.merge_content or not fragment.sources:
             return ""
-        sources = await self._journal.fragments(record.uid, fragment.sources)
+        sources = await self._found(record, fragment.sources)
         told = tuple(Enhancement(one.id, one.content, recollection=one.position < fragment.position) for one in sources)
         return merged_text(fragment, told, recollections=False)
 
     async def read(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
         """Those of the ids that exist."""
-        record = await self._registry.record(namespace, name)
-        return await self._journal.fragments(record.uid, ids)
+        return await self._found(await self._registry.record(namespace, name), ids)
+
+    async def _found(self, record: MemoryRecord, ids: Sequence[str]) -> list[Fragment]:
+        """Those of the ids that exist and have not expired."""
+        there = await self._journal.fragments(record.uid, ids)
+        return lifecycle.drop_expired(there, record, self._dependencies.clock.now_us())
 
     async def page(
         self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
@@ -78,7 +82,9 @@ class Fragments:
                 limit=PAGE,
             )
             page = await self._journal.list_fragments(record.uid, query)
-            for fragment in page:
+            now_us = self._dependencies.clock.now_us()
+            # Of the forgotten those that have expired are listed, too: they wait to be erased.
+            for fragment in page if forgotten else lifecycle.drop_expired(page, record, now_us):
                 if passes(fragment, chosen):
                     found.append(fragment)
                     if len(found) > limit:

@@ -107,6 +107,8 @@ def fragment_of(item: NewObservation, id_: str, now_us: int, position: int, reco
         external_id=item.external_id,
         token_count=item.token_count,
         own_vector=item.vector is not None,
+        own_importance=item.importance is not None,
+        ttl_us=item.ttl_us if item.expire_time_us is None else None,
         position=position,
     )
 

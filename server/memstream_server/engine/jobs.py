@@ -18,13 +18,14 @@ import structlog
 
 from memstream_server.core import lifecycle
 from memstream_server.core.events import Purpose
+from memstream_server.core.filters import visible
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vector
 from memstream_server.engine.decision import Decision, account_of, effective_policy, jobs_of
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.gather import Gathered
-from memstream_server.engine.lifecycle import some
+from memstream_server.engine.lifecycle import drop_expired, some
 from memstream_server.engine.recalling import recall
 from memstream_server.engine.reinforcing import unpacked
 from memstream_server.engine.requests import Query
@@ -189,7 +190,7 @@ class Jobs:
     async def _insight(self, actor: Actor, job: Job, insights: Insights, account: Account) -> None:
         ids: list[str] = json.loads(job.payload)["fragments"]
         since = actor.revision
-        sources = await self._dependencies.journal.fragments(actor.uid, ids)
+        sources = await self._found(actor, ids)
         texts = [source.content for source in sources]
         said = await insights.promotion_insights(texts, account) if texts else []
         known = tuple(source.id for source in sources)
@@ -219,9 +220,14 @@ class Jobs:
 
     async def _latest(self, actor: Actor, count: int) -> list[Fragment]:
         columns = actor.working.columns
-        visible = columns.alive & columns.tier_is((Tier.LONG_TERM,))
-        ids = [columns.ids[slot] for slot in visible.nonzero()[0][-count:]]
-        return await self._dependencies.journal.fragments(actor.uid, ids)
+        ttl_s = actor.working.record.policy.retention.ttl_s
+        there = visible(columns, self._dependencies.clock.now_us(), ttl_s) & columns.tier_is((Tier.LONG_TERM,))
+        return await self._found(actor, [columns.ids[slot] for slot in there.nonzero()[0][-count:]])
+
+    async def _found(self, actor: Actor, ids: Sequence[str]) -> list[Fragment]:
+        """Those that have not expired."""
+        there = await self._dependencies.journal.fragments(actor.uid, ids)
+        return drop_expired(there, actor.working.record, self._dependencies.clock.now_us())
 
     async def keep(
         self, actor: Actor, found: Sequence[Cited], end: Decision, account: Account, purpose: Purpose, since: int
@@ -261,7 +267,7 @@ class Jobs:
 
     async def _insights_of(self, actor: Actor) -> list[Held]:
         ids = sorted(actor.working.insights)
-        known = await self._dependencies.journal.fragments(actor.uid, ids)
+        known = await self._found(actor, ids)
         vectors = await self._dependencies.journal.vectors(actor.uid, actor.working.embedding.name, ids)
         return [Held(one, unpacked(vectors.get(one.id))) for one in known if one.forget_time_us is None]
 
@@ -294,7 +300,7 @@ class Jobs:
             changed = [
                 one.but(importance=rated[one.id][1])
                 for one in await some(now, list(rated), self._dependencies)
-                if one.importance == default and one.content == rated[one.id][0]
+                if not one.own_importance and one.importance == default and one.content == rated[one.id][0]
             ]
             transition = lifecycle.rate(now.working.state, changed) if changed else None
             return replace(_ended(job, account), transition=transition)

@@ -9,7 +9,7 @@ between goes on with what is left.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,6 +17,7 @@ from memstream_server.core import lifecycle
 from memstream_server.core.columns import GONE
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.filters import Filter, passes
+from memstream_server.core.retention import expired
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, Held, Metadata, Structured, Tier, Vector
 from memstream_server.engine.decision import Decision, account_of, jobs_of
@@ -25,6 +26,7 @@ from memstream_server.engine.gather import Gathered, compares_content
 from memstream_server.engine.reinforcing import unpacked
 from memstream_server.engine.requests import Changed, Once, fragment_etag
 from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 
 if TYPE_CHECKING:
@@ -125,7 +127,11 @@ def _changed(fragment: Fragment, change: FragmentChange) -> Fragment:
     for name, value in wanted.items():
         if value is not None:
             fragment = fragment.but(**{name: value})
-    return fragment.but(expire_time_us=None) if change.never_expires else fragment
+    if change.importance is not None:
+        fragment = fragment.but(own_importance=True)
+    if change.never_expires:
+        return fragment.but(expire_time_us=None, ttl_us=None)
+    return fragment if change.expire_time_us is None else fragment.but(ttl_us=None)
 
 
 async def _gathered(actor: Actor, seen: Fragment, change: FragmentChange, dependencies: Dependencies) -> Gathered:
@@ -143,8 +149,9 @@ async def forget(
     """Out of recall, restorable within the policy's grace. Ids that are not there or forgotten are passed over."""
 
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
-        fragments = await some(now, part, dependencies)
-        return lifecycle.forget(now.working.state, fragments, dependencies.clock.now_us(), Reason.REQUESTED)
+        now_us = dependencies.clock.now_us()
+        fragments = drop_expired(await some(now, part, dependencies), now.working.record, now_us)
+        return lifecycle.forget(now.working.state, fragments, now_us, Reason.REQUESTED)
 
     return await _in_batches(actor, ids, EventType.FORGOTTEN, dependencies, once, decide)
 
@@ -152,7 +159,7 @@ async def forget(
 async def restore(
     actor: Actor, ids: Sequence[str], dependencies: Dependencies, once: Once[Changed] | None = None
 ) -> Changed:
-    """Back into recall. Ids that are not forgotten are passed over. Raises ModelDown."""
+    """Back into recall. Ids that are not forgotten, or that have expired, are passed over. Raises ModelDown."""
     vectors: dict[str, tuple[str, Vector]] = {}
     space = actor.working.embedding
     for part in _parts(ids):
@@ -160,7 +167,8 @@ async def restore(
 
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
         usable = vectors if now.working.embedding is space else {}
-        held = [Held(found, _of_content(found, usable)) for found in await some(now, part, dependencies)]
+        there = drop_expired(await some(now, part, dependencies), now.working.record, dependencies.clock.now_us())
+        held = [Held(found, _of_content(found, usable)) for found in there]
         return lifecycle.restore(now.working.state, held, now.working.record.policy)
 
     return await _in_batches(actor, ids, EventType.RESTORED, dependencies, once, decide)
@@ -290,9 +298,15 @@ async def some(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> 
     return [known[id_] for id_ in dict.fromkeys(ids) if id_ in known]
 
 
+def drop_expired(fragments: Iterable[Fragment], record: MemoryRecord, now_us: int) -> list[Fragment]:
+    """Those that have not expired: the others are not found, also before maintenance has come to them."""
+    return [one for one in fragments if not expired(one, now_us, record.policy.retention)]
+
+
 async def one(actor: Actor, fragment_id: str, dependencies: Dependencies) -> Fragment:
     """The fragment as it is now. Raises FragmentNotFound."""
-    found = await some(actor, [fragment_id], dependencies)
+    there = await some(actor, [fragment_id], dependencies)
+    found = drop_expired(there, actor.working.record, dependencies.clock.now_us())
     if not found:
         raise FragmentNotFound(f"there is no fragment {fragment_id!r} in this memory", id=fragment_id)
     return found[0]

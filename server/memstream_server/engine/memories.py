@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.events import Event, EventType
+from memstream_server.core.retention import expired
+from memstream_server.core.values import FragmentKind, Tier
 from memstream_server.engine.decision import Decision
 from memstream_server.engine.errors import EtagMismatch, JournalUnavailable, MemoryExists, written
 from memstream_server.engine.requests import AnswerOf, MemoryChange, NewMemory, Statistics, memory_etag
 from memstream_server.ports.journal.errors import AlreadyExists
-from memstream_server.ports.journal.records import Answer, MemoryRecord
+from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
     from memstream_server.engine.dependencies import Dependencies
     from memstream_server.engine.registry import Registry
+
+PAGE = 500
+"""Fragments read at once."""
 
 
 class Memories:
@@ -147,9 +154,30 @@ class Memories:
     async def statistics(self, namespace: str, name: str) -> Statistics:
         """How much the memory holds."""
         record = await self._registry.record(namespace, name)
-        counts = await self._journal.counts(record.uid)
+        counts = await self._counts(record, self._dependencies.clock.now_us())
         actor = self._registry.peek(record.uid)
         return Statistics(record.revision, counts, actor is not None, 0 if actor is None else actor.working.size_bytes)
+
+    async def _counts(self, record: MemoryRecord, now_us: int) -> Counts:
+        """Without what has expired. What the policy's ttl has reached comes first in order of receipt."""
+        counts, retention, after = await self._journal.counts(record.uid, now_us), record.policy.retention, -1
+        tiers: Counter[Tier] = Counter()
+        insights = 0
+        while retention.ttl_s:
+            page = await self._journal.list_fragments(record.uid, FragmentQuery(after=after, limit=PAGE))
+            aged = [one for one in page if one.expire_time_us is None and expired(one, now_us, retention)]
+            tiers.update(one.tier for one in aged)
+            insights += sum(one.kind is FragmentKind.INSIGHT for one in aged)
+            if len(page) < PAGE or page[-1].create_time_us > now_us - retention.ttl_s * 1_000_000:
+                break
+            after = page[-1].position
+        return replace(
+            counts,
+            sensory=counts.sensory - tiers[Tier.SENSORY],
+            short_term=counts.short_term - tiers[Tier.SHORT_TERM],
+            long_term=counts.long_term - tiers[Tier.LONG_TERM],
+            insights=counts.insights - insights,
+        )
 
 
 def _check_etag(etag: str, record: MemoryRecord) -> None:

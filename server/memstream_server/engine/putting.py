@@ -16,7 +16,8 @@ from memstream_server.engine.decision import Decision, account_of, decide_observ
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.intake import fragment_of
-from memstream_server.engine.lifecycle import decided, some
+from memstream_server.engine.known import Known
+from memstream_server.engine.lifecycle import decided, drop_expired, some
 from memstream_server.engine.requests import NewObservation, Once, Outcome, Put, fragment_etag
 
 if TYPE_CHECKING:
@@ -40,14 +41,15 @@ async def _put(actor: Actor, new: NewObservation, etag: str, dependencies: Depen
 
     async def decide(now: Actor) -> tuple[Decision, Callable[[int], Put]]:
         existing = await some(now, [now.working.id_of(new.external_id)], dependencies)
-        if etag and etag not in map(fragment_etag, existing):
-            current = fragment_etag(existing[0]) if existing else ""
+        found = drop_expired(existing, now.working.record, dependencies.clock.now_us())
+        if etag and etag not in map(fragment_etag, found):
+            current = fragment_etag(found[0]) if found else ""
             raise EtagMismatch(f"fragment {new.external_id!r} has changed since; read it again", etag=current)
         position = now.receiving.take_position()
         seen = part.under(now.working.embedding.name)
         placed = replace(seen, fragment=seen.fragment.but(position=position))
-        keyed = {fragment.external_id: fragment for fragment in existing}
-        decision, outcomes = await decide_observations(now.working, (), [placed], keyed, dependencies)
+        known = Known(by_key={fragment.external_id: fragment for fragment in existing})
+        decision, outcomes = await decide_observations(now.working, (), [placed], known, dependencies)
         decision = decision.costing(account, Purpose.IMPORTANCE)
         return decision, lambda revision: _result(decision, outcomes[position], revision)
 

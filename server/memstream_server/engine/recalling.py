@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,10 +21,11 @@ from memstream_server.core import ranking, ranking_dbgpt
 from memstream_server.core.budget import Fit, Item, fit
 from memstream_server.core.columns import Mask
 from memstream_server.core.dense import Cosines, DenseMatrix
-from memstream_server.core.filters import Filter, mask
+from memstream_server.core.filters import Filter, mask, passes
 from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.policy import Policy, RankingRule
 from memstream_server.core.ranking import NearMiss, Question, Scored, Stage, Weights
+from memstream_server.core.retention import expired
 from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.requests import Query, RecallAnswer, Recollection
@@ -51,6 +52,7 @@ class _Found:
     results: tuple[Scored, ...]
     considered: ranking.Considered
     near_misses: tuple[NearMiss, ...]
+    folded: Mapping[str, tuple[str, ...]]
     formula: str
     limit: int | None = None
     """How many are answered once they are reranked; None: they are as they shall be."""
@@ -211,6 +213,8 @@ def _question(working: WorkingSet, query: Query, vector: Vector | None, dependen
         per_leg=max(given.candidates, ranked),
         min_relevance=given.min_relevance if query.min_relevance is None else query.min_relevance,
         near_misses=query.near_misses,
+        fold=given.fold if query.fold is None else query.fold,
+        preferred=query.preferred,
     )
 
 
@@ -247,7 +251,7 @@ def _allowed(working: WorkingSet, chosen: Filter, now_us: int) -> Mask:
     recalls_sensory = working.record.policy.recall.sensory or working.record.kind is MemoryKind.SENSORY
     if not chosen.tiers and not recalls_sensory:
         chosen = replace(chosen, tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
-    return mask(working.columns, chosen, now_us)
+    return mask(working.columns, chosen, now_us, working.record.policy.retention.ttl_s)
 
 
 def _rank(
@@ -274,6 +278,8 @@ def _rank(
         words, around = (leg.shares for leg in legs)
         dense = ranking.best(cosines, allowed, question.per_leg)
         chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
+        if question.fold:
+            chosen = ranking.widen_candidates(columns, words, around, cosines, chosen, question, allowed)
         signals = ranking.Signals(chosen, cosines[chosen], words[chosen], around[chosen])
         ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
     return _Found(
@@ -282,6 +288,7 @@ def _rank(
         ranked.results,
         ranked.considered,
         ranked.near_misses,
+        ranked.folded,
         ranking.FORMULA,
         None if _reranking(working, dependencies) is None else _limit(policy, query),
         weights.beta,
@@ -299,7 +306,7 @@ def _whole(
     slots = allowed.nonzero()[0]
     words, around = (leg.shares for leg in working.lexical.legs(question.terms))
     signals = ranking.Signals(slots, cosines[slots], words[slots], around[slots])
-    everything = replace(question, limit=max(1, len(slots)))
+    everything = replace(question, limit=max(1, len(slots)), fold=False)
     weights = weights_of(working.record.policy, query, working.embedding.model)
     ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
     in_order = sorted(ranked.results, key=lambda scored: scored.slot)
@@ -310,6 +317,7 @@ def _whole(
         tuple(latest),
         ranked.considered,
         ranked.near_misses,
+        ranked.folded,
         ranking.FORMULA,
     )
 
@@ -344,6 +352,7 @@ def _rank_dbgpt(
         ranked.results + ranked.appended,
         ranked.considered,
         ranked.near_misses,
+        ranked.folded,
         ranking_dbgpt.FORMULA,
     )
 
@@ -373,6 +382,9 @@ async def _search_index(
     words, around = (leg.shares for leg in working.lexical.legs(question.terms))
     none = np.empty(0, np.int64)
     lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
+    if question.fold:  # their vectors are read as well
+        unseen = _no_cosines(len(words))
+        lexical = ranking.widen_candidates(working.columns, words, around, unseen, lexical, question, allowed)
     wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
     missing = [id_ for id_ in wanted if id_ not in fresh and id_ not in working.fresh]
     packed = await dependencies.journal.vectors(working.record.uid, working.embedding.name, missing)
@@ -400,9 +412,7 @@ async def _read(
     """What is answered of what was ranked; what left the memory meanwhile is left out."""
     working = actor.working
     wants_working = query.working_memory and working.record.kind is not MemoryKind.LONG_TERM
-    short_term = [one.fragment for one in working.state.short_term] if wants_working else []
-    now_us = dependencies.clock.now_us()
-    short_term = [one for one in short_term if one.expire_time_us is None or one.expire_time_us > now_us]
+    short_term = _working_memory(working, query, dependencies.clock.now_us()) if wants_working else []
     ranked: Ranked = [(scored, known[scored.id]) for scored in found.results if scored.id in known]
     if dependencies.reranking is not None and found.limit is not None:
         watch.step("read")
@@ -413,6 +423,13 @@ async def _read(
         ranked = ranked[: found.limit]
     fitted = fit([_item(fragment) for _, fragment in ranked], [_item(one) for one in short_term], query.token_budget)
     return _answer(found, ranked, short_term, fitted, query)
+
+
+def _working_memory(working: WorkingSet, query: Query, now_us: int) -> list[Fragment]:
+    """Short-term in order, as far as the query's filter lets it pass: it binds the whole answer."""
+    retention = working.record.policy.retention
+    held = (one.fragment for one in working.state.short_term)
+    return [one for one in held if passes(one, query.filter) and not expired(one, now_us, retention)]
 
 
 async def _contents(working: WorkingSet, ids: Sequence[str], dependencies: Dependencies) -> dict[str, Fragment]:
@@ -439,11 +456,15 @@ def _answer(
     query: Query,
 ) -> RecallAnswer:
     kept = {item.id for item in fitted.ranked}
-    recollections = [Recollection(fragment, scored) for scored, fragment in ranked if scored.id in kept]
+    recollections = [
+        Recollection(fragment, scored, folded=found.folded.get(scored.id, ()))
+        for scored, fragment in ranked
+        if scored.id in kept
+    ]
     if fitted.top_cut:
         first = recollections[0]
         cut = first.fragment.but(content=fitted.ranked[0].text, structured=None)
-        recollections[0] = Recollection(cut, first.scored, truncated=True)
+        recollections[0] = Recollection(cut, first.scored, truncated=True, folded=first.folded)
     working_ids = tuple(item.id for item in fitted.working)
     removed = set(fitted.removed)
     by_budget = tuple(NearMiss(scored, Stage.BUDGET) for scored, _ in ranked if scored.id in removed)

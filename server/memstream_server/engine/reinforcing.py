@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 
+from memstream_server.core.filters import visible
 from memstream_server.core.tiers import Recollected, recollect
 from memstream_server.core.values import Fragment, Vector
 from memstream_server.engine.decision import Decision, effective_policy, jobs_of
@@ -170,7 +171,8 @@ class Reinforcement:
     def _decide(self, actor: Actor, found: list[Recollected]) -> Decision | None:
         working = actor.working
         policy = effective_policy(working.record.policy, self._dependencies)
-        here = [one for one in found if one.id in working.columns and not working.forgotten(one.id)]
+        there = visible(working.columns, self._dependencies.clock.now_us(), policy.retention.ttl_s)
+        here = [one for one in found if (slot := working.columns.slot(one.id)) is not None and there[slot]]
         transition = recollect(working.state, here, policy, working.embedding.model.similarity_min)
         if not transition.events:
             return None

@@ -171,6 +171,10 @@ class Query:
     token_budget: int = 0
     session: str = ""
     working_memory: bool = True
+    fold: bool | None = None
+    """Whether recollections that say the same take one place."""
+    preferred: frozenset[str] = frozenset()
+    """Of a standing query: the ids of its last answer, which are kept where others say the same."""
 
 
 class Recollection(Struct, frozen=True, gc=False, eq=False):
@@ -179,6 +183,8 @@ class Recollection(Struct, frozen=True, gc=False, eq=False):
     fragment: Fragment
     scored: Scored
     truncated: bool = False
+    folded: tuple[str, ...] = ()
+    """Ids of the candidates that say the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ import numpy as np
 
 from memstream_server.core.columns import GONE, Columns
 from memstream_server.core.dense import DenseMatrix
+from memstream_server.core.identity import IdentityIndex, identity_hash
 from memstream_server.core.lexical import LexicalIndex
 from memstream_server.core.values import Vector
 from memstream_server.ports.journal.rows import Block, Row
@@ -25,6 +26,7 @@ class Searched:
     def __init__(self, dimension: int, all_vectors: bool) -> None:
         self.columns = Columns()
         self.lexical = LexicalIndex()
+        self.identities = IdentityIndex()
         self.dense = DenseMatrix(dimension) if all_vectors else None
         self.fresh: dict[str, Vector] = {}
 
@@ -32,6 +34,7 @@ class Searched:
     def size_bytes(self) -> int:
         """Memory held, about."""
         held = self.columns.bytes + self.lexical.bytes + (self.dense.bytes if self.dense is not None else 0)
+        held += self.identities.nbytes
         return held + sum(vector.nbytes for vector in self.fresh.values())
 
     def vectors(self, ids: Iterable[str]) -> dict[str, Vector]:
@@ -51,6 +54,7 @@ class Searched:
         if not fragments:
             return
         first = self.columns.extend(fragments)
+        self.identities.extend([identity_hash(each) for each in fragments], later)
         sessions: list[int] = self.columns.session[first:].tolist()
         characters = [len(each.content) for each in fragments]
         self.lexical.extend(block.hashes, block.counts, block.sizes, sessions, characters, later)
@@ -62,6 +66,16 @@ class Searched:
         else:
             which = np.flatnonzero(block.vectored).tolist()
             self.fresh |= {fragments[at].id: vector.copy() for at, vector in zip(which, block.vectors, strict=True)}
+
+    def settle(self) -> None:
+        """Do now, after the last of `later`, what the next look would have to wait for."""
+        self.lexical.settle()
+        self.identities.settle()
+
+    def find_alike(self, identity: int) -> list[str]:
+        """Ids of the fragments with that identity hash, forgotten ones included."""
+        ids = [self.columns.ids[slot] for slot in self.identities.find(identity)]
+        return [id_ for id_ in ids if id_ != GONE]
 
     def enter(self, rows: Sequence[Row]) -> None:
         """What commits wrote, in order; of a fragment that is new here the first row has all, and later ones what
@@ -83,7 +97,9 @@ class Searched:
         fragment = row.fragment
         slot = int(self.columns.slots([fragment.id])[0])
         was_alive = bool(self.columns.alive[slot])
-        self.columns.update(fragment)
+        self.columns.update(fragment, says_else=row.terms is not None)
+        self.identities.set(slot, identity_hash(fragment))
+        self.lexical.move(slot, int(self.columns.session[slot]))
         if row.terms is not None:
             self.lexical.replace(slot, row.terms.hashes, row.terms.counts, len(fragment.content))
             self._vector(slot, fragment.id, row.vector)
@@ -131,5 +147,6 @@ class Searched:
         kept = np.array([slot for slot, id_ in enumerate(self.columns.ids) if id_ != GONE], np.int64)
         self.columns.keep(kept)
         self.lexical.keep(kept)
+        self.identities.keep(kept)
         if self.dense is not None:
             self.dense.keep(kept)

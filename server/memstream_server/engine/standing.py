@@ -4,7 +4,9 @@ Rule 1. It is ranked anew after a commit, at most once every PAUSE_S; when somet
 memory has changed without this process being told, which is looked for as watches do.
 Rule 2. The first change is the whole answer. A later one has what came in or is of another version, what is among the
 best no more, and the order: who applies each in turn holds the answer as it is.
-Rule 3. Nothing is offered to short-term; what is told counts as recalled. No working memory comes along.
+Rule 3. Of fragments that say the same, the one in the last answer is kept while it is found: the ranking does not
+flicker between them.
+Rule 4. Nothing is offered to short-term; what is told counts as recalled. No working memory comes along.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from memstream_server.core.retention import expiry_us
 from memstream_server.core.values import Vector
 from memstream_server.engine.requests import Change, Query, RecallAnswer
 
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
 PAUSE_S = 1.0
 """Between two rankings: what a burst of commits changes is told together."""
 
-_Held: TypeAlias = dict[str, tuple[int, bool]]
-"""Version, and whether it was cut to the budget, of each of the best, in their order."""
+_Held: TypeAlias = dict[str, tuple[int, bool, tuple[str, ...]]]
+"""Version, whether it was cut to the budget, and what is folded into it, of each of the best, in their order."""
 
 
 def standing(query: Query) -> Query:
@@ -39,6 +42,8 @@ class Standing:
     def __init__(self, watchers: Watchers, record: MemoryRecord, waiting: Waiting, clock: Clock) -> None:
         self.vectors: dict[str, Vector] = {}
         """The question's, by embedding space: a model is asked for each once."""
+        self.retention = record.policy.retention
+        """The memory's retention policy, for the expiry of the answer; the caller keeps it current."""
         self._watchers = watchers
         self._record = record
         self._waiting = waiting
@@ -48,13 +53,20 @@ class Standing:
         self._degraded = False
         self._expire_time_us: int | None = None
 
+    @property
+    def ids(self) -> frozenset[str]:
+        """Ids of the last answer."""
+        return frozenset(self._held or ())
+
     def change(self, answer: RecallAnswer) -> Change | None:
         """What is new in an answer; None where nothing is."""
         found, degraded = answer.recollections, bool(answer.degraded)
-        held: _Held = {one.fragment.id: (one.fragment.version, one.truncated) for one in found}
+        held: _Held = {
+            one.fragment.id: (one.fragment.version, one.truncated, tuple(sorted(one.folded))) for one in found
+        }
         before = self._held or {}
         same = self._held is not None and list(held.items()) == list(before.items()) and degraded is self._degraded
-        expiring = [one.fragment.expire_time_us for one in found if one.fragment.expire_time_us is not None]
+        expiring = [at_us for one in found if (at_us := expiry_us(one.fragment, self.retention)) is not None]
         self._held, self._revision, self._degraded = held, answer.revision, degraded
         self._expire_time_us = min(expiring, default=None)
         if same:

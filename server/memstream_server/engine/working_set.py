@@ -17,6 +17,7 @@ import numpy as np
 
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
+from memstream_server.core.identity import identity_hash
 from memstream_server.core.lexical import LexicalIndex
 from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
 from memstream_server.engine.contents import FRAGMENTS_MAX, Contents
@@ -62,6 +63,8 @@ class WorkingSet:
         """Committed rows by fragment that are not searched yet."""
         self._rows = 0
         """How many these are."""
+        self._unshown_identities: dict[int, list[str]] = {}
+        """Those of their fragments that are in long-term, by identity hash."""
         self.insights: set[str] = set()
         self._unsettled: set[str] = set()
         """Vectors the index may not have yet, also while all vectors are in RAM."""
@@ -80,7 +83,7 @@ class WorkingSet:
 
     def end(self) -> None:
         """See Gathering."""
-        self._searched.lexical.settle()
+        self._searched.settle()
         self.contents.put(self._latest)  # as they were read: all of a small memory, which is not read again
         self._latest = []  # from here on they are the contents' alone, which gives up what is erased
 
@@ -147,7 +150,11 @@ class WorkingSet:
         """What is searched, with all that was committed."""
         if self._unshown:
             self._searched.enter([row for rows in self._unshown.values() for row in rows])
-            self._unshown, self._rows = {}, 0  # not before: what is half entered must not pass for whole
+            self._unshown, self._rows, self._unshown_identities = (
+                {},
+                0,
+                {},
+            )  # not before: what is half entered must not pass for whole
             self._searched.outgrown(self._dense_max, self._unsettled)
         return self._searched
 
@@ -180,6 +187,13 @@ class WorkingSet:
         """Ids in sensory and short-term."""
         return {held.fragment.id for held in (*self.state.sensory, *self.state.short_term)}
 
+    def find_alike(self, identity: int) -> list[str]:
+        """Ids of the live fragments in long-term with that identity hash."""
+        found = self._searched.find_alike(identity)
+        if identity in self._unshown_identities:
+            found = [*found, *self._unshown_identities[identity]]
+        return [id_ for id_ in dict.fromkeys(found) if self.tier_of(id_) is Tier.LONG_TERM and not self.forgotten(id_)]
+
     # ---- echoes
     def recalled(self, session: str, fragments: Iterable[Fragment], now_us: int) -> None:
         """Remember what a session was just told."""
@@ -192,7 +206,10 @@ class WorkingSet:
             self._recalled.popitem(last=False)
 
     def echo_of(self, fragment: Fragment) -> str:
-        """Id of the fragment with these words that this session recalled within the policy's window; empty for none."""
+        """Id of the fragment with these words that this session recalled within the policy's window; empty for none.
+
+        Whether it is an echo is for the core to say, see identity.py.
+        """
         window_s = self.record.policy.short_term.echo_window_s
         if not window_s or not self._recalled:
             return ""
@@ -224,6 +241,8 @@ class WorkingSet:
             if row.vector is not None or row.terms is not None or self.tier_of(fragment.id) is None:
                 self._unsettled.add(fragment.id)
             self._unshown.setdefault(fragment.id, []).append(row)
+            if fragment.tier is Tier.LONG_TERM:
+                self._unshown_identities.setdefault(identity_hash(fragment), []).append(fragment.id)
             self._enter(fragment)
         self._rows += len(commit.rows)
         self.contents.put([row.fragment for row in commit.rows])

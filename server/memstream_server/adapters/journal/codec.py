@@ -7,6 +7,7 @@ without names: the log is kept for good and a name would cost more than the valu
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec.structs import force_setattr
 
 from memstream_server.adapters.journal.packed import Packed
 from memstream_server.core.events import Event
-from memstream_server.core.policy import Policy
+from memstream_server.core.policy import Policy, Profile
 from memstream_server.core.values import Enhancement, Fragment, Vector
 from memstream_server.ports.conversations import Message, Plan
 from memstream_server.ports.journal.errors import Unreadable
@@ -196,7 +197,10 @@ def encode_policy(policy: Policy) -> str:
 
 
 def decode_policy(data: str) -> Policy:
-    return _decoded(_policy, data)
+    policy = _decoded(_policy, data)
+    if policy.profile is Profile.DBGPT and '"fold"' not in data:  # written before there was folding, which it has not
+        return replace(policy, recall=replace(policy.recall, fold=False))
+    return policy
 
 
 def encode_labels(labels: Labels) -> str:

@@ -32,6 +32,8 @@ from memstream_server.ports.journal.writing import Rejection
 EVENTS_BYTES_MAX = 256 << 10
 """Of the event log read at once: what a watcher holds. A transition larger than that comes alone."""
 
+_BEFORE_ALL_US = -(1 << 63)
+
 _number: BindParameter[int] = bindparam("number")
 _low: BindParameter[int] = bindparam("low")
 _high: BindParameter[int] = bindparam("high")
@@ -76,7 +78,10 @@ _RECEIPTS = (
 _forgotten = fragments.c.forget_time_us.is_not(None)
 _TIERS = (
     select(fragments.c.tier, fragments.c.kind, _forgotten, func.count())
-    .where(fragments.c.key.between(_low, _high))
+    .where(
+        fragments.c.key.between(_low, _high),
+        fragments.c.due_time_us.is_(None) | (fragments.c.due_time_us > bindparam("now")),
+    )
     .group_by(fragments.c.tier, fragments.c.kind, _forgotten)
 )
 # Cast, because PostgreSQL sums up bigints to a decimal number.
@@ -193,7 +198,7 @@ def received_hashes(
     return found
 
 
-def counts(connection: Connection, uid: str) -> Counts:
+def counts(connection: Connection, uid: str, now_us: int | None = None) -> Counts:
     number = number_of(connection, uid)
     if number is None:
         return Counts()
@@ -201,7 +206,8 @@ def counts(connection: Connection, uid: str) -> Counts:
     keys = {"low": low, "high": high}
     live: dict[str, int] = {}
     insights = forgotten = 0
-    for tier, kind, gone, count in connection.execute(_TIERS, keys):
+    since = {"now": _BEFORE_ALL_US if now_us is None else now_us}
+    for tier, kind, gone, count in connection.execute(_TIERS, keys | since):
         if gone:
             forgotten += count
             continue

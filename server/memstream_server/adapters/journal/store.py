@@ -245,8 +245,8 @@ class SqlJournal:
     async def prune_events(self, uid: str, before_us: int, limit: int) -> int:
         return await self._write(writes.prune_events, limit, False, uid, before_us, limit)
 
-    async def counts(self, uid: str) -> Counts:
-        return await self._read(reads.counts, uid)
+    async def counts(self, uid: str, now_us: int | None = None) -> Counts:
+        return await self._read(reads.counts, uid, now_us)
 
     async def events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
         return await self._read(reads.recorded, uid, after_revision, limit)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import IO
 
+from memstream_server.core.retention import expired
 from memstream_server.core.values import Fragment, Structured, Tier
 from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
 from memstream_server.engine.transfer import lines
@@ -124,19 +125,21 @@ class Exporter:
         return await self._journal.fragment_total(wanted.namespace, wanted.memory)
 
     @contextlib.asynccontextmanager
-    async def memory_spool(self, record: MemoryRecord, vectors: bool) -> AsyncGenerator[IO[bytes], None]:
-        """A file with the memory's lines. Raises Conflict when it is gone.
+    async def memory_spool(self, record: MemoryRecord, vectors: bool) -> AsyncGenerator[tuple[bytes, IO[bytes]], None]:
+        """(the memory's own line, a file with those of its fragments). Raises Conflict when it is gone.
 
         Waits until all that was received when it began is stored.
         """
         goal: list[int] = []
+        head: list[bytes] = []
         async with self._spool() as (file, given):
 
             def read(scan: MemoryScan) -> bool:
                 goal[:] = goal or [scan.next_position]
                 if scan.first_pending is not None and scan.first_pending < goal[0]:
                     return False
-                _write_memory(scan, vectors, file, given, self._disk)
+                count = _write_fragments(scan, vectors, self._now_us(), file, given, self._disk)
+                head[:] = [lines.encoded(_memory_line(scan, count))]
                 return True
 
             while True:
@@ -144,7 +147,7 @@ class Exporter:
                     if await self._journal.scan(record.uid, vectors, read):
                         break
                 await asyncio.sleep(PENDING_LOOK_S)
-            yield file
+            yield head[0], file
 
     @contextlib.asynccontextmanager
     async def conversation_spool(
@@ -198,9 +201,9 @@ class _Export:
 
     async def _memory(self, record: MemoryRecord) -> AsyncGenerator[Part, None]:
         try:
-            async with self._exporter.memory_spool(record, self._wanted.vectors) as file:
+            async with self._exporter.memory_spool(record, self._wanted.vectors) as (head, file):
                 self._counts["memories"] += 1
-                self._counts["fragments"] -= 1  # the memory's own line
+                yield self._part(head)
                 while part := await _next(file):
                     self._counts["fragments"] += part.count(b"\n")
                     yield self._part(part)
@@ -258,16 +261,22 @@ class _Writer:
         self._file.seek(0)
 
 
-def _write_memory(scan: MemoryScan, vectors: bool, file: IO[bytes], given: threading.Event, disk: Disk) -> None:
-    writer = _Writer(file, given, disk)
-    writer.line(_memory_line(scan))
+def _write_fragments(
+    scan: MemoryScan, vectors: bool, now_us: int, file: IO[bytes], given: threading.Event, disk: Disk
+) -> int:
+    """A line for each that has not expired; how many these are."""
+    writer, count = _Writer(file, given, disk), 0
+    retention = scan.record.policy.retention
     for page in scan.pages():
         for fragment, vector in page:
-            writer.line(fragment_line(fragment, vector, scan.anchors.get(fragment.id), vectors))
+            if not expired(fragment, now_us, retention):
+                writer.line(fragment_line(fragment, vector, scan.anchors.get(fragment.id), vectors))
+                count += 1
     writer.done()
+    return count
 
 
-def _memory_line(scan: MemoryScan) -> lines.MemoryLine:
+def _memory_line(scan: MemoryScan, fragments: int) -> lines.MemoryLine:
     record = scan.record
     return lines.MemoryLine(
         namespace=record.namespace,
@@ -281,7 +290,7 @@ def _memory_line(scan: MemoryScan) -> lines.MemoryLine:
         create_time_us=record.create_time_us,
         update_time_us=record.update_time_us,
         reflection_aggregate=record.reflection_aggregate,
-        fragments=scan.total,
+        fragments=fragments,
     )
 
 
@@ -315,6 +324,8 @@ def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | Non
         version=fragment.version,
         forget_time_us=fragment.forget_time_us,
         own_vector=own,
+        own_importance=fragment.own_importance,
+        ttl_us=fragment.ttl_us,
         model=fragment.model,
         vector=vector,
         content_vector=side.vector if side is not None and vectors and fragment.model else None,

@@ -152,6 +152,10 @@ class FragmentLine(_Line, tag="fragment", kw_only=True):
     forget_time_us: Time | None = None
     own_vector: bool = False
     """The client gave the vector, which therefore comes along in every export."""
+    own_importance: bool = False
+    """The client gave the importance."""
+    ttl_us: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    """The time to live that the client gave; `expire_time_us` follows from it."""
     model: Key = ""
     """The space of the vectors; empty where the fragment has none."""
     vector: Base64 | None = None

@@ -52,6 +52,8 @@ def fragment_of(line: FragmentLine, model: str) -> Fragment:
         position=line.position,
         forget_time_us=line.forget_time_us,
         own_vector=line.own_vector and line.model == model,
+        own_importance=line.own_importance,
+        ttl_us=line.ttl_us,
     )
 
 

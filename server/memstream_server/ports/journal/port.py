@@ -192,7 +192,9 @@ class Journal(Protocol):
         """
         ...
 
-    async def counts(self, uid: str) -> Counts: ...
+    async def counts(self, uid: str, now_us: int | None = None) -> Counts:
+        """Without those whose own expiry has come at `now_us`, though they are not forgotten yet."""
+        ...
 
     async def events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
         """Committed transitions with a revision above `after_revision`, ascending; fewer than `limit` when they are

@@ -49,6 +49,7 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         token_budget=int(check.within(found, f"{prefix}token_budget", message.token_budget, 0, _TOKENS_MAX)),
         session=session,
         working_memory=not message.omit_working_memory,
+        fold=message.fold if message.HasField("fold") else None,
     )
     found.check()
     return query
@@ -123,6 +124,7 @@ def _recollection(recollection: Recollection, rank: int, formula: str) -> pb.Rec
         relevance=scored.relevance,
         rank=rank,
         truncated=recollection.truncated,
+        folded_ids=recollection.folded,
     )
     if formula:
         message.explanation.formula = formula

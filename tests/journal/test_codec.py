@@ -1,0 +1,30 @@
+"""What older rows decode to."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from memstream_server.adapters.journal import codec
+from memstream_server.core.policy import PROFILES, Profile
+from memstream_server.core.values import Fragment
+
+
+@pytest.mark.parametrize("profile", Profile)
+def test_policy_from_before_folding_takes_its_profiles(profile: Profile) -> None:
+    written = json.loads(codec.encode_policy(PROFILES[profile]))
+    assert codec.decode_policy(json.dumps(written)) == PROFILES[profile]
+    del written["recall"]["fold"]
+    assert codec.decode_policy(json.dumps(written)) == PROFILES[profile]
+
+
+def test_fragment_without_later_fields_decodes() -> None:
+    fragment = Fragment(id="a", content="tea", importance=0.9, expire_time_us=9)
+    written = msgspec.msgpack.decode(codec.encode_fragment(fragment)[1:])
+    for name in ("own_importance", "ttl_us"):
+        del written[name]
+    assert (
+        codec.decode_fragment(codec.encode_fragment(fragment)[:1] + msgspec.msgpack.encode(written), 0, 0) == fragment
+    )
