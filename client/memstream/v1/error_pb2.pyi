@@ -51,7 +51,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CONVERSATION_NOT_FOUND: _ErrorReason.ValueType  # 9
     """NOT_FOUND. No such conversation, message or plan. metadata: conversation."""
     ERROR_REASON_MEMORY_EXISTS: _ErrorReason.ValueType  # 10
-    """ALREADY_EXISTS. A memory of that name exists. metadata: namespace, memory. What to do: exist_ok, or another name."""
+    """ALREADY_EXISTS. A memory of that name exists. metadata: namespace, memory, and with exist_ok differs: the fields in
+    which it is not what was asked for. What to do: exist_ok, or another name.
+    """
     ERROR_REASON_REQUEST_ID_CONFLICT: _ErrorReason.ValueType  # 11
     """ALREADY_EXISTS. A request_id came again with another request. What to do: use a new one per request."""
     ERROR_REASON_ETAG_MISMATCH: _ErrorReason.ValueType  # 12
@@ -137,7 +139,9 @@ ERROR_REASON_OPERATION_NOT_FOUND: ErrorReason.ValueType  # 8
 ERROR_REASON_CONVERSATION_NOT_FOUND: ErrorReason.ValueType  # 9
 """NOT_FOUND. No such conversation, message or plan. metadata: conversation."""
 ERROR_REASON_MEMORY_EXISTS: ErrorReason.ValueType  # 10
-"""ALREADY_EXISTS. A memory of that name exists. metadata: namespace, memory. What to do: exist_ok, or another name."""
+"""ALREADY_EXISTS. A memory of that name exists. metadata: namespace, memory, and with exist_ok differs: the fields in
+which it is not what was asked for. What to do: exist_ok, or another name.
+"""
 ERROR_REASON_REQUEST_ID_CONFLICT: ErrorReason.ValueType  # 11
 """ALREADY_EXISTS. A request_id came again with another request. What to do: use a new one per request."""
 ERROR_REASON_ETAG_MISMATCH: ErrorReason.ValueType  # 12

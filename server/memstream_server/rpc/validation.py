@@ -8,7 +8,7 @@ from memstream_server.engine.errors import FieldViolation, InvalidField
 from memstream_server.rpc.errors import violation_text
 from memstream_server.rpc.limits import Limits
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-_.~]*")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9\-_.~]")
 _FRAGMENT_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 PAGE_SIZE_DEFAULT = 100
@@ -48,12 +48,11 @@ def name(found: Violations, field: str, value: str, limits: Limits) -> str:
         found.add(field, "is required")
     elif len(value) > limits.name_bytes_max:
         found.add(field, f"has {len(value)} characters, at most {limits.name_bytes_max} are allowed")
-    elif not _NAME.fullmatch(value):
-        found.add(
-            field,
-            f'is {shown(value)}: letters, digits, "-", "_", "." and "~" are allowed, '
-            "beginning with a letter or a digit",
-        )
+    elif (wrong := _NOT_IN_NAMES.search(value)) is not None:
+        where = f"has {wrong[0]!a} at character {wrong.start() + 1}"
+        found.add(field, f'{where}: letters, digits, "-", "_", "." and "~" are allowed')
+    elif value[0] in "-_.~":
+        found.add(field, f"begins with {value[0]!r}: the first character must be a letter or a digit")
     return value
 
 
