@@ -157,7 +157,7 @@ class _Literal(Kind):
         self.name = self.plural = " or ".join(map(repr, values))
 
     def takes(self, value: object) -> bool:
-        return isinstance(value, str) and value in self._values
+        return any(isinstance(value, type(each)) and value == each for each in self._values)
 
 
 class _Items(Kind):
