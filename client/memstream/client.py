@@ -238,6 +238,7 @@ class Client:
 
         `progress` is called with every look at it. Returns it succeeded or cancelled; raises its error if it failed.
         """
+        self._link.check_open()
         id = operation if isinstance(operation, str) else operation.id
         backoff = Backoff(self._settings.retry, asyncio.get_running_loop().time)
         look_s = _LOOK_MIN_S

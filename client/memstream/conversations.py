@@ -252,6 +252,7 @@ class ConversationWatch(AsyncIterator[Message]):
 
     def _begin(self) -> None:
         if self._task is None and self._error is None:
+            self._link.check_open()
             self._task = asyncio.create_task(self._run(), name="memstream watch of messages")
 
     async def _run(self) -> None:

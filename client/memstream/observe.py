@@ -111,6 +111,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
 
     async def flush(self) -> None:
         """Waits until everything sent so far has come to the stream's `ack_level`."""
+        self._link.check_loop()
         target = self._ledger.last
         if self._ledger.position(self.ack_level) < target:
             self._check_usable()

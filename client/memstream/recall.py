@@ -84,6 +84,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         Raises DeadlineExceeded after `timeout_s` (default: the client's), the server's refusal of this query, and
         whatever ended the stream.
         """
+        self._check_usable()
         question = _Question(
             query_to_wire(str(next(self._ids)), what, **options), asyncio.get_running_loop().create_future()
         )
@@ -106,6 +107,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         return self._link.settings.timeout_s if given is None else given
 
     async def _stand(self, standing: StandingQuery, timeout_s: float) -> None:
+        self._check_usable()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._put(standing)
