@@ -181,6 +181,21 @@ class _Items(Kind):
         return shown(value)
 
 
+class _Tuple(Kind):
+    """A tuple of so many values."""
+
+    def __init__(self, elements: Sequence[Kind]) -> None:
+        self._elements = elements
+        self.name = self.plural = f"a tuple of {' and '.join(kind.name for kind in elements)}"
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, tuple) and len(value) == len(self._elements)
+
+    def check_inside(self, path: str, value: Any) -> None:
+        for number, (kind, item) in enumerate(zip(self._elements, value, strict=True)):
+            kind.check(f"{path}[{number}]", item)
+
+
 class _Map(Kind):
     def __init__(self, key: Kind, value: Kind) -> None:
         self._key, self._value = key, value
@@ -321,6 +336,8 @@ def kind_of(hint: Any) -> Kind:
         return kind_of(inside[0])
     if origin in _ITEMS:
         return _Items(kind_of(inside[0]), *_ITEMS[origin])
+    if origin is tuple:
+        return _Tuple([kind_of(each) for each in inside])
     if origin is Mapping:
         return _Map(kind_of(inside[0]), kind_of(inside[1]))
     if origin is Callable:
