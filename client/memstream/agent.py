@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypedDict
 
+from memstream.arguments import check_fields, check_made, check_methods
 from memstream.client import Client
 from memstream.conversations import Conversation
+from memstream.errors import MemoryExists
 from memstream.memory import Memory
 from memstream.policy import PolicyLike, Profile
 from memstream.templates import render
@@ -42,6 +44,7 @@ USER_PROMPT_TEMPLATE = """\
 {% endif %}"""
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionOutput:
     """What came of an agent's action; empty fields were not given."""
@@ -57,6 +60,22 @@ class ActionOutput:
     observations: str = ""
 
 
+class MadeWith(TypedDict):
+    """What an agent's memory is made with."""
+
+    kind: MemoryKind
+    policy: PolicyLike | None
+
+
+def made_with(kind: MemoryKind | None, policy: PolicyLike | None) -> MadeWith:
+    """DB-GPT's default where nothing else is given."""
+    kind = kind or MemoryKind.SHORT_TERM
+    if policy is None and kind is MemoryKind.SHORT_TERM:
+        policy = {"profile": Profile.DBGPT, "short_term": {"capacity": SHORT_TERM_CAPACITY}}
+    return {"kind": kind, "policy": policy}
+
+
+@check_methods
 class AgentTemplates:
     """From words to observations and from memories to a prompt: nothing here calls the server."""
 
@@ -118,6 +137,7 @@ class AgentTemplates:
         return render("user_prompt_template", self.user_prompt_template, values)
 
 
+@check_made
 class AgentMemory(AgentTemplates):
     """A memory and its conversation. `options` are those of every recall; `session` (the conversation's name, unless
     given) is that of every observation. The methods raise a MemstreamError (see memstream.errors).
@@ -143,16 +163,18 @@ class AgentMemory(AgentTemplates):
         path: str,
         *,
         conversation: str | None = None,
-        kind: MemoryKind = MemoryKind.SHORT_TERM,
+        kind: MemoryKind | None = None,
         policy: PolicyLike | None = None,
     ) -> Self:
         """The memory `namespace/name`, made if it is not there, and the conversation of that path, unless given.
 
-        By default as in DB-GPT: a short-term memory of five.
+        By default as in DB-GPT: a short-term memory of five. Raises MemoryExists where a memory is there with another
+        kind or policy than is given here.
         """
-        if policy is None and kind is MemoryKind.SHORT_TERM:
-            policy = {"profile": Profile.DBGPT, "short_term": {"capacity": SHORT_TERM_CAPACITY}}
-        memory = await client.create_memory(path, kind=kind, policy=policy, exist_ok=True)
+        try:
+            memory = await client.create_memory(path, **made_with(kind, policy))
+        except MemoryExists:
+            memory = await client.create_memory(path, kind=kind, policy=policy, exist_ok=True)
         return cls(memory, client.conversation(conversation or path))
 
     async def read_memories(self, question: str) -> str:

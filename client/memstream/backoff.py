@@ -10,10 +10,13 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
+from memstream.argument_types import Seconds
+from memstream.arguments import check_fields
 from memstream.errors import MemstreamError, Unauthenticated
 from memstream.status import is_cut, task_is_cancelled, translate
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
     """How streams reconnect: full jitter up to a doubling delay, until so long has passed without progress.
@@ -22,10 +25,10 @@ class Retry:
     restarted, upgraded or moved meanwhile). All in seconds.
     """
 
-    first_s: float = 10.0
-    later_s: float = 120.0
-    delay_min_s: float = 0.05
-    delay_max_s: float = 5.0
+    first_s: Seconds = 10.0
+    later_s: Seconds = 120.0
+    delay_min_s: Seconds = 0.05
+    delay_max_s: Seconds = 5.0
 
 
 class Backoff:

@@ -10,14 +10,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
 from grpc.aio import StreamStreamCall, UnaryStreamCall
 
+from memstream.argument_types import Secret, quoted
+from memstream.arguments import check_fields, check_methods
 from memstream.backoff import Retry
-from memstream.errors import DeadlineExceeded, StreamClosed, Unavailable
+from memstream.errors import DeadlineExceeded, EventLoopMismatch, StreamClosed, Unavailable
+from memstream.names import name_problem
 from memstream.status import task_is_cancelled, translate
 from memstream.v1 import (
     conversation_service_pb2,
@@ -31,16 +34,23 @@ from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
 from memstream.v1.server_service_pb2_grpc import ServerServiceStub
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
-from memstream.wiretypes import invalid
+from memstream.wiretypes import encoding, invalid
+
+if TYPE_CHECKING:  # names of the stubs' declarations alone
+    from memstream.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
+    from memstream.v1.memory_service_pb2_grpc import MemoryServiceAsyncStub
+    from memstream.v1.operation_service_pb2_grpc import OperationServiceAsyncStub
+    from memstream.v1.server_service_pb2_grpc import ServerServiceAsyncStub
+    from memstream.v1.stream_service_pb2_grpc import StreamServiceAsyncStub
 
 Request = TypeVar("Request", contravariant=True)
 Response = TypeVar("Response", covariant=True)
 Message = TypeVar("Message")
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
-Token: TypeAlias = str | Callable[[], str]
+Token: TypeAlias = Annotated[str | Callable[[], str], Secret]
 """A bearer token, or what gives the one to send with the next call."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
+_TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class Unary(Protocol[Request, Response]):
@@ -63,13 +73,15 @@ class Tracing(Protocol):
         ...
 
 
+@check_methods
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Tls:
     """TLS material as PEM bytes: roots None are the system's, key and chain make it mutual."""
 
-    root_certificates: bytes | None = field(default=None, repr=False)
-    private_key: bytes | None = field(default=None, repr=False)
-    certificate_chain: bytes | None = field(default=None, repr=False)
+    root_certificates: Annotated[bytes, Secret] | None = field(default=None, repr=False)
+    private_key: Annotated[bytes, Secret] | None = field(default=None, repr=False)
+    certificate_chain: Annotated[bytes, Secret] | None = field(default=None, repr=False)
     server_name: str | None = None
 
     @classmethod
@@ -80,11 +92,17 @@ class Tls:
         key: str | Path | None = None,
         server_name: str | None = None,
     ) -> Tls:
-        """From PEM files, read now. Raises OSError, and ValueError for a certificate without its key."""
+        """From PEM files, read now. Raises InvalidArgument for one that cannot be read, and a key without its pair."""
         if (certificate is None) != (key is None):
-            raise ValueError("a certificate and its key go together")
-        pem = [None if path is None else Path(path).read_bytes() for path in (roots, key, certificate)]
-        return cls(pem[0], pem[1], pem[2], server_name)
+            raise invalid("certificate" if certificate is None else "key", "a certificate and its key go together")
+        return cls(_read("roots", roots), _read("key", key), _read("certificate", certificate), server_name)
+
+
+def _read(argument: str, path: str | Path | None) -> bytes | None:
+    try:
+        return None if path is None else Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise invalid(argument, f"cannot read {str(path)!a}: {getattr(error, 'strerror', None) or error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +119,11 @@ class MemoryPath:
 def memory_path(path: str, field: str = "memory") -> MemoryPath:
     """`"namespace/name"`; checked here because a routing header cannot carry anything else."""
     namespace, slash, name = path.partition("/")
-    if not slash or not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
-        raise invalid(field, f'{path!r} is not "namespace/name" of letters, digits, "-", "_", "." and "~"')
+    if not slash:
+        raise invalid(field, f'{quoted(path)} has no "/": write "namespace/name"')
+    for part, text in (("namespace", namespace), ("name", name)):
+        if problem := name_problem(text):
+            raise invalid(field, f"the {part} of {quoted(path)} {problem}")
     return MemoryPath(namespace, name)
 
 
@@ -127,29 +148,69 @@ class ChannelSettings:
 
 
 class Link:
-    """A channel and its stubs, made in the event loop of the first call."""
+    """A channel and its stubs, made in the event loop of the first call.
+
+    When that loop is closed (asyncio.run has returned), the next call makes them again in its own.
+    """
 
     def __init__(self, settings: ChannelSettings) -> None:
         self.settings = settings
-        self._channel = _channel(settings)
+        self._stubs: _Stubs | None = None
         self._closed = False
-        self.conversations = ConversationServiceStub(self._channel)
-        self.memories = MemoryServiceStub(self._channel)
-        self.operations = OperationServiceStub(self._channel)
-        self.server = ServerServiceStub(self._channel)
-        self.streams = StreamServiceStub(self._channel)
+
+    @property
+    def conversations(self) -> ConversationServiceAsyncStub:
+        """Calls of this service, as are the next ones."""
+        return self._opened().conversations
+
+    @property
+    def memories(self) -> MemoryServiceAsyncStub:
+        """Of memories and fragments."""
+        return self._opened().memories
+
+    @property
+    def operations(self) -> OperationServiceAsyncStub:
+        """Of long work."""
+        return self._opened().operations
+
+    @property
+    def server(self) -> ServerServiceAsyncStub:
+        """Of the server itself."""
+        return self._opened().server
+
+    @property
+    def streams(self) -> StreamServiceAsyncStub:
+        """Of observing, recalling and watching."""
+        return self._opened().streams
 
     def check_open(self) -> None:
-        """Raises StreamClosed once the client was closed."""
+        """Raises StreamClosed once the client was closed, and as `check_loop` does."""
         if self._closed:
             raise StreamClosed("the client is closed")
+        self.check_loop()
+
+    def check_loop(self) -> None:
+        """Raises EventLoopMismatch where another loop runs than the client's, or none."""
+        running = _running_loop()
+        if self._stubs is not None and self._stubs.loop is not running and not self._stubs.loop.is_closed():
+            raise EventLoopMismatch(
+                "the client belongs to another event loop that still runs: make one with memstream.connect() in each "
+                "loop, or use memstream.sync from threads"
+            )
+
+    def _opened(self) -> _Stubs:
+        self.check_open()
+        running = _running_loop()
+        if self._stubs is None or self._stubs.loop is not running:
+            self._stubs = _Stubs(running, _channel(self.settings))
+        return self._stubs
 
     def metadata(self, memory: MemoryPath | None = None) -> Metadata:
         """What a call sends: who calls, and for which memory, for consistent-hash routing."""
         self.check_open()
         # In metadata and not in call credentials, which nearly double the cost of a unary call.
         token = self.settings.token() if callable(self.settings.token) else self.settings.token
-        said: Metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        said: Metadata = () if token is None else (("authorization", f"Bearer {_checked_token(token)}"),)
         if memory is not None:
             said = (*said, ("memstream-memory", str(memory)))
         return said if self.settings.tracing is None else (*said, *self.settings.tracing.carried())
@@ -177,10 +238,41 @@ class Link:
         return nullcontext() if self.settings.tracing is None else self.settings.tracing.call(name)
 
     async def close(self) -> None:
-        """Ends every call."""
-        if not self._closed:
-            self._closed = True
-            await self._channel.close()
+        """Ends every call. May be called again."""
+        if self._closed:
+            return
+        self.check_open()
+        self._closed = True
+        if self._stubs is not None and not self._stubs.loop.is_closed():
+            await self._stubs.channel.close()
+
+
+class _Stubs:
+    """A channel in its event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, channel: grpc.aio.Channel) -> None:
+        self.loop = loop
+        self.channel = channel
+        self.conversations = ConversationServiceStub(channel)
+        self.memories = MemoryServiceStub(channel)
+        self.operations = OperationServiceStub(channel)
+        self.server = ServerServiceStub(channel)
+        self.streams = StreamServiceStub(channel)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise EventLoopMismatch(
+            "no event loop runs here: call this from a coroutine, or use memstream.sync in a script"
+        ) from None
+
+
+def _checked_token(token: object) -> str:
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise invalid("token", "must be a string of visible ASCII characters without spaces")
+    return token
 
 
 @contextmanager
@@ -225,10 +317,15 @@ async def read_end(call: StreamStreamCall[Any, Any]) -> None:
 
 def deadline(timeout_s: float) -> DeadlineExceeded:
     """What a query raises that took longer than its caller would wait."""
-    return DeadlineExceeded(f"no answer within {timeout_s:g} s")
+    return DeadlineExceeded(f"no answer within {timeout_s} s")
 
 
 def _channel(settings: ChannelSettings) -> grpc.aio.Channel:
+    with encoding("options"):
+        return _made_channel(settings)
+
+
+def _made_channel(settings: ChannelSettings) -> grpc.aio.Channel:
     options: list[tuple[str, str | int]] = [
         ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", 20_000),

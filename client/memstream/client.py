@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from types import TracebackType
 from typing import Self
 
+from memstream.argument_types import Count, KeepaliveSeconds, Seconds
+from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Backoff, Retry
 from memstream.channel import ChannelSettings, Link, Tls, Token, Tracing, memory_path, new_request_id, pages
 from memstream.codec import kind_to_wire
@@ -26,15 +28,16 @@ _LOOK_MIN_S, _LOOK_MAX_S = 0.05, 1.0
 """How often a piece of long work is asked after: first and last."""
 
 
+@check_arguments
 def connect(
     target: str,
     *,
     token: Token | None = None,
     tls: Tls | None = None,
-    timeout_s: float = 30.0,
+    timeout_s: Seconds = 30.0,
     retry: Retry | None = None,
-    keepalive_s: float = 60.0,
-    receive_bytes_max: int = 64 << 20,
+    keepalive_s: KeepaliveSeconds = 60.0,
+    receive_bytes_max: Count = 64 << 20,
     options: Sequence[tuple[str, str | int]] = (),
     tracing: Tracing | None = None,
 ) -> Client:
@@ -46,7 +49,9 @@ def connect(
     is the time after which a silent connection is probed (a server that is not told to allow it refuses less than five
     minutes); `receive_bytes_max` bounds one message of the server; `options` are further gRPC channel arguments and
     win; `tracing` makes calls part of your traces (`memstream.otel.Tracing()`).
-    Nothing is sent yet. All clients of a process belong in one event loop, and a process that has one must not fork.
+    Nothing is sent yet. A client belongs to the event loop of its first call; when that loop is closed (asyncio.run has
+    returned), the next call connects anew in its own. All clients of a process belong in one event loop at a time, and
+    a process that has one must not fork.
     """
     return Client(
         ChannelSettings(
@@ -63,12 +68,13 @@ def connect(
     )
 
 
+@check_methods
 class Client:
     """A connection to a server; made by `connect`. Every method raises a MemstreamError (see memstream.errors)."""
 
     def __init__(self, settings: ChannelSettings) -> None:
         self._settings = settings
-        self._made: Link | None = None
+        self._link = Link(settings)
 
     async def __aenter__(self) -> Self:
         self._link.check_open()
@@ -82,13 +88,6 @@ class Client:
     async def close(self) -> None:
         """Ends the connection and every stream on it."""
         await self._link.close()
-
-    @property
-    def _link(self) -> Link:
-        # Made on first use: a channel belongs to the event loop it is made in, and `connect` may run outside of it.
-        if self._made is None:
-            self._made = Link(self._settings)
-        return self._made
 
     async def server_info(self) -> ServerInfo:
         """What the server is and can do."""
@@ -107,15 +106,16 @@ class Client:
         self,
         path: str,
         *,
-        kind: MemoryKind = MemoryKind.HYBRID,
+        kind: MemoryKind | None = None,
         profile: Profile | None = None,
         policy: PolicyLike | None = None,
         labels: Mapping[str, str] | None = None,
         exist_ok: bool = False,
     ) -> Memory:
-        """Makes the memory `namespace/name`; what the policy leaves open is the profile's.
+        """Makes the memory `namespace/name`, hybrid by default; what the policy leaves open is the profile's.
 
-        `exist_ok` takes an existing one as it is, whatever its kind and policy; else MemoryExists is raised.
+        With `exist_ok` an existing one is taken, if it has the kind, policy fields and labels that are given here; what
+        is not given is not compared. Else MemoryExists is raised; its `details["differs"]` names what differs.
         """
         where = memory_path(path)
         wire = policy_to_wire(policy)
@@ -126,7 +126,7 @@ class Client:
             memory=where.name,
             kind=kind_to_wire(kind),
             policy=wire,
-            labels=labels,
+            labels=dict(labels or {}),
             exist_ok=exist_ok,
             request_id=new_request_id(),
         )
@@ -138,7 +138,7 @@ class Client:
         return await self.memory(path).describe()
 
     async def list_memories(
-        self, namespace: str, *, name_prefix: str = "", page_size: int = 0
+        self, namespace: str, *, name_prefix: str = "", page_size: Count = 0
     ) -> AsyncIterator[MemoryInfo]:
         """A namespace's memories by name: those whose name begins with `name_prefix`."""
 
@@ -152,7 +152,7 @@ class Client:
         async for memory in pages(fetch):
             yield memory
 
-    async def list_namespaces(self, *, page_size: int = 0) -> AsyncIterator[Namespace]:
+    async def list_namespaces(self, *, page_size: Count = 0) -> AsyncIterator[Namespace]:
         """Namespaces that have memories, by name."""
 
         async def fetch(token: str) -> tuple[list[Namespace], str]:
@@ -187,7 +187,7 @@ class Client:
     ) -> Operation:
         """Sends an export (a file, or its bytes) to be imported; wait with `finished`.
 
-        Nothing is written when anything in it is wrong: InvalidArgument says in which line. `memory` gives the one
+        Nothing is written when anything in it is wrong: InvalidRequest says in which line. `memory` gives the one
         memory of an export another name. The same `request_id` again returns the same operation, or goes on where
         one that failed or was cancelled stopped.
         """
@@ -207,7 +207,7 @@ class Client:
         return operation_from_wire((await self._link.call(self._link.operations.StartPurge, request)).operation)
 
     async def operations(
-        self, namespace: str = "", memory: str = "", *, page_size: int = 0
+        self, namespace: str = "", memory: str = "", *, page_size: Count = 0
     ) -> AsyncIterator[Operation]:
         """Pieces of long work, the newest first; empty names do not restrict. They are kept 7 days after their end."""
 
@@ -238,6 +238,7 @@ class Client:
 
         `progress` is called with every look at it. Returns it succeeded or cancelled; raises its error if it failed.
         """
+        self._link.check_open()
         id = operation if isinstance(operation, str) else operation.id
         backoff = Backoff(self._settings.retry, asyncio.get_running_loop().time)
         look_s = _LOOK_MIN_S

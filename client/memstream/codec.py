@@ -40,6 +40,7 @@ from memstream.values import (
 )
 from memstream.wiretypes import (
     duration,
+    encoding,
     invalid,
     members,
     metadata,
@@ -78,26 +79,22 @@ def observation_to_wire(what: Observable, **said: Unpack[ObservationFields]) -> 
 
 
 def _words(content: str) -> fragment_pb2.Observation:
-    try:
+    with encoding("content"):  # lone surrogates have no UTF-8
         return fragment_pb2.Observation(content=content)
-    except ValueError as error:  # lone surrogates have no UTF-8
-        raise invalid("content", str(error)) from error
 
 
 def _body(body: str | Structured) -> fragment_pb2.Observation:
     if isinstance(body, str):
         return _words(body)
-    try:
+    with encoding("body"):
         return fragment_pb2.Observation(structured=structured_to_wire(body))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise invalid("body", f"must be words or a Structured: {error}") from error
 
 
 def _observation_to_wire(value: Observation) -> fragment_pb2.Observation:
     wire = _body(value.body)
     if value.expire_time is not None and value.ttl is not None:
         raise invalid("ttl", "give expire_time or ttl, not both")
-    try:
+    with encoding("observation"):
         wire.MergeFrom(
             fragment_pb2.Observation(
                 speaker=value.speaker,
@@ -108,8 +105,6 @@ def _observation_to_wire(value: Observation) -> fragment_pb2.Observation:
                 token_count=value.token_count,
             )
         )
-    except (TypeError, ValueError) as error:
-        raise invalid("observation", str(error)) from error
     if value.expire_time is not None:
         wire.expire_time.CopyFrom(timestamp("expire_time", value.expire_time))
     if value.ttl is not None:
@@ -131,34 +126,36 @@ def tiers_to_wire(tiers: Collection[Tier]) -> list[fragment_pb2.Tier.ValueType]:
     return [fragment_pb2.Tier.Value(f"TIER_{Tier(tier).name}") for tier in tiers]
 
 
-def kind_to_wire(kind: MemoryKind) -> memory_pb2.MemoryKind.ValueType:
-    """A memory's kind."""
-    return memory_pb2.MemoryKind.Value(f"MEMORY_KIND_{MemoryKind(kind).name}")
+def kind_to_wire(kind: MemoryKind | None) -> memory_pb2.MemoryKind.ValueType:
+    """A memory's kind; None leaves it to the server."""
+    return memory_pb2.MemoryKind.Value(f"MEMORY_KIND_{'UNSPECIFIED' if kind is None else MemoryKind(kind).name}")
 
 
 def event_types_to_wire(types: Collection[EventType]) -> list[event_pb2.EventType.ValueType]:
     """Event types."""
-    return [event_pb2.EventType.Value(f"EVENT_TYPE_{EventType(each).name}") for each in types]
+    with encoding("types"):
+        return [event_pb2.EventType.Value(f"EVENT_TYPE_{EventType(each).name}") for each in types]
 
 
 def filter_to_wire(value: Filter) -> fragment_pb2.FragmentFilter:
     """Which fragments are meant."""
-    return fragment_pb2.FragmentFilter(
-        sessions=value.sessions,
-        speakers=value.speakers,
-        kinds=[fragment_pb2.FragmentKind.Value(f"FRAGMENT_KIND_{FragmentKind(kind).name}") for kind in value.kinds],
-        tiers=tiers_to_wire(value.tiers),
-        observe_time_min=optional_timestamp("filter.observe_time_min", value.observe_time_min),
-        observe_time_max=optional_timestamp("filter.observe_time_max", value.observe_time_max),
-        importance_min=value.importance_min,
-        importance_max=value.importance_max,
-        metadata=[_condition(key, accepted) for key, accepted in value.metadata.items()],
-        exclude_ids=value.exclude_ids,
-    )
+    with encoding("filter"):
+        return fragment_pb2.FragmentFilter(
+            sessions=value.sessions,
+            speakers=value.speakers,
+            kinds=[fragment_pb2.FragmentKind.Value(f"FRAGMENT_KIND_{FragmentKind(kind).name}") for kind in value.kinds],
+            tiers=tiers_to_wire(value.tiers),
+            observe_time_min=optional_timestamp("filter.observe_time_min", value.observe_time_min),
+            observe_time_max=optional_timestamp("filter.observe_time_max", value.observe_time_max),
+            importance_min=value.importance_min,
+            importance_max=value.importance_max,
+            metadata=[_condition(key, accepted) for key, accepted in value.metadata.items()],
+            exclude_ids=value.exclude_ids,
+        )
 
 
 def _condition(key: str, accepted: MetadataValue | Collection[MetadataValue]) -> fragment_pb2.MetadataCondition:
-    values = [accepted] if isinstance(accepted, str | int | float) else accepted
+    values = [accepted] if isinstance(accepted, str) or not isinstance(accepted, Collection) else accepted
     return fragment_pb2.MetadataCondition(
         key=key, values=[metadata_value(f"filter.metadata.{key}", each) for each in values]
     )
@@ -172,9 +169,9 @@ def query_to_wire(
         wire = stream_service_pb2.RecallQuery(structured=structured_to_wire(what))
     else:
         wire = stream_service_pb2.RecallQuery(text=what)
-    weights = options.get("weights", Weights())
+    weights = options.get("weights") or Weights()
     filter_ = options.get("filter")
-    try:
+    with encoding("query"):
         wire.MergeFrom(
             stream_service_pb2.RecallQuery(
                 query_id=query_id,
@@ -182,12 +179,12 @@ def query_to_wire(
                 limit=options.get("limit"),
                 min_relevance=options.get("min_relevance"),
                 filter=filter_to_wire(filter_) if filter_ is not None else None,
-                min_revision=options.get("min_revision", 0),
-                explain=options.get("explain", False),
-                near_misses=options.get("near_misses", 0),
+                min_revision=options.get("min_revision") or 0,
+                explain=options.get("explain") or False,
+                near_misses=options.get("near_misses") or 0,
                 reinforce=options.get("reinforce"),
-                token_budget=options.get("token_budget", 0),
-                omit_working_memory=options.get("omit_working_memory", False),
+                token_budget=options.get("token_budget") or 0,
+                omit_working_memory=options.get("omit_working_memory") or False,
                 fold=options.get("fold"),
             )
         )
@@ -195,10 +192,8 @@ def query_to_wire(
             wire.weights.MergeFrom(
                 stream_service_pb2.RecallWeights(alpha=weights.alpha, beta=weights.beta, gamma=weights.gamma)
             )
-    except (TypeError, ValueError) as error:
-        raise invalid("query", str(error)) from error
-    if "embedding" in options:
-        wire.MergeFromString(packed_floats(stream_service_pb2.RecallQuery.EMBEDDING_FIELD_NUMBER, options["embedding"]))
+    if (embedding := options.get("embedding")) is not None:
+        wire.MergeFromString(packed_floats(stream_service_pb2.RecallQuery.EMBEDDING_FIELD_NUMBER, embedding))
     return wire
 
 

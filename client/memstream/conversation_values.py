@@ -7,8 +7,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TypedDict
 
+from memstream.argument_types import Int32, shown
+from memstream.arguments import check_fields
+from memstream.kinds import kind_of
 from memstream.v1 import conversation_service_pb2 as pb
-from memstream.wiretypes import members, optional_moment
+from memstream.wiretypes import invalid, members, optional_moment
 
 
 class PlanState(StrEnum):
@@ -32,7 +35,7 @@ class MessageFields(TypedDict, total=False):
 
     receiver: str
     role: str
-    rounds: int
+    rounds: Int32
     success: bool
     app_code: str
     app_name: str
@@ -70,6 +73,7 @@ class Message:
     update_time: datetime | None
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A step of a conversation's plan. `number` is from 1; `rely` has the numbers it relies on, joined by ",".
@@ -77,15 +81,15 @@ class Plan:
     The times are the server's: what is given to `save_plans` is not used.
     """
 
-    number: int
+    number: Int32
     title: str = ""
     content: str = ""
     agent: str = ""
     resource_name: str = ""
     rely: str = ""
     agent_model: str = ""
-    retry_times: int = 0
-    max_retry_times: int = 0
+    retry_times: Int32 = 0
+    max_retry_times: Int32 = 0
     state: PlanState = PlanState.TODO
     result: str = ""
     create_time: datetime | None = None
@@ -152,5 +156,9 @@ def plan_to_wire(plan: Plan) -> pb.Plan:
 
 
 def state_to_wire(state: PlanState | None) -> pb.PlanState.ValueType:
-    """Not given for None (and UNKNOWN, which nobody can mean)."""
-    return pb.PlanState.ValueType(0 if state is None else _NUMBERS.get(state, 0))
+    """Not given for None. Raises InvalidArgument for UNKNOWN, which nobody can mean."""
+    if state is None:
+        return pb.PlanState.ValueType(0)
+    if state not in _NUMBERS:
+        raise invalid("state", f"must be {kind_of(PlanState).name}, not {shown(state)}")
+    return pb.PlanState.ValueType(_NUMBERS[state])

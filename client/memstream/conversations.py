@@ -11,6 +11,8 @@ from typing import Self, TypeAlias, Unpack
 
 import grpc.aio
 
+from memstream.argument_types import Count, Int32, Position
+from memstream.arguments import check_methods, checked_items
 from memstream.backoff import Backoff, persist
 from memstream.channel import Link, MemoryPath, new_request_id, pages, read_message
 from memstream.conversation_values import (
@@ -31,6 +33,7 @@ _Call: TypeAlias = grpc.aio.UnaryStreamCall[pb.WatchMessagesRequest, pb.WatchMes
 _AHEAD_MAX = 1000
 
 
+@check_methods
 class Conversation:
     """A conversation by name; making one calls nobody. It begins with its first message or plan.
 
@@ -72,7 +75,7 @@ class Conversation:
         return message_from_wire(answer.message)
 
     async def messages(
-        self, agent: str = "", other_agent: str = "", *, current_goal: str = "", page_size: int = 0
+        self, agent: str = "", other_agent: str = "", *, current_goal: str = "", page_size: Count = 0
     ) -> AsyncIterator[Message]:
         """In order: all, those `agent` sent or received, or those between the two; only with that goal, if given."""
 
@@ -97,7 +100,7 @@ class Conversation:
         request = pb.GetLastMessageRequest(namespace=self.namespace, conversation=self.name)
         return message_from_wire((await self._link.call(self._link.conversations.GetLastMessage, request)).message)
 
-    def watch(self, after_number: int = 0, *, progress_interval: timedelta | None = None) -> ConversationWatch:
+    def watch(self, after_number: Position = 0, *, progress_interval: timedelta | None = None) -> ConversationWatch:
         """The messages after a number and those to come; it ends when the conversation is completed."""
         return ConversationWatch(self._link, self._path, after_number, progress_interval)
 
@@ -122,14 +125,14 @@ class Conversation:
         request = pb.SavePlansRequest(
             namespace=self.namespace,
             conversation=self.name,
-            plans=[plan_to_wire(plan) for plan in plans],
+            plans=[plan_to_wire(plan) for plan in checked_items("plans", plans, Plan)],
             request_id=new_request_id(),
         )
         answer = await self._link.call(self._link.conversations.SavePlans, request)
         return tuple(plan_from_wire(wire) for wire in answer.plans)
 
     async def plans(
-        self, numbers: Collection[int] = (), *, to_do: bool = False, page_size: int = 0
+        self, numbers: Collection[Int32] = (), *, to_do: bool = False, page_size: Count = 0
     ) -> AsyncIterator[Plan]:
         """By number: all, those of `numbers`, or those to do (TODO or RETRYING)."""
 
@@ -150,10 +153,10 @@ class Conversation:
 
     async def update_plan(
         self,
-        number: int,
+        number: Int32,
         *,
         state: PlanState | None = None,
-        retry_times: int | None = None,
+        retry_times: Int32 | None = None,
         agent: str | None = None,
         agent_model: str | None = None,
         result: str | None = None,
@@ -172,7 +175,7 @@ class Conversation:
         )
         return plan_from_wire((await self._link.call(self._link.conversations.UpdatePlan, request)).plan)
 
-    async def complete_plan(self, number: int, result: str = "") -> Plan:
+    async def complete_plan(self, number: Int32, result: str = "") -> Plan:
         """Marks a plan complete, with its result."""
         request = pb.CompletePlanRequest(
             namespace=self.namespace,
@@ -226,6 +229,7 @@ class ConversationWatch(AsyncIterator[Message]):
 
     async def __anext__(self) -> Message:
         self._begin()
+        self._link.check_loop()
         while not self._ahead:
             if self._error is not None:
                 raise self._error
@@ -248,6 +252,7 @@ class ConversationWatch(AsyncIterator[Message]):
 
     def _begin(self) -> None:
         if self._task is None and self._error is None:
+            self._link.check_open()
             self._task = asyncio.create_task(self._run(), name="memstream watch of messages")
 
     async def _run(self) -> None:
@@ -256,6 +261,9 @@ class ConversationWatch(AsyncIterator[Message]):
             await persist(lambda: self._connection(backoff), backoff)
         except MemstreamError as error:
             self._end(error)
+        except asyncio.CancelledError:
+            self._end(StreamClosed("the event loop of the watch has ended"))
+            raise
 
     def _end(self, error: MemstreamError) -> None:
         if self._error is None:

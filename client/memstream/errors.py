@@ -3,6 +3,7 @@
     MemstreamError                     everything below; `reason`, `details`, `violations`, `retry_after`, `code`
     ├── Refused                        the caller is at fault; the same call again gets the same answer
     │   ├── InvalidRequest             also a ValueError; `violations` names the fields
+    │   │   ├── InvalidArgument        also a TypeError; the SDK refused `argument` before it sent anything
     │   │   ├── ProtocolViolation      stream messages in an order the contract does not allow
     │   │   ├── SequenceGap            a number was left out; the stream continues from `opened` by itself
     │   │   ├── SequenceConflict       two processes number as one producer; give each its own name
@@ -30,6 +31,7 @@
     │   ├── WindowExceeded             more in flight than granted; the stream opens again by itself
     │   ├── Unauthenticated            pass a token that is accepted
     │   ├── PermissionDenied           ask for the right, or use another namespace
+    │   ├── EventLoopMismatch          a client or stream was used in another event loop than its own
     │   └── StreamClosed               the stream or client was used after it was closed
     ├── Transient                      nobody is at fault, or the operator; wait `retry_after` and try again
     │   ├── Unavailable
@@ -94,10 +96,14 @@ class MemstreamError(Exception):
         if code is not None:
             self.code = code
 
+    def summary(self) -> str:
+        """The message, with those of the violations that it does not name itself."""
+        unnamed = [each for each in self.violations if f"{each.field}: " not in self.message]
+        named = "; ".join(f"{each.field}: {each.description}" for each in unnamed)
+        return f"{self.message} ({named})" if named else self.message
+
     def __str__(self) -> str:
-        named = "; ".join(f"{violation.field}: {violation.description}" for violation in self.violations)
-        text = f"{self.message} ({named})" if named else self.message
-        return f"{self.reason}: {text}" if self.reason else text
+        return f"{self.reason}: {self.summary()}" if self.reason else self.summary()
 
 
 class Refused(MemstreamError):
@@ -108,6 +114,14 @@ class InvalidRequest(Refused, ValueError):
     """A field is missing, malformed or out of bounds; `violations` says which."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class InvalidArgument(InvalidRequest, TypeError):
+    """The SDK refused an argument before it sent anything; `argument` names it, for instance "filter.speakers"."""
+
+    def __init__(self, argument: str, description: str) -> None:
+        super().__init__(f"{argument}: {description}", violations=(Violation(argument, description),))
+        self.argument = argument
 
 
 class ProtocolViolation(InvalidRequest):
@@ -234,6 +248,12 @@ class PermissionDenied(Refused):
     """The identity may not do this in that namespace."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
+
+
+class EventLoopMismatch(Refused):
+    """A client or stream was used in another event loop than its own, or where none runs."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class StreamClosed(Refused):

@@ -8,6 +8,8 @@ from typing import Literal, Unpack
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
+from memstream.argument_types import Count, Position, Seconds
+from memstream.arguments import check_methods, checked_items
 from memstream.channel import Link, MemoryPath, memory_path, new_request_id
 from memstream.codec import (
     Observable,
@@ -43,9 +45,10 @@ from memstream.values import (
     Tier,
 )
 from memstream.watch import Start, Watch
-from memstream.wiretypes import invalid, metadata_value, timestamp
+from memstream.wiretypes import encoding, invalid, metadata_value, timestamp
 
 
+@check_methods
 class Memory:
     """A memory by name; making one calls nobody. Every method raises a MemstreamError (see memstream.errors)."""
 
@@ -121,10 +124,10 @@ class Memory:
         observations: Iterable[Observable],
         *,
         producer: str = "",
-        first_sequence: int = 0,
+        first_sequence: Position = 0,
         session: str = "",
         ack_level: AckLevel = AckLevel.STORED,
-        timeout_s: float | None = None,
+        timeout_s: Seconds | None = None,
     ) -> BatchResult:
         """Observes one batch and waits until it has come to `ack_level`.
 
@@ -137,7 +140,9 @@ class Memory:
             producer=producer,
             session=session,
             first_sequence=first_sequence,
-            observations=[observation_to_wire(each) for each in observations],
+            observations=[
+                observation_to_wire(each) for each in checked_items("observations", observations, Observable)
+            ],
             ack_level=ack_level_to_wire(ack_level),
             request_id="" if producer else new_request_id(),
         )
@@ -167,7 +172,7 @@ class Memory:
                 namespace=self.namespace,
                 name=self.name,
                 policy=policy_to_wire(policy) if policy is not None else None,
-                labels=labels,
+                labels=None if labels is None else dict(labels),
                 etag=etag,
             ),
             update_mask=FieldMask(
@@ -229,7 +234,7 @@ class Memory:
         return fragment_from_wire(answer.fragment)
 
     def list_fragments(
-        self, filter: Filter | None = None, *, forgotten: bool = False, page_size: int = 0
+        self, filter: Filter | None = None, *, forgotten: bool = False, page_size: Count = 0
     ) -> FragmentListing:
         """Fragments in order of receipt, page by page; iterate over it."""
         request = pb.ListFragmentsRequest(
@@ -273,9 +278,10 @@ class Memory:
 
         With an etag only if it is current.
         """
-        wire = fragment_pb2.Fragment(
-            id=id, etag=etag, importance=importance or 0.0, pinned=bool(pinned), speaker=speaker or ""
-        )
+        with encoding("fragment"):
+            wire = fragment_pb2.Fragment(
+                id=id, etag=etag, importance=importance or 0.0, pinned=bool(pinned), speaker=speaker or ""
+            )
         body = "content"
         if isinstance(content, Structured):
             body = "structured"

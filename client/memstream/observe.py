@@ -14,6 +14,7 @@ from typing import TypeAlias, Unpack
 import grpc
 import grpc.aio
 
+from memstream.arguments import check_methods
 from memstream.backoff import Backoff
 from memstream.channel import Link, MemoryPath, read_end, read_message
 from memstream.codec import Observable, ack_level_to_wire, observation_to_wire
@@ -32,6 +33,7 @@ _YIELD_EVERY = 64
 _GRACE_MAX_S = 30.0
 
 
+@check_methods
 class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
     """A producer's stream into one memory; made by `Memory.observe`, opened by `async with`.
 
@@ -109,6 +111,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
 
     async def flush(self) -> None:
         """Waits until everything sent so far has come to the stream's `ack_level`."""
+        self._link.check_loop()
         target = self._ledger.last
         if self._ledger.position(self.ack_level) < target:
             self._check_usable()

@@ -12,6 +12,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from memstream.arguments import check_fields
+
 
 class Profile(StrEnum):
     """Where the defaults come from: what measured best, or DB-GPT's behaviour without its defects."""
@@ -48,6 +50,7 @@ class RankingRule(StrEnum):
     DBGPT = "dbgpt"
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SensoryPolicy:
     """The buffer every observation enters first."""
@@ -56,6 +59,7 @@ class SensoryPolicy:
     threshold: float | None = None
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortTermPolicy:
     """The tier in which similar observations strengthen each other."""
@@ -73,6 +77,7 @@ class ShortTermPolicy:
     echo_window: timedelta | None = None
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReflectionPolicy:
     """When and how insights are derived; nothing happens without an LLM."""
@@ -85,6 +90,7 @@ class ReflectionPolicy:
     merge_cosine: float | None = None
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallPolicy:
     """Defaults of a recall."""
@@ -106,6 +112,7 @@ class RecallPolicy:
     fold: bool | None = None
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
     """When fragments are forgotten; all off by default."""
@@ -118,6 +125,7 @@ class RetentionPolicy:
     event_retention: timedelta | None = None
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A memory's tunables."""

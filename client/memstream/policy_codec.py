@@ -12,9 +12,12 @@ from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from memstream.argument_types import shown
+from memstream.arguments import unknown
+from memstream.kinds import kind_of
 from memstream.policy import Policy, PolicyLike
 from memstream.v1 import memory_pb2
-from memstream.wiretypes import delta, duration, invalid, members
+from memstream.wiretypes import delta, duration, encoding, invalid, members
 
 P = TypeVar("P")
 
@@ -22,14 +25,15 @@ P = TypeVar("P")
 def policy_to_wire(policy: PolicyLike | None) -> memory_pb2.Policy:
     """The fields that are set; None or an empty policy takes every default of the profile."""
     wire = memory_pb2.Policy()
-    for path, value in _leaves(_mapping(policy or {}), ""):
-        _assign(wire, path, value)
+    for path, value in _leaves(policy or {}, Policy, ""):
+        with encoding(f"policy.{path}"):
+            _assign(wire, path, value)
     return wire
 
 
 def policy_paths(policy: PolicyLike) -> list[str]:
     """An update mask of the fields that are set, for instance ["policy.recall.alpha"]."""
-    return [f"policy.{path}" for path, _ in _leaves(_mapping(policy), "")]
+    return [f"policy.{path}" for path, _ in _leaves(policy, Policy, "")]
 
 
 def policy_from_wire(wire: memory_pb2.Policy) -> Policy:
@@ -37,57 +41,48 @@ def policy_from_wire(wire: memory_pb2.Policy) -> Policy:
     return _read(wire, Policy)
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _leaves(values: object, kind: type[Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """(path, value) of every field that is set, checked against the dataclass `kind`."""
+    hints = get_type_hints(kind)
+    for name, value in _mapping(values, kind, f"policy.{prefix}".removesuffix(".")).items():
+        if name not in hints:
+            raise unknown(f"policy.{prefix}{name}", name, f"{kind.__name__}()", hints)
+        hint = get_args(hints[name])[0]
+        if value is None:
+            continue
+        if is_dataclass(hint):
+            yield from _leaves(value, cast("type[Any]", hint), f"{prefix}{name}.")
+        else:
+            kind_of(timedelta | float if hint is timedelta else hint).check(f"policy.{prefix}{name}", value)
+            yield f"{prefix}{name}", value
+
+
+def _mapping(value: object, kind: type[Any], path: str) -> Mapping[str, Any]:
+    if isinstance(value, kind):
+        return {each.name: getattr(value, each.name) for each in fields(kind)}
     if isinstance(value, Mapping):
         return cast("Mapping[str, Any]", value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in fields(value)}
-    raise invalid("policy", f"must be a Policy or a mapping, not {type(value).__name__}")
-
-
-def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        nested: object = value
-        if isinstance(nested, Mapping) or is_dataclass(nested):
-            yield from _leaves(_mapping(cast("object", nested)), f"{prefix}{name}.")
-        elif value is not None:
-            yield f"{prefix}{name}", value
+    raise invalid(path, f"must be a {kind.__name__} or a mapping of the same shape, not {shown(value)}")
 
 
 def _assign(wire: Message, path: str, value: object) -> None:
     *parents, leaf = path.split(".")
     for parent in parents:
-        if parent not in wire.DESCRIPTOR.fields_by_name:
-            raise invalid(f"policy.{path}", "no such field")
         wire = getattr(wire, parent)
-    field = wire.DESCRIPTOR.fields_by_name.get(leaf)
-    if field is None:
-        raise invalid(f"policy.{path}", "no such field")
-    try:
-        if field.message_type is not None:
-            getattr(wire, leaf).CopyFrom(_duration(value))
-        else:
-            enum = _enum(wire, leaf)
-            setattr(wire, leaf, value if enum is None else _number(enum, value))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise invalid(f"policy.{path}", str(error)) from error
+    if wire.DESCRIPTOR.fields_by_name[leaf].message_type is not None:
+        getattr(wire, leaf).CopyFrom(_duration(value))
+    else:
+        enum = _enum(wire, leaf)
+        setattr(wire, leaf, value if enum is None else _number(enum, value))
 
 
-def _duration(value: object) -> Duration:
-    if isinstance(value, timedelta):
-        return duration(value)
-    if isinstance(value, int | float):
-        return duration(timedelta(seconds=value))
-    raise TypeError(f"must be a timedelta or seconds, not {type(value).__name__}")
+def _duration(value: Any) -> Duration:
+    return duration(value if isinstance(value, timedelta) else timedelta(seconds=value))
 
 
 def _number(enum: EnumDescriptor, value: object) -> int:
     prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    found = enum.values_by_name.get(f"{prefix}{value}".upper())
-    if found is None or found.number == 0:
-        known = [each.name.removeprefix(prefix).lower() for each in enum.values if each.number]
-        raise ValueError(f"must be one of {', '.join(known)}, not {value!r}")
-    return found.number
+    return enum.values_by_name[f"{prefix}{value}".upper()].number
 
 
 def _enum(wire: Message, name: str) -> EnumDescriptor | None:

@@ -17,8 +17,10 @@ from memstream.errors import (
     CursorVoid,
     DeadlineExceeded,
     EtagMismatch,
+    EventLoopMismatch,
     Exhausted,
     FragmentNotFound,
+    InvalidArgument,
     InvalidRequest,
     JournalUnavailable,
     KindMismatch,
@@ -56,6 +58,7 @@ from memstream.errors import (
     WindowExceeded,
 )
 from memstream.memory import FragmentListing, Memory
+from memstream.names import memory_name, user_id_of
 from memstream.observe import ObserveStream
 from memstream.policy import (
     Overflow,
@@ -142,6 +145,7 @@ __all__ = [
     "EmbeddingModel",
     "EtagMismatch",
     "Event",
+    "EventLoopMismatch",
     "EventReason",
     "EventType",
     "Exhausted",
@@ -153,6 +157,7 @@ __all__ = [
     "FragmentListing",
     "FragmentNotFound",
     "ImportedFragment",
+    "InvalidArgument",
     "InvalidRequest",
     "JournalUnavailable",
     "KindMismatch",
@@ -241,5 +246,7 @@ __all__ = [
     "Weights",
     "WindowExceeded",
     "connect",
+    "memory_name",
     "sync",
+    "user_id_of",
 ]

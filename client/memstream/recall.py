@@ -16,6 +16,7 @@ from typing import TypeAlias, Unpack
 import grpc
 import grpc.aio
 
+from memstream.arguments import check_methods
 from memstream.backoff import Backoff
 from memstream.channel import Link, MemoryPath, deadline, read_message
 from memstream.codec import answer_from_wire, query_to_wire
@@ -58,6 +59,7 @@ class _Question:
             self.answer.set_exception(error)
 
 
+@check_methods
 class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
     """A stream of queries to one memory; made by `Memory.recall`, opened by `async with`.
 
@@ -82,11 +84,12 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         Raises DeadlineExceeded after `timeout_s` (default: the client's), the server's refusal of this query, and
         whatever ended the stream.
         """
+        self._check_usable()
         question = _Question(
             query_to_wire(str(next(self._ids)), what, **options), asyncio.get_running_loop().create_future()
         )
         with self._link.traced("RecallQuery"):
-            return await self._answer(question, options.get("timeout_s", self._link.settings.timeout_s))
+            return await self._answer(question, self._timeout_s(options.get("timeout_s")))
 
     def subscribe(self, what: str | Structured, **options: Unpack[RecallOptions]) -> StandingQuery:
         """A query that goes on being answered as the memory changes; ask by `async with`, or by iterating over it.
@@ -97,10 +100,14 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         """
         query = query_to_wire(str(next(self._ids)), what, **options)
         query.subscribe = True
-        timeout_s = options.get("timeout_s", self._link.settings.timeout_s)
+        timeout_s = self._timeout_s(options.get("timeout_s"))
         return StandingQuery(query, lambda standing: self._stand(standing, timeout_s), self._give_up)
 
+    def _timeout_s(self, given: float | None) -> float:
+        return self._link.settings.timeout_s if given is None else given
+
     async def _stand(self, standing: StandingQuery, timeout_s: float) -> None:
+        self._check_usable()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._put(standing)

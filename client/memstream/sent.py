@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from memstream.errors import MemstreamError
+from memstream.errors import EventLoopMismatch, MemstreamError
 from memstream.values import Outcome
 
 
@@ -57,6 +57,8 @@ class Sent:
         if not self.done:
             if self._waiter is None:
                 self._waiter = asyncio.get_running_loop().create_future()
+            if self._waiter.get_loop() is not asyncio.get_running_loop():
+                raise EventLoopMismatch("the stream of this observation belongs to another event loop")
             # Shielded: one awaiter that is cancelled must not end the wait of the others.
             yield from asyncio.shield(self._waiter).__await__()
         if self._stored is None:

@@ -12,7 +12,10 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 
+from memstream.argument_types import quoted
 from memstream.channel import Link, memory_path, new_request_id, translated
+from memstream.errors import InvalidArgument
+from memstream.kinds import kind_of
 from memstream.resource_codec import operation_from_wire
 from memstream.resources import Operation
 from memstream.v1 import memory_service_pb2 as pb
@@ -94,10 +97,15 @@ async def whole_lines(source: Source) -> AsyncGenerator[bytes, None]:
 async def _chunks(source: Source) -> AsyncIterator[bytes]:
     if not isinstance(source, Path | str):
         async for chunk in source:
+            kind_of(bytes).check("source", chunk)
             for start in range(0, len(chunk), PART_BYTES):
                 yield chunk[start : start + PART_BYTES]
         return
-    file = await asyncio.to_thread(Path(source).open, "rb")
+    try:
+        file = await asyncio.to_thread(Path(source).open, "rb")
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise InvalidArgument("source", f"cannot read {quoted(str(source))}: {what}") from error
     try:
         while chunk := await asyncio.to_thread(file.read, PART_BYTES):
             yield chunk

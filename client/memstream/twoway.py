@@ -42,6 +42,7 @@ class TwoWayStream(ABC, Generic[Request, Response]):
     async def __aenter__(self) -> Self:
         if self._task is not None:
             raise StreamClosed("a stream is opened once; ask the memory for another one")
+        self._link.check_open()
         self._task = asyncio.create_task(self._run(), name=f"memstream {type(self).__name__} {self.memory}")
         try:
             await self._until(lambda: self.connections > 0)
@@ -97,6 +98,7 @@ class TwoWayStream(ABC, Generic[Request, Response]):
             raise self._error
         if not self.connections:
             raise StreamClosed("the stream is not open: use `async with`")
+        self._link.check_loop()
 
     def _check_usable(self) -> None:
         self._check_open()
@@ -121,6 +123,9 @@ class TwoWayStream(ABC, Generic[Request, Response]):
             await persist(lambda: self._connection(backoff), backoff)
         except MemstreamError as error:
             self._fail(error)
+        except asyncio.CancelledError:
+            self._fail(StreamClosed("the event loop of the stream has ended"))
+            raise
 
     def _fail(self, error: MemstreamError) -> None:
         if self._error is None and not self._closed:

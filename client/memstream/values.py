@@ -9,14 +9,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, TypeAlias, TypedDict, overload
+from typing import Annotated, Any, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from memstream.argument_types import Count, Position, Seconds, VectorLike
+from memstream.arguments import check_fields
 from memstream.errors import MemstreamError
 
-Vector: TypeAlias = npt.NDArray[np.floating[Any]] | Sequence[float]
+Vector: TypeAlias = Annotated[npt.NDArray[np.floating[Any]] | Sequence[float], VectorLike]
 """An embedding: one-dimensional, finite, of the server's dimension; sent as float32, normalised by the server."""
 MetadataValue: TypeAlias = str | int | float | bool
 
@@ -129,6 +131,7 @@ class OperationState(StrEnum):
     CANCELLED = "cancelled"
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Structured:
     """One step of an agent in parts; empty fields were not given. The values are embedded and indexed, not the keys."""
@@ -148,16 +151,17 @@ class ObservationFields(TypedDict, total=False):
 
     speaker: str
     session: str
-    observe_time: datetime
-    importance: float
+    observe_time: datetime | None
+    importance: float | None
     metadata: Mapping[str, MetadataValue]
-    embedding: Vector
-    expire_time: datetime
-    ttl: timedelta
+    embedding: Vector | None
+    expire_time: datetime | None
+    ttl: timedelta | None
     external_id: str
-    token_count: int
+    token_count: Count
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What is perceived.
@@ -176,7 +180,7 @@ class Observation:
     expire_time: datetime | None = None
     ttl: timedelta | None = None
     external_id: str = ""
-    token_count: int = 0
+    token_count: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +213,7 @@ class Fragment:
     token_count: int
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Which fragments are meant; conditions are joined by AND, an empty one does not restrict.
@@ -231,6 +236,7 @@ class Filter:
     exclude_ids: Collection[str] = ()
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Weights:
     """alpha x recency + beta x relevance + gamma x importance, each 0 to 100; None: by policy."""
@@ -241,7 +247,7 @@ class Weights:
 
 
 class RecallOptions(TypedDict, total=False):
-    """How a query is answered; what is not given is decided by the memory's policy.
+    """How a query is answered; what is not given, or None, is decided by the memory's policy.
 
     `limit` recollections; `min_revision` waits (within `timeout_s`) until that revision is visible; `explain` says how
     each score came about; up to `near_misses` fragments that came close are named with the stage that removed them;
@@ -249,20 +255,20 @@ class RecallOptions(TypedDict, total=False):
     working memory, too; `fold` False gives recollections that say the same a place each.
     """
 
-    embedding: Vector
-    now: datetime
-    limit: int
-    weights: Weights
-    min_relevance: float
-    filter: Filter
-    min_revision: int
-    explain: bool
-    near_misses: int
-    reinforce: bool
-    token_budget: int
-    omit_working_memory: bool
-    fold: bool
-    timeout_s: float
+    embedding: Vector | None
+    now: datetime | None
+    limit: Count | None
+    weights: Weights | None
+    min_relevance: float | None
+    filter: Filter | None
+    min_revision: Position | None
+    explain: bool | None
+    near_misses: Count | None
+    reinforce: bool | None
+    token_budget: Count | None
+    omit_working_memory: bool | None
+    fold: bool | None
+    timeout_s: Seconds | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ class Watch:
     async def __anext__(self) -> Event:
         """The next event. Raises CursorCompacted, CursorVoid or MemoryNotFound where there is no going on."""
         await self._begin()
+        self._link.check_loop()
         while True:
             while self._ahead:
                 item = self._ahead.popleft()
@@ -123,6 +124,9 @@ class Watch:
             await persist(lambda: self._connection(backoff), backoff)
         except MemstreamError as error:
             self._end(error)
+        except asyncio.CancelledError:
+            self._end(StreamClosed("the event loop of the watch has ended"))
+            raise
 
     def _end(self, error: MemstreamError) -> None:
         if self._error is None:

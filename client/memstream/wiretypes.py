@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TypeVar
@@ -14,24 +15,37 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import MessageMap
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from memstream.errors import InvalidRequest, Violation
+from memstream.argument_types import shown
+from memstream.errors import InvalidArgument
+from memstream.kinds import kind_of
 from memstream.v1 import fragment_pb2
 from memstream.values import MetadataValue, Vector
 
 E = TypeVar("E", bound=StrEnum)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_METADATA = kind_of(MetadataValue)
 
 
-def invalid(field: str, description: str) -> InvalidRequest:
+def invalid(field: str, description: str) -> InvalidArgument:
     """What the server would answer, found before anything was sent."""
-    return InvalidRequest("the request is not valid", violations=(Violation(field, description),))
+    return InvalidArgument(field, description)
+
+
+@contextmanager
+def encoding(field: str) -> Iterator[None]:
+    """Around the making of a message: what protobuf refuses becomes an InvalidArgument."""
+    try:
+        yield
+    except InvalidArgument:
+        raise
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
+        raise InvalidArgument(field, str(error)) from error
 
 
 def timestamp(field: str, value: datetime) -> Timestamp:
     """An aware datetime, to the microsecond."""
-    if value.tzinfo is None:
-        raise invalid(field, "must be an aware datetime (datetime.now(UTC), not datetime.now())")
+    kind_of(datetime).check(field, value)
     micros = (value - _EPOCH) // _MICROSECOND
     return Timestamp(seconds=micros // 1_000_000, nanos=micros % 1_000_000 * 1_000)
 
@@ -73,18 +87,16 @@ def members(kind: type[E], descriptor: EnumDescriptor) -> dict[int, E]:
 
 def metadata_value(field: str, value: object) -> fragment_pb2.MetadataValue:
     """One metadata value; bool before int, of which it is a subclass."""
-    try:
-        if isinstance(value, bool):
-            return fragment_pb2.MetadataValue(bool_value=value)
-        if isinstance(value, int):
-            return fragment_pb2.MetadataValue(int_value=value)
-        if isinstance(value, float):
-            return fragment_pb2.MetadataValue(double_value=value)
-        if isinstance(value, str):
-            return fragment_pb2.MetadataValue(string_value=value)
-    except (TypeError, ValueError) as error:
-        raise invalid(field, str(error)) from error
-    raise invalid(field, f"must be str, int, float or bool, not {type(value).__name__}")
+    _METADATA.check(field, value)
+    if isinstance(value, bool):
+        return fragment_pb2.MetadataValue(bool_value=value)
+    if isinstance(value, str):
+        return fragment_pb2.MetadataValue(string_value=value)
+    if isinstance(value, int | np.integer):
+        return fragment_pb2.MetadataValue(int_value=int(value))
+    if isinstance(value, float | np.floating):
+        return fragment_pb2.MetadataValue(double_value=float(value))
+    raise invalid(field, f"must be {_METADATA.name}, not {shown(value)}")
 
 
 def metadata(wire: MessageMap[str, fragment_pb2.MetadataValue]) -> Mapping[str, MetadataValue]:
@@ -109,8 +121,14 @@ def packed_floats(number: int, vector: Vector) -> bytes:
     Assigning 1,536 floats one by one costs 21 to 224 microseconds, this 1.6.
     """
     try:
-        array: npt.NDArray[np.float32] = np.ascontiguousarray(vector, dtype="<f4")
-    except (TypeError, ValueError) as error:
+        given = np.asarray(vector)
+        if given.size and given.dtype.kind not in "fiu":  # numpy reads strings, truths and None as numbers
+            raise invalid("embedding", f"must be a vector of numbers, not of {given.dtype.name}")
+        with np.errstate(over="ignore"):
+            array: npt.NDArray[np.float32] = np.ascontiguousarray(given, dtype="<f4")
+    except (TypeError, OverflowError, ValueError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
         raise invalid("embedding", f"must be a vector of numbers: {error}") from error
     if array.ndim != 1 or array.size == 0:
         raise invalid("embedding", f"must have one dimension and not be empty, not shape {array.shape}")

@@ -93,7 +93,17 @@ def test_a_flag_says_meaning_default_and_bounds() -> None:
         (["observe", "a/b", "--resume"], "--producer"),
         (["recall", "a/b", "q", "--since", "yesterday"], "neither a time"),
         (["recall", "a/b", "q", "--metadata", "page"], "not KEY=VALUE"),
+        (["recall", "a/b", "q", "--metadata", "page>=5"], "compares in a way that there is not"),
+        (["list", "a/b", "--metadata", "page==5"], "compares in a way that there is not"),
+        (["erase", "a/b", "--metadata", "page!=5"], "compares in a way that there is not"),
         (["recall", "a/b", "q", "--limit", "0"], "--limit"),
+        (["recall", "a/b", "q", "--limit", "3000000000"], "limit: must be between 0 and 2147483647"),
+        (["recall", "a/b", "q", "--alpha", "nan"], "alpha: must be a finite number"),
+        (["recall", "a/b", "q", "--timeout", "inf"], "timeout_s: must be a finite number"),
+        (["recall", "a/b", "q", "--token", "two words"], "token: must be a string of visible ASCII"),
+        (["recall", "a/b c", "q"], "memory: the name of 'a/b c' has ' ' at character 2"),
+        (["recall", f"a/{'b' * 129}", "q"], "has 129 characters, at most 128"),
+        (["recall", "a/b", "q", "--tls-ca", "/nonexistent"], "--tls-ca: cannot read '/nonexistent': No such file"),
         (["recall", "nomemory", "q"], "namespace/name"),
         (["list", "demo", "--speaker", "Bob"], "name a memory"),
         (["show", "a/b", "id", "--external-id", "k"], "not both"),
@@ -105,6 +115,24 @@ def test_wrong_use_exits_2_and_says_what_is_wrong(words: list[str], said: str) -
     assert code == Exit.USAGE
     assert said in " ".join(err.split())
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((b"recall", b"demo/joy", b"\xe9t\xe9 \x1b"), r"word 3 of the command line is not UTF-8 from character 1 on"),
+        ((b"observe", b"demo/joy", b"caf\xe9.txt"), r"'caf\xe9.txt'"),
+        ((b"info", b"--token", b"\xff"), r"word 3"),
+        ((b"\xe9",), r"word 1"),
+    ],
+)
+def test_words_that_are_not_utf8_exit_2(words: tuple[bytes, ...], said: str) -> None:
+    command = [sys.executable.encode(), b"-m", b"memstream_server", *words]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False, env=environment())
+    assert (done.returncode, done.stdout) == (Exit.USAGE, b"")
+    assert said in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+    assert b"\x1b" not in done.stderr
 
 
 def test_no_server_exits_1_and_says_how_to_start_one() -> None:

@@ -195,32 +195,77 @@ async def test_other_memories_are_named_where_the_host_allows_it(server: ServerP
         assert f"leave `memory` out for {memory}" in said
         assert "namespace/name" in await refused(client, "list", memory="nowhere")
     async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
-        await done(client, "observe", content="Mine", memory=f"{memory}-b")
-        assert [one["content"] for one in (await done(client, "list"))["fragments"]] == ["Mine"]
+        said = await refused(client, "observe", content="Mine", memory=f"{memory}-b")
+        assert said.startswith("memory: is no argument of observe: it takes content, speaker, session, ")
+        assert (await done(client, "list"))["fragments"] == []
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("observe", {}, "content"),
-    ("observe", {"content": ""}, "content"),
-    ("observe", {"content": " "}, "is empty"),
+    ("observe", {}, "content is required"),
+    ("observe", {"content": ""}, "content is required"),
+    ("observe", {"content": None}, "content is required"),
+    ("observe", {"content": 7}, "content must be a valid string, not 7 (int)"),
+    ("observe", {"content": " "}, "observations[0].content: is empty"),
+    ("observe", {"content": "x", "importance": 7}, "importance must be less than or equal to 1, not 7 (int)"),
+    ("observe", {"content": "x", "importance": True}, "importance must be a number, not True (bool)"),
+    (
+        "observe",
+        {"content": "x", "metadata": {"deep": {"er": 1}}},
+        "metadata.deep must be a valid string or a valid integer or a valid number or a valid boolean, not a dict",
+    ),
+    (
+        "recall",
+        {"query": "x", "metadata": {"n": {"$gt": 3}}},
+        "metadata.n must be a valid string or a valid integer or a valid number or a valid boolean, not a dict",
+    ),
+    (
+        "recall",
+        {"query": "x", "speakers": "bob"},
+        "speakers: is no argument of recall: did you mean speaker? it takes query, limit, speaker, session, since, "
+        "until, metadata",
+    ),
+    (
+        "recall",
+        {"query": "x", "top_k": 3},
+        "top_k: is no argument of recall: it takes query, limit, speaker, session, since, until, metadata",
+    ),
+    ("recall", {"query": "x", "limit": 0}, "limit must be greater than or equal to 1, not 0 (int)"),
+    ("recall", {"query": "x", "limit": True}, "limit must be a number, not True (bool)"),
+    ("recall", {"query": "x", "limit": 2.5, "speaker": ["bob"]}, "speaker must be a valid string, not a list"),
+    ("recall", {"query": "x", "since": 5}, "since must be a time as text, for instance 2026-05-08T12:00Z, not 5 (int)"),
+    ("list", {"after": "the last one"}, "after is not an id as recall and list give them, not the string 'the last"),
+    ("forget", {"ids": []}, "ids must have at least 1 item, not 0"),
+    ("forget", {"ids": "01K9ZQ4J3V6Y8M2N5P7R0S1T2W"}, "ids must be a valid list, not the string '01K9ZQ"),
+    ("forget", {"ids": [7]}, "ids.0 must be a valid string, not 7 (int)"),
+    ("nothing", {}, "there is no tool 'nothing'; there are observe, recall, forget, list"),
+]
+NAMED = [
     ("observe", {"content": "x" * 70_000}, "65536"),
-    ("observe", {"content": "x", "importance": 7}, "importance"),
-    ("observe", {"content": "x", "metadata": {"deep": {"er": 1}}}, "metadata"),
-    ("recall", {"query": "x", "limit": 0}, "limit"),
     ("recall", {"query": "x", "since": "yesterday"}, "since"),
-    ("list", {"after": "the last one"}, "after"),
     ("list", {"after": "01k9zq4j3v6y8m2n5p7r0s1t2w"}, "after"),
-    ("forget", {"ids": []}, "ids"),
     ("forget", {"ids": ["nonsense"]}, "26 characters"),
 ]
 
 
+async def test_absent_arguments_may_be_null_or_empty(server: ServerProcess, memory: str) -> None:
+    async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
+        nothing = dict.fromkeys(("speaker", "session", "importance", "metadata", "key"))
+        made = await done(client, "observe", content="Bob", **nothing)
+        assert made["outcome"] == "remembered"
+        for absent in (None, ""):
+            given = dict.fromkeys(("limit", "speaker", "session", "since", "until", "metadata"), absent)
+            assert (await done(client, "recall", query="Bob", **given))["recollections"]
+            assert (await done(client, "list", after=absent, **given))["fragments"]
+
+
 async def test_wrong_arguments_are_explained(server: ServerProcess, memory: str) -> None:
     async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
-        for tool, arguments, named in WRONG:
+        for tool, arguments, named in (*WRONG, *NAMED):
             said = await refused(client, tool, **arguments)
             assert named in said, (tool, arguments, said)
-            assert "Traceback" not in said
+            assert not {"Traceback", "pydantic", "http", "\n", "Error executing"} & set(re.findall(r"\w+|\n", said)), (
+                said
+            )
         assert (await done(client, "list"))["fragments"] == []
 
 

@@ -95,6 +95,35 @@ async def test_an_existing_name_is_refused_or_used(wire: Wire) -> None:
     assert not (await wire.memories.CreateMemory(pb.CreateMemoryRequest(exist_ok=True, **NAMED))).created
 
 
+@pytest.mark.parametrize(
+    ("given", "differs"),
+    [
+        ({"kind": memory_pb2.MEMORY_KIND_LONG_TERM}, "kind"),
+        ({"policy": memory_pb2.Policy(profile=memory_pb2.PROFILE_DEFAULT)}, "policy.profile"),
+        ({"policy": memory_pb2.Policy(recall=memory_pb2.RecallPolicy(limit=5, alpha=0.0))}, "policy.recall.alpha"),
+        ({"policy": memory_pb2.Policy(retention={"ttl": {"seconds": 5}})}, "policy.retention.ttl"),
+        ({"labels": {"team": "b"}}, "labels.team"),
+        ({"labels": {"owner": "ann"}}, "labels.owner"),
+    ],
+)
+async def test_exist_ok_names_what_differs(wire: Wire, given: dict[str, Any], differs: str) -> None:
+    policy = memory_pb2.Policy(profile=memory_pb2.PROFILE_DBGPT, recall=memory_pb2.RecallPolicy(limit=5, alpha=0.5))
+    made = {"kind": memory_pb2.MEMORY_KIND_HYBRID, "policy": policy, "labels": {"team": "a", "site": "ulm"}}
+    name: dict[str, Any] = {"namespace": "ns", "memory": "made"}
+    await wire.memories.CreateMemory(pb.CreateMemoryRequest(**name | made))
+    same = [
+        {},
+        made,
+        {"labels": {"site": "ulm"}},
+        {"policy": memory_pb2.Policy(recall=memory_pb2.RecallPolicy(limit=5))},
+    ]
+    for each in same:
+        assert not (await wire.memories.CreateMemory(pb.CreateMemoryRequest(exist_ok=True, **name | each))).created
+    error = await refused(wire.memories.CreateMemory(pb.CreateMemoryRequest(exist_ok=True, **name | given)))
+    assert (error.reason, error.metadata["differs"]) == ("MEMORY_EXISTS", differs)
+    assert differs in error.message
+
+
 async def test_a_repeated_request_id_gets_the_first_answer(wire: Wire) -> None:
     request = pb.CreateMemoryRequest(namespace="ns", memory="once", request_id="r1")
     first = await wire.memories.CreateMemory(request)

@@ -12,12 +12,14 @@ from typing import Any
 
 from dbgpt.agent.core.memory.agent_memory import AgentMemoryFragment, StructuredAgentMemoryFragment
 
+from memstream.kinds import kind_of
 from memstream.values import Fragment, FragmentKind, MetadataValue, Observation, Structured
 
 IMPORTANCE_SCALE = 10
 """DB-GPT's importances are of 1 to 10, ours of 0 to 1."""
 MERGED = ";"
 """Between plain contents that a promotion merged."""
+_TEXT = kind_of(str)
 _INSIGHT = "dbgpt_insight"
 _SNAPSHOT = "dbgpt_snapshot_path"
 _KEY = re.compile(r"dbgpt-(\d+)-[0-9a-f]{16}")
@@ -31,6 +33,7 @@ def key_of(fragment: AgentMemoryFragment) -> str:
     The id alone will not do: every process of DB-GPT counts with the same instance number, so that two may give the
     same id in the same millisecond, and the second fragment would replace the first.
     """
+    _TEXT.check("raw_observation", fragment.raw_observation)
     digest = blake2b(fragment.raw_observation.encode(), digest_size=8).hexdigest()
     return f"dbgpt-{fragment.id}-{digest}"
 

@@ -10,12 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from datetime import UTC, datetime
+from typing import cast
 
 from dbgpt.agent.core.memory.gpts import GptsMemory, GptsMessage, GptsMessageMemory, GptsPlan, GptsPlansMemory
 from dbgpt.util.executor_utils import blocking_func_to_async
 
+from memstream.argument_types import shown
+from memstream.channel import memory_path
 from memstream.conversation_values import Message, MessageFields, Plan, PlanState
-from memstream.errors import ConversationNotFound
+from memstream.errors import ConversationNotFound, InvalidArgument
 from memstream.sync import Client
 from memstream.sync.conversations import Conversation
 
@@ -133,7 +136,7 @@ class RemotePlansMemory(GptsPlansMemory):
 
     def get_by_conv_id_and_num(self, conv_id: str, task_nums: Iterable[int]) -> list[GptsPlan]:
         """Those of the numbers given."""
-        numbers = [int(number) for number in task_nums]
+        numbers = [_number(number) for number in task_nums]
         return self._listed(conv_id, numbers) if numbers else []
 
     def get_todo_plans(self, conv_id: str) -> list[GptsPlan]:
@@ -142,7 +145,7 @@ class RemotePlansMemory(GptsPlansMemory):
 
     def complete_task(self, conv_id: str, task_num: int, result: str) -> None:
         """Marks a plan complete, with its result."""
-        self._conversations.of(conv_id).complete_plan(int(task_num), result or "")
+        self._conversations.of(conv_id).complete_plan(_number(task_num), result or "")
 
     def update_task(
         self,
@@ -156,9 +159,9 @@ class RemotePlansMemory(GptsPlansMemory):
     ) -> None:
         """Sets what is given; the result always, as DB-GPT does."""
         self._conversations.of(conv_id).update_plan(
-            int(task_num),
-            state=PlanState(state),
-            retry_times=int(retry_times),
+            _number(task_num),
+            state=cast("PlanState", state),  # by its value; update_plan refuses what is none
+            retry_times=_number(retry_times, "retry_times"),
             agent=agent or None,
             agent_model=model or None,
             result=result or "",
@@ -178,8 +181,17 @@ class RemotePlansMemory(GptsPlansMemory):
             return []
 
 
+def _number(value: object, argument: str = "task_num") -> int:
+    """DB-GPT's numbers may be text."""
+    try:
+        return int(str(value))
+    except ValueError:
+        raise InvalidArgument(argument, f"must be a whole number, not {shown(value)}") from None
+
+
 class _Conversations:
     def __init__(self, client: Client, namespace: str) -> None:
+        memory_path(f"{namespace}/n", "namespace")
         self._client = client
         self._namespace = namespace
 

@@ -21,8 +21,11 @@ from typing import Any, ClassVar, Self, TypeVar
 from dbgpt.agent.core.memory.agent_memory import AgentMemoryFragment
 from dbgpt.agent.core.memory.base import DiscardedMemoryFragments, Memory, WriteOperation
 
+from memstream.arguments import check_made
+from memstream.channel import memory_path
 from memstream.dbgpt.fragments import IMPORTANCE_SCALE, fragment_from, importance_of, key_of, observation_of
-from memstream.errors import FragmentNotFound
+from memstream.errors import FragmentNotFound, MemoryExists
+from memstream.kinds import kind_of
 from memstream.memory import Memory as Handle
 from memstream.policy import PolicyLike, Profile
 from memstream.sync import Client
@@ -43,11 +46,13 @@ class Scope(StrEnum):
     SESSION = "session"
 
 
+@check_made
 class RemoteMemory(Memory):
     """A memory `namespace/name` of a server; it is made when it is first used, unless it is there.
 
-    `policy` overrides that of the profile; on a memory that is there already neither has an effect. With the scope
-    SESSION every session has a memory of its own, named after `path` and the session.
+    `policy` overrides that of the profile (by default DBGPT). A memory that is there already is used if it has this
+    kind, and the profile and policy fields that are given; else the first call raises MemoryExists, which names what
+    differs. With the scope SESSION every session has a memory of its own, named after `path` and the session.
     """
 
     kind: ClassVar[MemoryKind]
@@ -58,9 +63,10 @@ class RemoteMemory(Memory):
         path: str,
         *,
         scope: Scope | str = Scope.MEMORY,
-        profile: Profile = Profile.DBGPT,
+        profile: Profile | None = None,
         policy: PolicyLike | None = None,
     ) -> None:
+        memory_path(path)
         self.path = path
         self.scope = Scope(scope)
         self._client = client
@@ -128,16 +134,25 @@ class RemoteMemory(Memory):
     async def _memory(self) -> Handle:
         path = self._scoped_path()
         if path not in self._made:
-            self._made[path] = await self._client.asynchronous.create_memory(
+            self._made[path] = await self._make(path)
+        return self._made[path]
+
+    async def _make(self, path: str) -> Handle:
+        client = self._client.asynchronous
+        try:
+            profile = self._profile or Profile.DBGPT
+            return await client.create_memory(path, kind=self.kind, profile=profile, policy=self._policy)
+        except MemoryExists:
+            return await client.create_memory(
                 path, kind=self.kind, profile=self._profile, policy=self._policy, exist_ok=True
             )
-        return self._made[path]
 
     def _scoped_path(self) -> str:
         if self.scope is Scope.MEMORY:
             return self.path
         if not self.session_id:
             raise invalid("session_id", "is needed by a memory of scope 'session'; build the agent, or initialize() it")
+        kind_of(str).check("session_id", self.session_id)
         readable = re.sub(r"[^A-Za-z0-9_-]+", "-", self.session_id)[:_NAME_CHARS_MAX]
         return f"{self.path}.{readable}-{blake2b(self.session_id.encode(), digest_size=6).hexdigest()}"
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from langgraph.store.base import Item, PutOp, SearchItem, get_text_at_path
 
+from memstream.errors import InvalidArgument
 from memstream.langgraph.naming import Namespace, external_id
 from memstream.values import Fragment, MetadataValue, Observation
 
@@ -62,9 +63,12 @@ class Kept:
 
 
 def observation_of(put: PutOp, fields: Sequence[str]) -> Observation:
-    """What keeps an item; `fields` are indexed where the put names none. Raises TypeError for what is no JSON."""
+    """What keeps an item; `fields` are indexed where the put names none. Raises InvalidArgument for what is no JSON."""
     value: Mapping[str, Any] = put.value or {}
-    whole = json.dumps(value, ensure_ascii=False)
+    try:
+        whole = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument("value", f"cannot be written as JSON: {error}") from error
     paths = [] if put.index is False else list(fields if put.index is None else put.index)
     texts = [text for path in paths for text in _texts(value, path)]
     metadata: dict[str, MetadataValue] = {INDEXED: bool(texts), ID: external_id(put.key)}

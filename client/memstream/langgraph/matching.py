@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from memstream.argument_types import shown
+from memstream.errors import InvalidArgument
 from memstream.langgraph.naming import Namespace
 
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
@@ -25,11 +27,37 @@ class Condition(Protocol):
     def path(self) -> Sequence[str]: ...
 
 
-def passes(value: Mapping[str, Any], filter: Mapping[str, Any] | None) -> bool:
-    """Whether a value has, under every key of the filter, what is asked for: a value, or operators.
+def check_filter(filter: object, path: str = "filter") -> None:
+    """Raises InvalidArgument for what no filter can mean: an operator that there is not, or one of the wrong value.
 
-    Raises ValueError for an operator that there is not.
+    `$or`, `$and` and the like are none: they stand where a key is expected, and would be looked for in the values.
     """
+    if filter is None and path == "filter":
+        return
+    if not isinstance(filter, Mapping):
+        raise InvalidArgument(path, f"must be a mapping of keys to values or operators, not {shown(filter)}")
+    operators = path != "filter" and any(str(key).startswith("$") for key in filter)
+    for key, wanted in filter.items():
+        place = f"{path}.{key}"
+        if not isinstance(key, str):
+            raise InvalidArgument(f"a key of {path}", f"must be a string, not {shown(key)}")
+        if operators:
+            _check_operator(place, key, wanted)
+        elif key.startswith("$"):
+            raise InvalidArgument(place, f"there is no operator {key!r} here: a filter names keys, all of which count")
+        elif isinstance(wanted, Mapping):
+            check_filter(wanted, place)
+
+
+def _check_operator(place: str, name: str, wanted: object) -> None:
+    if name not in ("$eq", "$ne", *_ORDERS):
+        raise InvalidArgument(place, f"there is no operator {name!r}: use one of $eq, $ne, {', '.join(_ORDERS)}")
+    if name in _ORDERS and not (_is_number(wanted) or isinstance(wanted, str)):
+        raise InvalidArgument(place, f"must be a number or a string to be compared with, not {shown(wanted)}")
+
+
+def passes(value: Mapping[str, Any], filter: Mapping[str, Any] | None) -> bool:
+    """Whether a value has, under every key of a filter that `check_filter` took, what is asked for."""
     return all(_meets(value.get(key), wanted) for key, wanted in (filter or {}).items())
 
 
@@ -52,8 +80,6 @@ def _compares(value: object, name: str, other: object) -> bool:
         return _equal(value, other)
     if name == "$ne":
         return not _equal(value, other)
-    if name not in _ORDERS:
-        raise ValueError(f"there is no operator {name!r}: use one of $eq, $ne, {', '.join(_ORDERS)}")
     comparable = (_is_number(value) and _is_number(other)) or (isinstance(value, str) and isinstance(other, str))
     return comparable and _ORDERS[name](value, other)
 
@@ -68,14 +94,14 @@ def _is_number(value: object) -> bool:
 
 
 def meets(namespace: Namespace, conditions: Iterable[Condition] | None) -> bool:
-    """Whether a namespace meets all conditions. Raises ValueError for a kind of condition that there is not."""
+    """Whether a namespace meets all conditions. Raises InvalidArgument for a kind of condition that there is not."""
     return all(_meets_one(namespace, each) for each in conditions or ())
 
 
 def _meets_one(namespace: Namespace, condition: Condition) -> bool:
     path, count = condition.path, len(condition.path)
     if condition.match_type not in ("prefix", "suffix"):
-        raise ValueError(f"there is no match_type {condition.match_type!r}: use 'prefix' or 'suffix'")
+        raise InvalidArgument("match_type", f"must be 'prefix' or 'suffix', not {shown(condition.match_type)}")
     if len(namespace) < count:
         return False
     part = namespace[:count] if condition.match_type == "prefix" else namespace[len(namespace) - count :]

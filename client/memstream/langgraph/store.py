@@ -13,7 +13,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from langgraph.store.base import (
     BaseStore,
@@ -28,7 +28,9 @@ from langgraph.store.base import (
     TTLConfig,
 )
 
-from memstream.errors import EtagMismatch, FragmentNotFound, MemoryNotFound, NotFound
+from memstream.arguments import check_made
+from memstream.channel import memory_path
+from memstream.errors import EtagMismatch, FragmentNotFound, MemoryExists, MemoryNotFound, NotFound
 from memstream.langgraph.items import ID, INDEXED, WHOLE, Kept, kept, observation_of
 from memstream.langgraph.matching import meets, passes
 from memstream.langgraph.naming import (
@@ -40,6 +42,7 @@ from memstream.langgraph.naming import (
     namespace_label,
     namespace_of,
 )
+from memstream.langgraph.operations import check_operation
 from memstream.memory import Memory
 from memstream.sync import Client
 from memstream.sync.loop import LOOP
@@ -64,6 +67,14 @@ POLICY = {
 """Of every memory made here: no LLM is asked, and what is deleted is erased by the next maintenance."""
 
 
+class _What(TypedDict):
+    """Of every memory, also of one that is there already."""
+
+    kind: MemoryKind
+    labels: dict[str, str]
+
+
+@check_made
 class MemstreamStore(BaseStore):
     """A store in the memstream namespace `namespace`, which is best left to it alone.
 
@@ -78,6 +89,7 @@ class MemstreamStore(BaseStore):
         self, client: Client, namespace: str, *, fields: Sequence[str] = (WHOLE,), ttl: TTLConfig | None = None
     ) -> None:
         super().__init__()
+        memory_path(f"{namespace}/n", "namespace")
         self.ttl_config = ttl
         self._client = client
         self._namespace = namespace
@@ -86,11 +98,11 @@ class MemstreamStore(BaseStore):
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Results in the order of the operations; None for a put."""
-        return LOOP.run(self._batch(list(ops)))
+        return LOOP.run(self._batch(_checked(ops)))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """The same, from any event loop."""
-        return await asyncio.wrap_future(LOOP.submit(self._batch(list(ops))))
+        return await asyncio.wrap_future(LOOP.submit(self._batch(_checked(ops))))
 
     # ---- on the SDK's own event loop
 
@@ -110,9 +122,7 @@ class MemstreamStore(BaseStore):
             return await self._search(op)
         if isinstance(op, ListNamespacesOp):
             return await self._list(op)
-        if isinstance(op, PutOp):
-            return None
-        raise ValueError(f"there is no operation {type(op).__name__}")
+        return None
 
     def _memory(self, namespace: Namespace) -> Memory:
         return self._client.asynchronous.memory(f"{self._namespace}/{memory_name(namespace)}")
@@ -175,13 +185,12 @@ class MemstreamStore(BaseStore):
             raise refused.error
 
     async def _make(self, namespace: Namespace) -> None:
-        await self._client.asynchronous.create_memory(
-            self._memory(namespace).path,
-            kind=MemoryKind.LONG_TERM,
-            policy=POLICY,
-            labels={LABEL: namespace_label(namespace)},
-            exist_ok=True,
-        )
+        client, path = self._client.asynchronous, self._memory(namespace).path
+        what: _What = {"kind": MemoryKind.LONG_TERM, "labels": {LABEL: namespace_label(namespace)}}
+        try:
+            await client.create_memory(path, policy=POLICY, **what)
+        except MemoryExists:  # its policy may have been changed since
+            await client.create_memory(path, exist_ok=True, **what)
         self._made.add(namespace)
 
     async def _delete(self, namespace: Namespace, keys: Sequence[str]) -> None:
@@ -296,6 +305,13 @@ class MemstreamStore(BaseStore):
             return (await self._memory(namespace).stats()).long_term > 0
         except MemoryNotFound:
             return False
+
+
+def _checked(ops: Iterable[Op]) -> list[Op]:
+    found = list(ops)
+    for op in found:
+        check_operation(op)
+    return found
 
 
 def _prefix(op: ListNamespacesOp) -> Namespace:

@@ -26,7 +26,9 @@ from mcp.types import ToolAnnotations
 from pydantic import AnyHttpUrl
 
 from memstream import errors
+from memstream.arguments import check_arguments
 from memstream.client import Client
+from memstream.mcp.plain import PlainServer
 from memstream.mcp.tools import Tools
 
 __all__ = ["HTTP_PATH", "INSTRUCTIONS", "mcp_server", "serve_http", "serve_stdio"]
@@ -49,6 +51,7 @@ class _OneToken:
         return AccessToken(token=token, client_id="holder", scopes=[]) if known else None
 
 
+@check_arguments
 def mcp_server(
     client: Client, path: str, *, any_memory: bool = False, target: str = "the server", token: str = ""
 ) -> MCPServer[Any]:
@@ -57,7 +60,7 @@ def mcp_server(
     `token`: what every request over HTTP must have as its bearer token; empty: nothing.
     """
     tools = Tools(client, path, target)
-    server: MCPServer[Any] = MCPServer(
+    server: PlainServer = PlainServer(
         "memstream",
         instructions=INSTRUCTIONS,
         version=installed.version("memstream"),
@@ -75,7 +78,9 @@ def mcp_server(
         tools.list: ToolAnnotations(title="List memories", read_only_hint=True, open_world_hint=False),
     }
     for tool, hint in hints.items():
-        server.add_tool(_told(tool, tools, any_memory), name=tool.__name__, annotations=hint)
+        shown = _told(tool, tools, any_memory)
+        server.arguments[tool.__name__] = tuple(inspect.signature(shown).parameters)
+        server.add_tool(shown, name=tool.__name__, annotations=hint)
     return server
 
 

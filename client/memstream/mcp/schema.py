@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from memstream.values import Fragment, Structured
 
@@ -15,12 +15,29 @@ IDS_MAX = 1_000
 
 # ---- what goes in
 
+
+def _number_alone(value: object) -> object:
+    """Pydantic takes true for 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+def _text_alone(value: object) -> object:
+    """Pydantic takes a number for seconds since 1970, or for milliseconds where it is large."""
+    if not isinstance(value, str):
+        raise ValueError("must be a time as text, for instance 2026-05-08T12:00Z")
+    return value
+
+
 Words = Annotated[str, Field(min_length=1, description="What is to be remembered, in plain words that stand alone.")]
 Query = Annotated[str, Field(min_length=1, description="What you want to know, as a question or in key words.")]
 Speaker = Annotated[str, Field(description="Who said it, for instance 'user' or a name. Empty: not said.")]
 Session = Annotated[str, Field(description="The conversation it belongs to. Empty: not said.")]
 Importance = Annotated[
-    float | None, Field(ge=0, le=1, description="How much it matters, 0 to 1. Leave it out to let the server decide.")
+    float | None,
+    BeforeValidator(_number_alone),
+    Field(ge=0, le=1, description="How much it matters, 0 to 1. Leave it out to let the server decide."),
 ]
 Metadata = Annotated[
     dict[str, str | int | float | bool] | None, Field(description="Anything to find or filter it by later.")
@@ -38,13 +55,21 @@ With = Annotated[
 ]
 OfSession = Annotated[str, Field(description="Only of this conversation. Empty: any.")]
 Since = Annotated[
-    datetime | None, Field(description="Only what was perceived at or after this time, ISO 8601 (UTC without a zone).")
+    datetime | None,
+    BeforeValidator(_text_alone),
+    Field(description="Only what was perceived at or after this time, ISO 8601 (UTC without a zone)."),
 ]
 Until = Annotated[
-    datetime | None, Field(description="Only what was perceived before this time, ISO 8601 (UTC without a zone).")
+    datetime | None,
+    BeforeValidator(_text_alone),
+    Field(description="Only what was perceived before this time, ISO 8601 (UTC without a zone)."),
 ]
-RecallLimit = Annotated[int, Field(ge=1, le=RECALL_MAX, description="Most recollections wanted.")]
-ListLimit = Annotated[int, Field(ge=1, le=LIST_MAX, description="Most fragments wanted.")]
+RecallLimit = Annotated[
+    int, BeforeValidator(_number_alone), Field(ge=1, le=RECALL_MAX, description="Most recollections wanted.")
+]
+ListLimit = Annotated[
+    int, BeforeValidator(_number_alone), Field(ge=1, le=LIST_MAX, description="Most fragments wanted.")
+]
 After = Annotated[
     str,
     Field(

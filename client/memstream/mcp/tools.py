@@ -150,10 +150,9 @@ class Tools:
         if isinstance(error, errors.Unavailable) and not error.reason:
             return f"no memstream server answers at {self._target}; it must be started, then try again"
         if isinstance(error, errors.Transient):
-            wait = f" in {error.retry_after:g} s" if error.retry_after else " later"
+            wait = f" in {error.retry_after} s" if error.retry_after else " later"
             return f"{error.message}; try again{wait}"
-        wrong = "; ".join(f"{each.field}: {each.description}" for each in error.violations)
-        return f"{error.message} ({wrong})" if wrong and wrong not in error.message else error.message
+        return error.summary()
 
 
 def _filter(speaker: str, session: str, since: datetime | None, until: datetime | None, metadata: With) -> Filter:

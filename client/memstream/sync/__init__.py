@@ -19,8 +19,11 @@ from types import TracebackType
 from typing import Self
 
 import memstream.client
+from memstream.argument_types import Count, KeepaliveSeconds, Seconds
+from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Retry
 from memstream.channel import Tls, Token, Tracing
+from memstream.kinds import kind_of
 from memstream.policy import PolicyLike, Profile
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
 from memstream.sync.conversations import Conversation, ConversationWatch
@@ -45,15 +48,16 @@ __all__ = [
 ]
 
 
+@check_arguments
 def connect(
     target: str,
     *,
     token: Token | None = None,
     tls: Tls | None = None,
-    timeout_s: float = 30.0,
+    timeout_s: Seconds = 30.0,
     retry: Retry | None = None,
-    keepalive_s: float = 60.0,
-    receive_bytes_max: int = 64 << 20,
+    keepalive_s: KeepaliveSeconds = 60.0,
+    receive_bytes_max: Count = 64 << 20,
     options: Sequence[tuple[str, str | int]] = (),
     tracing: Tracing | None = None,
 ) -> Client:
@@ -73,6 +77,7 @@ def connect(
     )
 
 
+@check_methods
 class Client:
     """See memstream.Client."""
 
@@ -103,31 +108,23 @@ class Client:
 
     def memory(self, path: str) -> Memory:
         """The memory `namespace/name`, without asking whether it exists."""
-
-        async def make() -> Memory:  # over there: the first use makes the channel, which belongs to that loop
-            return Memory(self._inner.memory(path))
-
-        return LOOP.run(make())
+        return Memory(self._inner.memory(path))
 
     def conversation(self, path: str) -> Conversation:
         """The conversation `namespace/name`, without asking whether it exists."""
-
-        async def make() -> Conversation:
-            return Conversation(self._inner.conversation(path))
-
-        return LOOP.run(make())
+        return Conversation(self._inner.conversation(path))
 
     def create_memory(
         self,
         path: str,
         *,
-        kind: MemoryKind = MemoryKind.HYBRID,
+        kind: MemoryKind | None = None,
         profile: Profile | None = None,
         policy: PolicyLike | None = None,
         labels: Mapping[str, str] | None = None,
         exist_ok: bool = False,
     ) -> Memory:
-        """Makes the memory `namespace/name`; `exist_ok` takes an existing one as it is."""
+        """Makes the memory `namespace/name`; `exist_ok` takes an existing one that has what is given here."""
         return Memory(
             LOOP.run(
                 self._inner.create_memory(
@@ -140,11 +137,11 @@ class Client:
         """The memory as the server has it."""
         return LOOP.run(self._inner.get_memory(path))
 
-    def list_memories(self, namespace: str, *, name_prefix: str = "", page_size: int = 0) -> Iterator[MemoryInfo]:
+    def list_memories(self, namespace: str, *, name_prefix: str = "", page_size: Count = 0) -> Iterator[MemoryInfo]:
         """A namespace's memories by name: those whose name begins with `name_prefix`."""
         return LOOP.iterate(self._inner.list_memories(namespace, name_prefix=name_prefix, page_size=page_size))
 
-    def list_namespaces(self, *, page_size: int = 0) -> Iterator[Namespace]:
+    def list_namespaces(self, *, page_size: Count = 0) -> Iterator[Namespace]:
         """Namespaces that have memories, by name."""
         return LOOP.iterate(self._inner.list_namespaces(page_size=page_size))
 
@@ -189,7 +186,7 @@ class Client:
         """Erases what was forgotten and whose grace has passed, now instead of in time; empty names do not restrict."""
         return LOOP.run(self._inner.start_purge(namespace, memory))
 
-    def operations(self, namespace: str = "", memory: str = "", *, page_size: int = 0) -> Iterator[Operation]:
+    def operations(self, namespace: str = "", memory: str = "", *, page_size: Count = 0) -> Iterator[Operation]:
         """Pieces of long work, the newest first; empty names do not restrict."""
         return LOOP.iterate(self._inner.operations(namespace, memory, page_size=page_size))
 
@@ -210,6 +207,7 @@ def _some(chunks: Iterator[bytes]) -> bytes:
     """The next chunks, about as much as a message takes; nothing at their end."""
     part = bytearray()
     for chunk in chunks:
+        kind_of(bytes).check("source", chunk)
         part += chunk
         if len(part) >= PART_BYTES:
             break

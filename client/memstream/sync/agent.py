@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from memstream.agent import SHORT_TERM_CAPACITY, ActionOutput, AgentTemplates
-from memstream.policy import PolicyLike, Profile
+from memstream.agent import ActionOutput, AgentTemplates, made_with
+from memstream.arguments import check_made
+from memstream.errors import MemoryExists
+from memstream.policy import PolicyLike
 from memstream.sync import Client, Memory
 from memstream.sync.conversations import Conversation
 from memstream.values import MemoryKind, Observation, RecallOptions, Structured
 
 
+@check_made
 class AgentMemory(AgentTemplates):
     """See memstream.agent.AgentMemory."""
 
@@ -35,13 +38,14 @@ class AgentMemory(AgentTemplates):
         path: str,
         *,
         conversation: str | None = None,
-        kind: MemoryKind = MemoryKind.SHORT_TERM,
+        kind: MemoryKind | None = None,
         policy: PolicyLike | None = None,
     ) -> Self:
         """The memory `namespace/name`, made if it is not there, and the conversation of that path, unless given."""
-        if policy is None and kind is MemoryKind.SHORT_TERM:
-            policy = {"profile": Profile.DBGPT, "short_term": {"capacity": SHORT_TERM_CAPACITY}}
-        memory = client.create_memory(path, kind=kind, policy=policy, exist_ok=True)
+        try:
+            memory = client.create_memory(path, **made_with(kind, policy))
+        except MemoryExists:
+            memory = client.create_memory(path, kind=kind, policy=policy, exist_ok=True)
         return cls(memory, client.conversation(conversation or path))
 
     def read_memories(self, question: str) -> str:

@@ -7,11 +7,14 @@ from datetime import timedelta
 from typing import Unpack
 
 import memstream.conversations as conversations
+from memstream.argument_types import Count, Int32, Position
+from memstream.arguments import check_methods
 from memstream.conversation_values import Message, MessageFields, Plan, PlanState
 from memstream.sync.iterated import Iterated
 from memstream.sync.loop import LOOP
 
 
+@check_methods
 class Conversation:
     """See memstream.Conversation."""
 
@@ -41,7 +44,7 @@ class Conversation:
         return LOOP.run(self._inner.append(sender, content, **said))
 
     def messages(
-        self, agent: str = "", other_agent: str = "", *, current_goal: str = "", page_size: int = 0
+        self, agent: str = "", other_agent: str = "", *, current_goal: str = "", page_size: Count = 0
     ) -> Iterator[Message]:
         """In order: all, those `agent` sent or received, or those between the two; only with that goal, if given."""
         return LOOP.iterate(self._inner.messages(agent, other_agent, current_goal=current_goal, page_size=page_size))
@@ -50,7 +53,7 @@ class Conversation:
         """The last one. Raises ConversationNotFound when there is none."""
         return LOOP.run(self._inner.last_message())
 
-    def watch(self, after_number: int = 0, *, progress_interval: timedelta | None = None) -> ConversationWatch:
+    def watch(self, after_number: Position = 0, *, progress_interval: timedelta | None = None) -> ConversationWatch:
         """The messages after a number and those to come; it ends when the conversation is completed."""
 
         async def make() -> conversations.ConversationWatch:  # over there: it belongs to that loop
@@ -70,16 +73,16 @@ class Conversation:
         """Saves plans together; one of an existing number replaces it."""
         return LOOP.run(self._inner.save_plans(plans))
 
-    def plans(self, numbers: Collection[int] = (), *, to_do: bool = False, page_size: int = 0) -> Iterator[Plan]:
+    def plans(self, numbers: Collection[Int32] = (), *, to_do: bool = False, page_size: Count = 0) -> Iterator[Plan]:
         """By number: all, those of `numbers`, or those to do (TODO or RETRYING)."""
         return LOOP.iterate(self._inner.plans(numbers, to_do=to_do, page_size=page_size))
 
     def update_plan(
         self,
-        number: int,
+        number: Int32,
         *,
         state: PlanState | None = None,
-        retry_times: int | None = None,
+        retry_times: Int32 | None = None,
         agent: str | None = None,
         agent_model: str | None = None,
         result: str | None = None,
@@ -91,7 +94,7 @@ class Conversation:
             )
         )
 
-    def complete_plan(self, number: int, result: str = "") -> Plan:
+    def complete_plan(self, number: Int32, result: str = "") -> Plan:
         """Marks a plan complete, with its result."""
         return LOOP.run(self._inner.complete_plan(number, result))
 

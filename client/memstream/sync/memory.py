@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from typing import Literal, Unpack
 
 import memstream.memory as memory
+from memstream.argument_types import Count, Position, Seconds
+from memstream.arguments import check_methods
 from memstream.codec import Observable
 from memstream.policy import PolicyLike
 from memstream.resources import Cursor, MemoryInfo, MemoryStats, Operation, Put
@@ -28,6 +30,7 @@ from memstream.values import (
 from memstream.watch import Start
 
 
+@check_methods
 class Memory:
     """A memory by name; making one calls nobody. Every method raises a MemstreamError (see memstream.errors)."""
 
@@ -86,10 +89,10 @@ class Memory:
         observations: Iterable[Observable],
         *,
         producer: str = "",
-        first_sequence: int = 0,
+        first_sequence: Position = 0,
         session: str = "",
         ack_level: AckLevel = AckLevel.STORED,
-        timeout_s: float | None = None,
+        timeout_s: Seconds | None = None,
     ) -> BatchResult:
         """Observes one batch and waits until it has come to `ack_level`."""
         return LOOP.run(
@@ -138,7 +141,7 @@ class Memory:
         return LOOP.run(self._inner.get_fragment(id, external_id=external_id))
 
     def list_fragments(
-        self, filter: Filter | None = None, *, forgotten: bool = False, page_size: int = 0
+        self, filter: Filter | None = None, *, forgotten: bool = False, page_size: Count = 0
     ) -> FragmentListing:
         """Fragments in order of receipt, page by page; iterate over it."""
         return FragmentListing(self._inner.list_fragments(filter, forgotten=forgotten, page_size=page_size))

@@ -11,6 +11,7 @@ import memstream.recall as recall
 import memstream.sent as sent
 import memstream.standing as standing
 import memstream.watch as watch
+from memstream.arguments import check_methods
 from memstream.codec import Observable
 from memstream.resources import Cursor, Event
 from memstream.sync.iterated import Iterated
@@ -43,6 +44,7 @@ class Sent:
         return LOOP.run(stored())
 
 
+@check_methods
 class ObserveStream:
     """See memstream.ObserveStream."""
 
@@ -101,6 +103,7 @@ class ObserveStream:
         LOOP.run(self._inner.close())
 
 
+@check_methods
 class RecallStream:
     """See memstream.RecallStream. Ask from several threads, or `submit`, for many queries in flight."""
 

@@ -63,7 +63,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_MEMORY_EXISTS: _ErrorReason.ValueType  # 10
     """ALREADY_EXISTS. A memory of that name exists; to an import, also a conversation. What to do: exist_ok, or another
-    name. Metadata: namespace, memory?, conversation?.
+    name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the request).
     """
     ERROR_REASON_REQUEST_ID_CONFLICT: _ErrorReason.ValueType  # 11
     """ALREADY_EXISTS. A request_id came again with another request. What to do: use a new one per request."""
@@ -179,7 +179,7 @@ Metadata: conversation.
 """
 ERROR_REASON_MEMORY_EXISTS: ErrorReason.ValueType  # 10
 """ALREADY_EXISTS. A memory of that name exists; to an import, also a conversation. What to do: exist_ok, or another
-name. Metadata: namespace, memory?, conversation?.
+name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the request).
 """
 ERROR_REASON_REQUEST_ID_CONFLICT: ErrorReason.ValueType  # 11
 """ALREADY_EXISTS. A request_id came again with another request. What to do: use a new one per request."""

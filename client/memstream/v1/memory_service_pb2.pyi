@@ -62,7 +62,9 @@ class CreateMemoryRequest(_message.Message):
     kind: _memory_pb2.MemoryKind.ValueType
     """Which tiers it has. Default HYBRID."""
     exist_ok: _builtins.bool
-    """Return the existing memory of that name, whatever its kind and policy, instead of ALREADY_EXISTS."""
+    """Return an existing memory of that name, if it has the kind, the policy fields and the labels that this request sets;
+    what the request leaves unset is not compared. Otherwise MEMORY_EXISTS names what differs.
+    """
     request_id: _builtins.str
     """Makes a repeat of this call return the first answer."""
     @_builtins.property

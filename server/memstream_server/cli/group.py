@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from memstream_server.cli.failures import EXIT_CODES, Failure
+from memstream_server.cli.failures import EXIT_CODES, Failure, Misuse
 
 COMMANDS = {
     "serve": ("serve", "Run a server until it is told to stop."),
@@ -78,9 +78,20 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for number, word in enumerate(args, 1):
+            _check_decoded(number, word)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except ValueError as error:
+            from memstream.errors import InvalidArgument  # what raised it has imported it; --help does not
+
+            if isinstance(error, InvalidArgument):
+                raise Misuse(error.summary()) from error
+            raise
         except OSError as error:
             if error.errno not in _UNWRITABLE or error.filename is not None:
                 raise  # a broken pipe too, which click takes for the end that it is
@@ -89,6 +100,21 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+def _check_decoded(number: int, word: str) -> None:
+    """Raises Misuse for a word whose bytes are not in the encoding of the command line: Python gives surrogates."""
+    wrong = next((at for at, character in enumerate(word) if "\ud800" <= character <= "\udfff"), None)
+    if wrong is not None:
+        shown = "".join(map(_byte_or_character, word))
+        encoding = sys.getfilesystemencoding().upper()
+        raise Misuse(f"word {number} of the command line is not {encoding} from character {wrong + 1} on: '{shown}'")
+
+
+def _byte_or_character(character: str) -> str:
+    """As in a bytes literal, where Python has put a surrogate for a byte."""
+    is_byte = "\udc80" <= character <= "\udcff"
+    return f"\\x{ord(character) - 0xDC00:02x}" if is_byte else ascii(character)[1:-1]
 
 
 @click.command(

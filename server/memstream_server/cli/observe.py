@@ -99,7 +99,8 @@ def observe_command(
         named = client.memory(memory)
         if create:
             how = Profile(profile) if profile else None
-            await client.create_memory(memory, kind=MemoryKind(kind or "hybrid"), profile=how, exist_ok=True)
+            what = MemoryKind(kind) if kind else None
+            await client.create_memory(memory, kind=what, profile=how, exist_ok=True)
         else:
             await named.describe()  # so that a wrong name is told before a stream tries for long
         for tally in tallies:

@@ -64,6 +64,13 @@ class Condition(click.ParamType[tuple[str, tuple[MetadataValue, ...]]]):
         key, equals, text = str(value).partition("=")
         if not equals or not key:
             self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
+        if key[-1] in "<>!~:" or text.startswith(("=", "~")):
+            self.fail(
+                f"{value!r} compares in a way that there is not: KEY=VALUE is all there is. "
+                "A value that begins with = or ~ is written as JSON: KEY='\"=...\"'",
+                param,
+                ctx,
+            )
         return key, readings(text)
 
 

@@ -119,6 +119,11 @@ def facts(pairs: Iterable[tuple[str, object]]) -> Table:
     return grid
 
 
+def _number(value: float) -> str:
+    """Never in powers of ten where it is whole or large."""
+    return f"{value:,.0f}" if value.is_integer() or abs(value) >= 1e6 else f"{value:g}"
+
+
 def _fact(value: object) -> str:
     if isinstance(value, datetime):
         return when(value)
@@ -127,9 +132,9 @@ def _fact(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:g}"
+        return _number(value)
     if isinstance(value, timedelta):
-        return f"{value.total_seconds():g} s"
+        return f"{_number(value.total_seconds())} s"
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={_fact(item)}" for key, item in value.items())
     if isinstance(value, Iterable) and not isinstance(value, str):

@@ -63,10 +63,24 @@ def _is_object(text: str) -> bool:
         return False
 
 
+class _Twice(ValueError):
+    """A key that an object has twice, of which JSON would keep the last."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
+
+
 def record(text: str) -> Observation | Malformed:
     """The observation of a JSON object; its keys are those of FIELDS and of a body."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique)
+    except _Twice as error:
+        return Malformed(str(error))
     except (ValueError, RecursionError) as error:
         return Malformed(f"is not JSON: {error}")
     if not isinstance(value, dict):

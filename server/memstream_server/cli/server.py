@@ -71,7 +71,7 @@ def failure(error: errors.MemstreamError, target: str) -> Failure:
             f"no server answers at {target} ({error.message.rpartition(': ')[2]}): start one with `memstream serve`, "
             "or name another with --target"
         )
-    wait = f" in {error.retry_after:g} s" if error.retry_after else ""
+    wait = f" in {error.retry_after} s" if error.retry_after else ""
     advice = next((text for kind, text in _ADVICE if isinstance(error, kind)), "").format(wait=wait)
     return _kind(error)(f"{_said(error)}: {advice}" if advice else _said(error), error.reason)
 
@@ -83,9 +83,7 @@ def _kind(error: errors.MemstreamError) -> type[Failure]:
 
 
 def _said(error: errors.MemstreamError) -> str:
-    named = "; ".join(f"{each.field}: {each.description}" for each in error.violations)
-    text = f"{error.message} ({named})" if named and named not in error.message else error.message
-    return " ".join(text.split())
+    return " ".join(error.summary().split())
 
 
 def server_options(command: F) -> F:
@@ -135,12 +133,13 @@ def _file(flag: str, variable: str, meaning: str) -> Callable[[F], F]:
     return click.option(flag, type=path, envvar=variable, show_envvar=True, metavar="FILE", help=f"{meaning} PEM.")
 
 
+_TLS_FLAGS = {"roots": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key"}
+
+
 def _tls(wanted: bool, ca: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
     if not wanted and not (ca or certificate or key):
         return None
     try:
         return Tls.of_files(ca, certificate, key)
-    except ValueError as error:
-        raise Misuse(f"--tls-cert and --tls-key: {error}") from error
-    except OSError as error:
-        raise Misuse(f"cannot read {error.filename}: {error.strerror}") from error
+    except errors.InvalidArgument as error:
+        raise Misuse(f"{_TLS_FLAGS[error.argument]}: {error.violations[0].description}") from error

@@ -8,7 +8,7 @@ import grpc.aio
 
 from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.errors import EtagMismatch
+from memstream_server.engine.errors import EtagMismatch, MemoryExists
 from memstream_server.engine.requests import Changed, MemoryChange, NewMemory, memory_etag
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.rpc import page_tokens, validation
@@ -50,7 +50,10 @@ class MemoryService(FragmentMethods):
         answer = _answering(call, lambda record: _created(record, True))
 
         async def create() -> pb.CreateMemoryResponse:
-            return _created(*await self._engine.memories.create(new, answer))
+            record, created = await self._engine.memories.create(new, answer)
+            if not created:
+                _check_same(request, record)
+            return _created(record, created)
 
         return await answered(call, self._engine, create)
 
@@ -206,6 +209,20 @@ def _check_mask(found: Violations, paths: Any) -> None:
 
 def _answering(call: Repeatable[Any] | None, response: Any) -> AnswerOf | None:
     return None if call is None else lambda record: call.answer(response(record))
+
+
+def _check_same(request: pb.CreateMemoryRequest, record: MemoryRecord) -> None:
+    """Raises MemoryExists where an existing memory is not what the request asks for."""
+    differing = policies.differences(request, policies.memory_message(record))
+    if differing:
+        named = ", ".join(f"{field} ({how})" for field, how in differing.items())
+        raise MemoryExists(
+            f"memory {record.namespace}/{record.name} exists and differs in {named}: "
+            "leave that out to use it as it is, change it with UpdateMemory, or choose another name",
+            namespace=record.namespace,
+            memory=record.name,
+            differs=", ".join(differing),
+        )
 
 
 def _created(record: MemoryRecord, created: bool) -> pb.CreateMemoryResponse:

@@ -598,3 +598,61 @@ def test_names_are_never_shared() -> None:
     assert max(map(len, names)) <= 128
     tried = [*labels, "~~" + "0" * 32, external_id(""), "k" * 128, "k" * 129]
     assert len({external_id(key) for key in tried}) == len(set(tried))
+
+
+WRONG: list[tuple[str, str, dict[str, Any]]] = [
+    ("filter.$or", "search", {"namespace_prefix": ("t",), "filter": {"$or": [{"n": 1}, {"n": 2}]}}),
+    ("filter.$and", "search", {"namespace_prefix": ("t",), "filter": {"$and": []}, "query": "x"}),
+    ("filter.n.$near", "search", {"namespace_prefix": ("t",), "filter": {"n": {"$near": 1}}}),
+    ("filter.n.x", "search", {"namespace_prefix": ("t",), "filter": {"n": {"$gt": 3, "x": 1}}}),
+    ("filter.n.$gt", "search", {"namespace_prefix": ("t",), "filter": {"n": {"$gt": [3]}}}),
+    ("filter.n.deep.$lt", "search", {"namespace_prefix": ("t",), "filter": {"n": {"deep": {"$lt": None}}}}),
+    ("filter", "search", {"namespace_prefix": ("t",), "filter": "n=3"}),
+    ("namespace_prefix", "search", {"namespace_prefix": "users"}),
+    ("limit", "search", {"namespace_prefix": ("t",), "limit": True}),
+    ("limit", "search", {"namespace_prefix": ("t",), "limit": -1}),
+    ("offset", "search", {"namespace_prefix": ("t",), "offset": "0"}),
+    ("query", "search", {"namespace_prefix": ("t",), "query": "\ud800"}),
+    ("namespace", "put", {"namespace": "users", "key": "k", "value": {}}),
+    ("namespace[0]", "put", {"namespace": ("\ud800",), "key": "k", "value": {}}),
+    ("index", "put", {"namespace": ("t",), "key": "k", "value": {}, "index": "text"}),
+    ("ttl", "put", {"namespace": ("t",), "key": "k", "value": {}, "ttl": float("nan")}),
+    ("value", "put", {"namespace": ("t",), "key": "k", "value": {"x": object()}}),
+    ("body", "put", {"namespace": ("t",), "key": "k", "value": {"x": "\ud800"}}),
+    ("namespace", "get", {"namespace": "users", "key": "k"}),
+    ("max_depth", "list_namespaces", {"max_depth": True}),
+]
+
+
+def called(store: MemstreamStore, method: str, given: dict[str, Any]) -> Any:
+    """With the prefix of a search by position, as LangGraph wants it."""
+    prefix = [given["namespace_prefix"]] if method == "search" else []
+    return getattr(store, method)(
+        *prefix, **{name: value for name, value in given.items() if name != "namespace_prefix"}
+    )
+
+
+@pytest.mark.parametrize(("argument", "method", "given"), WRONG)
+def test_wrong_arguments_are_named(own: MemstreamStore, argument: str, method: str, given: dict[str, Any]) -> None:
+    with pytest.raises(memstream.InvalidArgument) as caught:
+        called(own, method, given)
+    assert caught.value.argument == argument
+
+
+def test_wrong_arguments_leave_nothing(client: Client, own: MemstreamStore) -> None:
+    for _, method, given in WRONG:
+        with pytest.raises(memstream.InvalidArgument):
+            called(own, method, given)
+    assert own.search(()) == []
+    for settings in ({"fields": "text"}, {"fields": [7]}, {"field": ["text"]}, {"ttl": {"default": 5}}):
+        with pytest.raises(memstream.InvalidArgument):
+            ours(client, **settings)
+    with pytest.raises(memstream.InvalidArgument, match="namespace"):
+        MemstreamStore(client, "a b")
+
+
+def test_a_memory_of_another_kind_is_not_taken(client: Client, own: MemstreamStore) -> None:
+    client.create_memory(f"{own._namespace}/{memory_name(('test',))}", kind=memstream.MemoryKind.SENSORY)
+    with pytest.raises(memstream.MemoryExists) as caught:
+        own.put(("test",), "key", {"text": "trains"})
+    assert caught.value.details["differs"] == "kind, labels.langgraph.namespace"

@@ -6,7 +6,7 @@ The names of a policy's fields are the same on both sides, but for durations: `e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from memstream.v1 import memory_pb2 as pb
+from memstream.v1.memory_service_pb2 import CreateMemoryRequest
 from memstream_server.core import policy as core
 from memstream_server.core.policy import AUTO_LANGUAGE, Policy, Profile, ShortTermKind, leaves, with_value
 from memstream_server.core.values import MemoryKind
@@ -26,6 +27,7 @@ from memstream_server.rpc.wire import scalars
 from memstream_server.rpc.wire.scalars import Enums
 
 KINDS = Enums(pb.MemoryKind, MemoryKind)
+_KIND = pb.MemoryKind.DESCRIPTOR
 _PROFILES = Enums(pb.Profile, Profile)
 _ENUMS: dict[type[StrEnum], Enums[Any]] = {
     Profile: _PROFILES,
@@ -98,6 +100,40 @@ def memory_message(record: MemoryRecord) -> pb.Memory:
         update_time=scalars.timestamp(record.update_time_us),
         etag=memory_etag(record),
     )
+
+
+def differences(request: CreateMemoryRequest, memory: pb.Memory) -> dict[str, str]:
+    """What a request names that an existing memory has otherwise: "this, not that" by field."""
+    found: dict[str, str] = {}
+    if request.kind and request.kind != memory.kind:
+        found["kind"] = f"{_value_name(_KIND, memory.kind)}, not {_value_name(_KIND, request.kind)}"
+    found.update(_unlike(request.policy, memory.policy, "policy"))
+    for key, value in sorted(request.labels.items()):
+        if memory.labels.get(key) != value:
+            has = repr(memory.labels[key]) if key in memory.labels else "none"
+            found[f"labels.{key}"] = f"{has}, not {value!r}"
+    return found
+
+
+def _unlike(given: Message, held: Message, path: str) -> Iterator[tuple[str, str]]:
+    """Fields that are set in `given` and differ in `held`."""
+    for field, value in given.ListFields():
+        name, has = f"{path}.{field.name}", getattr(held, field.name)
+        if isinstance(value, Message) and not isinstance(value, Duration):
+            yield from _unlike(value, has, name)
+        elif value != has:
+            yield name, f"{_shown(field, has)}, not {_shown(field, value)}"
+
+
+def _shown(field: FieldDescriptor, value: object) -> str:
+    if isinstance(value, Duration):
+        return value.ToJsonString()
+    return str(value) if field.enum_type is None else _value_name(field.enum_type, value)
+
+
+def _value_name(enum: Any, number: object) -> str:
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return str(enum.values_by_number[number].name.removeprefix(prefix).lower())
 
 
 def read_labels(found: Violations, labels: Mapping[str, str], limits: Limits) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,61 @@
+"""What annotations say beyond a type, and how an error shows a value that does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+_SHOWN_CHARS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """In an annotation, `Annotated[int, Bounds(0, 10)]`: both belong to the range."""
+
+    low: float
+    high: float
+
+
+Int32: TypeAlias = Annotated[int, Bounds(-INT32_MAX - 1, INT32_MAX)]
+"""A whole number of 32 bits."""
+Count: TypeAlias = Annotated[int, Bounds(0, INT32_MAX)]
+"""A whole number, not negative."""
+Position: TypeAlias = Annotated[int, Bounds(0, INT64_MAX)]
+"""A number, revision or other place in an order, not negative."""
+Seconds: TypeAlias = Annotated[float, Bounds(0, 1e9)]
+"""Not negative, and within what clocks can count."""
+KeepaliveSeconds: TypeAlias = Annotated[float, Bounds(0.001, INT32_MAX / 1000)]
+"""What gRPC takes, in milliseconds, as an int32."""
+
+
+class Secret:
+    """In an annotation: no error shows the value."""
+
+
+class VectorLike:
+    """In an annotation: a numpy array or a sequence of numbers, which are looked at when they are encoded."""
+
+
+def shown(value: object) -> str:
+    """What came, as an error may repeat it: short, and on one line."""
+    if value is None:
+        return "None"
+    if isinstance(value, str | bytes):
+        return f"{'the string' if isinstance(value, str) else 'the bytes'} {quoted(value)}"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an int of {value.bit_length()} bits"
+    if isinstance(value, bool | int | float):
+        return f"{value!r} ({type(value).__name__})"
+    return with_article(type(value))
+
+
+def quoted(text: str | bytes) -> str:
+    """A text as an error may repeat it."""
+    return f"{text[:_SHOWN_CHARS]!a}{'...' if len(text) > _SHOWN_CHARS else ''}"
+
+
+def with_article(kind: type) -> str:
+    """A class as an error names it."""
+    return f"{'an' if kind.__name__[:1].lower() in 'aeiou' else 'a'} {kind.__name__}"

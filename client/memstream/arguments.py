@@ -1,0 +1,172 @@
+"""The check of every public call: its arguments against its annotations, before anything else is done.
+
+`@check_methods` on a class checks its public methods, `@check_fields` on a dataclass what it is made of, and
+`@check_arguments` one function. What does not fit raises InvalidArgument, which names the argument, says what came and
+what is allowed; so does an argument that there is not, one that is missing, and one too many.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast, get_args, get_type_hints
+
+from memstream.errors import InvalidArgument
+from memstream.kinds import CHECKED, Kind, kind_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type[Any])
+T = TypeVar("T")
+
+
+class _Signature:
+    """What a function takes beside the object or class that it belongs to."""
+
+    def __init__(self, function: Callable[..., Any], name: str, hints: Mapping[str, Any], bound: bool) -> None:
+        self._name = name
+        self._kinds: dict[str, Kind] = {}
+        self._positional: list[tuple[str, Kind]] = []
+        self._required: list[str] = []
+        for each in list(inspect.signature(function).parameters.values())[bound:]:
+            if each.kind is each.VAR_KEYWORD:
+                options = get_type_hints(get_args(hints[each.name])[0], include_extras=True)
+                self._kinds.update((option, kind_of(hint)) for option, hint in options.items())
+                continue
+            self._kinds[each.name] = kind_of(hints[each.name])
+            if each.kind is each.POSITIONAL_OR_KEYWORD:
+                self._positional.append((each.name, self._kinds[each.name]))
+            if each.default is each.empty:
+                self._required.append(each.name)
+
+    def check(self, positional: tuple[object, ...], named: Mapping[str, object]) -> None:
+        """Raises InvalidArgument."""
+        if len(positional) > len(self._positional):
+            raise InvalidArgument(self._name, f"takes {len(self._positional)} arguments by position at most")
+        for (name, kind), value in zip(self._positional, positional, strict=False):
+            kind.check(name, value)
+            if name in named:
+                raise InvalidArgument(name, f"is given to {self._name}() twice")
+        for name, value in named.items():
+            kind_or_none = self._kinds.get(name)
+            if kind_or_none is None:
+                raise unknown(name, name, f"{self._name}()", self._kinds)
+            kind_or_none.check(name, value)
+        for name in self._required:
+            if name not in named and all(name != given for given, _ in self._positional[: len(positional)]):
+                raise InvalidArgument(name, f"is required by {self._name}()")
+
+
+def unknown(path: str, name: object, of: str, known: Collection[str]) -> InvalidArgument:
+    """The error for an argument, or a key of one, that there is not."""
+    near = difflib.get_close_matches(str(name), known, 1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    takes = f"it takes {', '.join(known)}" if known else "it takes none"
+    return InvalidArgument(path, f"is no argument of {of}: {meant}{takes}")
+
+
+def check_arguments(function: F) -> F:
+    """The function, with its arguments checked."""
+    return cast("F", _checking(function, function.__name__, bound=False, hints=lambda: _hints(function)))
+
+
+def check_methods(kind: C) -> C:
+    """The class, with the arguments of its public methods checked, and of its `__init__` if that is not private."""
+    for name, member in list(vars(kind).items()):
+        if name.startswith("_") or isinstance(member, property):
+            continue
+        if isinstance(member, classmethod):
+            setattr(kind, name, classmethod(_method(member.__func__)))
+        elif inspect.isfunction(member):
+            setattr(kind, name, _method(member))
+    return kind
+
+
+def check_made(kind: C) -> C:
+    """As `check_methods`, and the arguments that an object is made with."""
+    kind.__init__ = _checking(kind.__init__, kind.__name__, bound=True, hints=lambda: _hints(kind.__init__))
+    return check_methods(kind)
+
+
+def check_fields(kind: C) -> C:
+    """The dataclass, whose fields are checked when one is made."""
+
+    def hints() -> dict[str, Any]:
+        return get_type_hints(kind, include_extras=True)
+
+    kind.__init__ = _checking(kind.__init__, kind.__name__, bound=True, hints=hints)
+    setattr(kind, CHECKED, True)
+    return kind
+
+
+def checked_items(path: str, items: Iterable[T], hint: object) -> Iterator[T]:
+    """Each item of what can be gone through once, checked as it is taken."""
+    kind = kind_of(hint)
+    for number, item in enumerate(items):
+        kind.check(f"{path}[{number}]", item)
+        yield item
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    return _checking(function, function.__name__, bound=True, hints=lambda: _hints(function))
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(inspect.unwrap(function), include_extras=True)
+
+
+def _checking(
+    function: Callable[..., Any], name: str, *, bound: bool, hints: Callable[[], dict[str, Any]]
+) -> Callable[..., Any]:
+    made: list[_Signature] = []  # when it is first called: to read annotations takes long
+
+    def check(arguments: tuple[object, ...], named: Mapping[str, object]) -> None:
+        if not made:
+            made.append(_Signature(function, name, hints(), bound))
+        made[0].check(arguments[1:] if bound else arguments, named)
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*arguments: Any, **named: Any) -> Any:
+            check(arguments, named)
+            return await function(*arguments, **named)
+
+        return _shown(awaited, function)
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        check(arguments, named)
+        return function(*arguments, **named)
+
+    return _shown(called, function)
+
+
+class _NotGiven:
+    """The default of an option that has none."""
+
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+_NOT_GIVEN = _NotGiven()
+
+
+def _shown(wrapper: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The wrapper, which shows the options of a TypedDict by name to `help` and to editors."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
+        given = str(parameters[-1].annotation).removeprefix("Unpack[").removesuffix("]")
+        options = inspect.unwrap(function).__globals__[given].__annotations__
+        named = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_NOT_GIVEN, annotation=_text(hint))
+            for name, hint in options.items()
+        ]
+        wrapper.__signature__ = signature.replace(parameters=[*parameters[:-1], *named])  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _text(hint: object) -> object:
+    return getattr(hint, "__forward_arg__", hint)

@@ -1,0 +1,79 @@
+"""How tools take arguments from a model, and what they answer to wrong ones: one plain sentence.
+
+null and "" mean that an argument is absent, as models write them; an argument that there is not is an error with the
+names that there are, and a value that does not fit says what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.types import CallToolResult, InputRequiredResult
+from pydantic import ValidationError
+
+from memstream.argument_types import shown
+from memstream.arguments import unknown
+
+_PLAINER = {
+    "missing": "is required",
+    "string_pattern_mismatch": "is not an id as recall and list give them",
+}
+_SAY_WHAT_CAME = ("missing", "too_short", "too_long")
+"""Messages that say it themselves, or cannot."""
+
+
+class PlainServer(MCPServer[Any]):
+    """An MCP server whose tools know the names of their arguments."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.arguments: dict[str, tuple[str, ...]] = {}
+        """Names by tool."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """As MCPServer's, with a sentence for what went wrong."""
+        if name not in self.arguments:
+            raise ToolError(f"there is no tool {name!r}; there are {', '.join(self.arguments)}")
+        given = {key: value for key, value in arguments.items() if value is not None and value != ""}
+        for key in given:
+            if key not in self.arguments[name]:
+                raise ToolError(str(unknown(key, key, name, self.arguments[name])))
+        try:
+            return await super().call_tool(name, given, context)
+        except UnexpectedToolError:
+            raise
+        except ToolError as error:
+            cause = error.__cause__
+            if isinstance(cause, ValidationError):
+                raise ToolError(sentence(cause.errors(include_url=False))) from cause
+            raise ToolError(str(cause or error)) from cause
+
+
+def sentence(errors: Iterable[Mapping[str, Any]]) -> str:
+    """What is wrong with the arguments: each once, whatever pydantic tried."""
+    found: dict[str, list[str]] = {}
+    came: dict[str, str] = {}
+    for error in errors:
+        place = ".".join(map(str, error["loc"][:2]))  # what is below names pydantic's own alternatives
+        found.setdefault(place, []).append(_what(error))
+        if error["type"] not in _SAY_WHAT_CAME:
+            came[place] = f", not {shown(error['input'])}"
+    return "; ".join(f"{place} {_joined(whats)}{came.get(place, '')}" for place, whats in found.items())
+
+
+def _what(error: Mapping[str, Any]) -> str:
+    what = _PLAINER.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ").replace(
+        " after validation", ""
+    )
+    subject, should, rest = what.partition(" should ")
+    return f"must {rest}" if should and " " not in subject else what
+
+
+def _joined(whats: list[str]) -> str:
+    alternatives = list(dict.fromkeys(what.removeprefix("must be ") for what in whats))
+    return f"must be {' or '.join(alternatives)}" if all(what.startswith("must be ") for what in whats) else whats[0]
