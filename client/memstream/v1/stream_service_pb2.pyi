@@ -315,11 +315,14 @@ class ObserveOpened(_message.Message):
     later numbers come as they are stored. 0 without `known_sequence`.
     """
     rejected_since: _builtins.int
-    """Every refusal of a number from this one on is kept; of lower ones none, or not all. 0 without `known_sequence`."""
+    """From this number on, every refusal is sent again: `known_sequence` + 1, or more where older ones are no longer kept
+    (those of a producer's last 100,000 numbers are, unless a fragment of the memory was erased since). 0 without
+    `known_sequence`.
+    """
     outcomes_since: _builtins.int
-    """The outcome of every stored number from this one on is kept; of lower ones none, or not all: they were sent without
-    asking for outcomes, are too old, or a fragment of the memory was erased. 0 without `known_sequence`, or where the
-    stream does not ask for outcomes.
+    """From this number on, the outcome of every number up to `stored` is sent again: `known_sequence` + 1, or more where
+    older ones are not kept, as they were sent without asking for outcomes, or for the reasons of `rejected_since`.
+    0 without `known_sequence`, or where the stream does not ask for outcomes.
     """
     @_builtins.property
     def limits(self) -> _server_service_pb2.Limits:
