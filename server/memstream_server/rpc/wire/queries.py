@@ -50,6 +50,8 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         session=session,
         working_memory=not message.omit_working_memory,
     )
+    if message.HasField("timeout"):
+        scalars.duration_us(found, f"{prefix}timeout", message.timeout)
     found.check()
     return query
 
