@@ -5,10 +5,16 @@ import (
 	"errors"
 	"math/rand/v2"
 	"time"
+
+	"google.golang.org/grpc/codes"
 )
 
-// Retry says how streams reconnect: full jitter up to a doubling delay, until so long has passed without progress.
+// Retry says how streams reconnect and unary calls are repeated: full jitter up to a doubling delay, or what the server
+// asks for where that is longer, until so long has passed without progress.
 type Retry struct {
+	// Calls bounds the repeats of a unary call while the server is unavailable. Default 10 s; less than zero repeats
+	// none. A call never outlasts its own deadline.
+	Calls time.Duration
 	// First bounds the first opening: a wrong address is to be told soon. Default 10 s.
 	First time.Duration
 	// Later bounds every reconnection: a server is restarted, upgraded or moved meanwhile. Default 2 min.
@@ -21,6 +27,7 @@ type Retry struct {
 
 func (r Retry) orDefault() Retry {
 	return Retry{
+		Calls:    cmpOr(r.Calls, 10*time.Second),
 		First:    cmpOr(r.First, 10*time.Second),
 		Later:    cmpOr(r.Later, 2*time.Minute),
 		DelayMin: cmpOr(r.DelayMin, 50*time.Millisecond),
@@ -35,7 +42,7 @@ func cmpOr(given, otherwise time.Duration) time.Duration {
 	return given
 }
 
-// backoff decides after each break of one stream.
+// backoff decides after each break of one stream, and after each failure of one unary call.
 type backoff struct {
 	retry       Retry
 	allowance   time.Duration
@@ -56,8 +63,16 @@ func (b *backoff) progressed() {
 	b.attempts, b.brokenSince = 0, time.Time{}
 }
 
-// delay is the time to wait before opening again; false gives up.
-func (b *backoff) delay(err error) (time.Duration, bool) {
+// reopens says whether a stream that ended so is to be opened again. One that was open and is then ended as
+// UNAUTHENTICATED is: with the token of now. To be refused so at the opening is final.
+func (b *backoff) reopens(err error) bool {
+	var own *Error
+	outdated := errors.As(err, &own) && own.Code == codes.Unauthenticated && !b.openSince.IsZero()
+	return outdated || isCut(err)
+}
+
+// wait is the time to wait after a break before the next attempt.
+func (b *backoff) wait(err error) time.Duration {
 	now := time.Now()
 	if !b.openSince.IsZero() && now.Sub(b.openSince) > b.retry.DelayMax {
 		b.progressed()
@@ -66,9 +81,6 @@ func (b *backoff) delay(err error) (time.Duration, bool) {
 	if b.brokenSince.IsZero() {
 		b.brokenSince = now
 	}
-	if !isCut(err) || now.Sub(b.brokenSince) > b.allowance {
-		return 0, false
-	}
 	ceiling := min(b.retry.DelayMax, b.retry.DelayMin<<min(b.attempts, 16))
 	b.attempts++
 	wait := time.Duration(rand.Float64() * float64(ceiling))
@@ -76,8 +88,11 @@ func (b *backoff) delay(err error) (time.Duration, bool) {
 	if errors.As(err, &own) {
 		wait = max(wait, own.RetryAfter)
 	}
-	return wait, true
+	return wait
 }
+
+// spent says whether the stream has been broken for longer than is allowed.
+func (b *backoff) spent() bool { return time.Since(b.brokenSince) > b.allowance }
 
 // persist runs attempt, one connection of a stream, again after each break until it returns nil, ctx ends, or the
 // break is final. Fails with the last break, or with what ended ctx.
@@ -90,8 +105,9 @@ func persist(ctx context.Context, b *backoff, attempt func() error) error {
 		if ctx.Err() != nil {
 			return ended(ctx)
 		}
-		wait, again := b.delay(err)
-		if !again {
+		reopens := b.reopens(err)
+		wait := b.wait(err)
+		if !reopens || b.spent() {
 			return err
 		}
 		select {

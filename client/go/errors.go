@@ -10,6 +10,7 @@ import (
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
 
 	v1 "memstream.dev/go/memstream/v1"
 )
@@ -34,6 +35,9 @@ type Error struct {
 	Violations []*errdetails.BadRequest_FieldViolation
 	// RetryAfter is the time to wait before a retry; 0 where the server says nothing.
 	RetryAfter time.Duration
+
+	said  *spb.Status // as it came, with details that this package does not know; nil for an error made here
+	cause error
 }
 
 // ServerBehindError ends an Observe stream whose server expects a lower number than it had acknowledged, while what
@@ -53,8 +57,29 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("memstream: %s: %s", e.Reason.String()[len(reasonPrefix):], e.Message)
 }
 
-// GRPCStatus lets status.FromError and status.Code see the status.
-func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Message) }
+// GRPCStatus lets status.FromError, status.Convert and status.Code see the status, with all its details.
+func (e *Error) GRPCStatus() *status.Status {
+	if e.said != nil {
+		return status.FromProto(e.said)
+	}
+	var details []protoadapt.MessageV1
+	if e.Reason != v1.ErrorReason_ERROR_REASON_UNSPECIFIED {
+		details = append(details, protoadapt.MessageV1Of(&errdetails.ErrorInfo{
+			Domain: errorDomain, Reason: e.Reason.String()[len(reasonPrefix):], Metadata: e.Details,
+		}))
+	}
+	if len(e.Violations) > 0 {
+		details = append(details, protoadapt.MessageV1Of(&errdetails.BadRequest{FieldViolations: e.Violations}))
+	}
+	plain := status.New(e.Code, e.Message)
+	if detailed, err := plain.WithDetails(details...); err == nil {
+		return detailed
+	}
+	return plain // OK has no details, and no error is OK
+}
+
+// Unwrap is what it failed with before it was an Error: that of a token source, for instance. Else nil.
+func (e *Error) Unwrap() error { return e.cause }
 
 // Is makes errors.Is(err, context.DeadlineExceeded) and context.Canceled true where they are meant.
 func (e *Error) Is(target error) bool {
@@ -79,6 +104,9 @@ func (e *ServerBehindError) Error() string {
 		e.ExpectedSequence, e.Acknowledged)
 }
 
+// GRPCStatus lets status.Code see DATA_LOSS.
+func (e *ServerBehindError) GRPCStatus() *status.Status { return status.New(codes.DataLoss, e.Error()) }
+
 // HasReason says whether err is an Error of that reason.
 func HasReason(err error, reason v1.ErrorReason) bool {
 	var own *Error
@@ -102,7 +130,7 @@ func AsError(err error) error {
 }
 
 func fromStatus(said *spb.Status) *Error {
-	found := &Error{Code: codes.Code(said.GetCode()), Message: said.GetMessage()}
+	found := &Error{Code: codes.Code(said.GetCode()), Message: said.GetMessage(), said: said}
 	for _, detail := range status.FromProto(said).Details() {
 		switch detail := detail.(type) {
 		case *errdetails.ErrorInfo:
@@ -117,6 +145,18 @@ func fromStatus(said *spb.Status) *Error {
 		}
 	}
 	return found
+}
+
+// tokenError is what a call fails with that got no token.
+func tokenError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return AsError(ctx.Err())
+	}
+	failed := &Error{Code: codes.Unauthenticated, Message: "there is no token: " + err.Error(), cause: err}
+	if said, ok := status.FromError(err); ok {
+		failed.Code = said.Code()
+	}
+	return failed
 }
 
 func unavailable(message string) *Error { return &Error{Code: codes.Unavailable, Message: message} }

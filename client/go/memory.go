@@ -3,8 +3,6 @@ package memstream
 import (
 	"context"
 
-	"google.golang.org/grpc/metadata"
-
 	v1 "memstream.dev/go/memstream/v1"
 )
 
@@ -47,8 +45,4 @@ func (m *Memory) RecallOnce(ctx context.Context, query *v1.RecallQuery) (*Answer
 		return nil, err
 	}
 	return newAnswer([]*v1.Recollections{answer.GetRecollections()}, answer.GetDone()), nil
-}
-
-func (m *Memory) outgoing(ctx context.Context) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, routingKey, m.String())
 }

@@ -55,7 +55,7 @@ type ObserveStream struct {
 // at a time: the server remembers its numbers. ctx bounds the stream's whole life: its end abandons the stream, which
 // then fails with CANCELLED or DEADLINE_EXCEEDED, and what was not received is not there.
 func (m *Memory) Observe(ctx context.Context, producer string, options ObserveOptions) (*ObserveStream, error) {
-	ctx, cancel := context.WithCancelCause(m.outgoing(ctx))
+	ctx, cancel := m.client.life(withRoute(ctx, m.String()))
 	stream := &ObserveStream{
 		memory: m, producer: producer, options: options, end: cancel, over: make(chan struct{}),
 		turn: make(chan struct{}, 1), signal: newSignal(), ledger: newLedger(),

@@ -122,7 +122,7 @@ type RecallStream struct {
 // Recall opens a stream of queries and returns once the server has answered. The session, if any, is on whose behalf
 // is asked. ctx bounds the stream's whole life, which ends with CANCELLED or DEADLINE_EXCEEDED when it does.
 func (m *Memory) Recall(ctx context.Context, session string) (*RecallStream, error) {
-	ctx, cancel := context.WithCancelCause(m.outgoing(ctx))
+	ctx, cancel := m.client.life(withRoute(ctx, m.String()))
 	stream := &RecallStream{
 		memory: m, session: session, end: cancel, over: make(chan struct{}), signal: newSignal(),
 		asked: map[string]*question{}, inFlightMax: inFlightMax,

@@ -23,26 +23,45 @@ type scripted struct {
 	v1.UnimplementedStreamServiceServer
 	observing chan func(v1.StreamService_ObserveServer) error
 	recalling chan func(v1.StreamService_RecallServer) error
+	watching  chan func(v1.StreamService_WatchServer) error
+	asking    func(context.Context) (*v1.RecallOnceResponse, error)
+	batching  func(*v1.ObserveBatchRequest) (*v1.ObserveBatchResponse, error)
 }
 
 func (s *scripted) Observe(call v1.StreamService_ObserveServer) error { return (<-s.observing)(call) }
 
 func (s *scripted) Recall(call v1.StreamService_RecallServer) error { return (<-s.recalling)(call) }
 
+func (s *scripted) Watch(_ *v1.WatchRequest, call v1.StreamService_WatchServer) error {
+	return (<-s.watching)(call)
+}
+
+func (s *scripted) RecallOnce(ctx context.Context, _ *v1.RecallOnceRequest) (*v1.RecallOnceResponse, error) {
+	return s.asking(ctx)
+}
+
+func (s *scripted) ObserveBatch(
+	_ context.Context, request *v1.ObserveBatchRequest,
+) (*v1.ObserveBatchResponse, error) {
+	return s.batching(request)
+}
+
 // script starts a server and gives it, a memory of it, and a context that ends what hangs.
-func script(t *testing.T) (*scripted, *Memory, context.Context) {
+func script(t *testing.T, options ...Option) (*scripted, *Memory, context.Context) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	server := &scripted{
 		observing: make(chan func(v1.StreamService_ObserveServer) error, 9),
 		recalling: make(chan func(v1.StreamService_RecallServer) error, 9),
+		watching:  make(chan func(v1.StreamService_WatchServer) error, 9),
 	}
 	listener, serving := bufconn.Listen(1<<20), grpc.NewServer()
 	v1.RegisterStreamServiceServer(serving, server)
 	go serving.Serve(listener) //nolint:errcheck // ends with the test
 	dialer := func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }
-	client, err := Connect("passthrough:///scripted", WithDialOptions(grpc.WithContextDialer(dialer)),
-		WithRetry(Retry{DelayMin: time.Millisecond}))
+	client, err := Connect("passthrough:///scripted", append([]Option{
+		WithDialOptions(grpc.WithContextDialer(dialer)), WithRetry(Retry{DelayMin: time.Millisecond}),
+	}, options...)...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,9 +51,9 @@ func (m *Memory) Watch(ctx context.Context, request *v1.WatchRequest) (*Watch, e
 		}
 		asked.Cursor = now
 	}
-	ctx, cancel := context.WithCancel(m.outgoing(ctx))
+	ctx, cancel := m.client.life(withRoute(ctx, m.String()))
 	return &Watch{
-		Cursor: asked.GetCursor(), memory: m, ctx: ctx, end: cancel, request: asked,
+		Cursor: asked.GetCursor(), memory: m, ctx: ctx, end: func() { cancel(nil) }, request: asked,
 		retry: newBackoff(m.client.options.retry),
 	}, nil
 }
@@ -77,7 +77,8 @@ func (m *Memory) cursor(ctx context.Context) (*v1.Cursor, error) {
 }
 
 // Next waits for the next event. It fails with CURSOR_COMPACTED, CURSOR_VOID or MEMORY_NOT_FOUND where there is no
-// going on, with CANCELLED when the watch is closed, and with CANCELLED or DEADLINE_EXCEEDED when its context ends.
+// going on, with CANCELLED when the watch is closed, with CANCELLED or DEADLINE_EXCEEDED when its context ends, and with
+// ErrClosed when the client is closed.
 func (w *Watch) Next() (Happening, error) {
 	if w.ctx.Err() != nil {
 		return Happening{}, ended(w.ctx)

@@ -4,11 +4,9 @@
     ├── Refused                        the caller is at fault; the same call again gets the same answer
     │   ├── InvalidRequest             also a ValueError; `violations` names the fields
     │   │   ├── InvalidArgument        also a TypeError; the SDK refused `argument` before it sent anything
-    │   │   ├── ProtocolViolation      stream messages in an order the contract does not allow
-    │   │   ├── SequenceGap            a number was left out; the stream continues from `opened` by itself
-    │   │   ├── SequenceConflict       two processes number as one producer; give each its own name
     │   │   ├── RoutingMismatch        the routing metadata names another memory (a proxy rewrote it?)
-    │   │   └── PageTokenInvalid       a page token of another listing; start the listing anew
+    │   │   ├── PageTokenInvalid       a page token of another listing; start the listing anew
+    │   │   └── QueryIdInUse           a query's id is that of a query in flight
     │   ├── NotFound                   also a LookupError
     │   │   ├── MemoryNotFound         create it
     │   │   │   └── MemoryDeleted      it was deleted while the call ran
@@ -22,6 +20,9 @@
     │   │   ├── EtagMismatch           read again and decide anew
     │   │   └── ProducerSuperseded     another process opened a stream under this producer's name
     │   ├── PreconditionFailed
+    │   │   ├── ProtocolViolation      stream messages in an order the contract does not allow
+    │   │   ├── SequenceGap            a number was left out; the stream continues from `opened` by itself
+    │   │   ├── SequenceConflict       two processes number as one producer; give each its own name
     │   │   ├── ModelMismatch          the operator: run `memstream reindex`
     │   │   └── KindMismatch           this kind of memory has not the tier or operation asked for
     │   ├── OutOfRange
@@ -32,6 +33,7 @@
     │   ├── Unauthenticated            pass a token that is accepted
     │   ├── PermissionDenied           ask for the right, or use another namespace
     │   ├── EventLoopMismatch          a client or stream was used in another event loop than its own
+    │   ├── QueryCancelled             the query was given up
     │   └── StreamClosed               the stream or client was used after it was closed
     ├── Transient                      nobody is at fault, or the operator; wait `retry_after` and try again
     │   ├── Unavailable
@@ -44,7 +46,8 @@
     │   │   ├── StorageFull            the operator: free space on the journal's disk
     │   │   └── QuotaExceeded          a quota is used up
     │   └── DeadlineExceeded           also a TimeoutError; it took longer than the caller would wait
-    │       └── RevisionNotReached     `min_revision` was not visible in time
+    │       ├── RevisionNotReached     `min_revision` was not visible in time
+    │       └── QueryTimeout           the server worked on the query for longer than its timeout
     ├── ServerDefect                   the server is at fault; report `details["incident"]`
     └── ServerBehind                   the operator restored an older backup: acknowledged observations are gone
 
@@ -124,24 +127,16 @@ class InvalidArgument(InvalidRequest, TypeError):
         self.argument = argument
 
 
-class ProtocolViolation(InvalidRequest):
-    """Stream messages came in an order the contract does not allow: report it, the SDK should not send such."""
-
-
-class SequenceGap(InvalidRequest):
-    """A batch did not start at the number expected. Streams reopen by themselves; observe_batch: ask and renumber."""
-
-
-class SequenceConflict(InvalidRequest):
-    """A number came again with other content: two processes share a producer name, give each its own."""
-
-
 class RoutingMismatch(InvalidRequest):
     """The metadata `memstream-memory` names another memory than the request."""
 
 
 class PageTokenInvalid(InvalidRequest):
     """A page token was not made by this listing."""
+
+
+class QueryIdInUse(InvalidRequest):
+    """A query's id is that of a query in flight on its stream: report it, the SDK gives each its own."""
 
 
 class NotFound(Refused, LookupError):
@@ -204,6 +199,18 @@ class PreconditionFailed(Refused):
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class ProtocolViolation(PreconditionFailed):
+    """Stream messages came in an order the contract does not allow: report it, the SDK should not send such."""
+
+
+class SequenceGap(PreconditionFailed):
+    """A batch did not start at the number expected. Streams reopen by themselves; observe_batch: ask and renumber."""
+
+
+class SequenceConflict(PreconditionFailed):
+    """A number came again with other content: two processes share a producer name, give each its own."""
+
+
 class ModelMismatch(PreconditionFailed):
     """The memory's vectors are of another model than the server's: the operator runs `memstream reindex`."""
 
@@ -254,6 +261,12 @@ class EventLoopMismatch(Refused):
     """A client or stream was used in another event loop than its own, or where none runs."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class QueryCancelled(Refused):
+    """The query was given up before its answer was there."""
+
+    code = grpc.StatusCode.CANCELLED
 
 
 class StreamClosed(Refused):
@@ -314,6 +327,10 @@ class DeadlineExceeded(Transient, TimeoutError):
 
 class RevisionNotReached(DeadlineExceeded):
     """`min_revision` was not visible in time; `details["revision"]` is what was."""
+
+
+class QueryTimeout(DeadlineExceeded):
+    """The server worked on the query for longer than its timeout, and gave up."""
 
 
 class ServerDefect(MemstreamError):

@@ -6,19 +6,21 @@ repeat by its number and content, so that it counts once.
 Rule 3: what is held and not received never exceeds the window granted, in observations and in bytes.
 Rule 4: what the server had received before a connection, and had not acknowledged, is settled by the answer to its
 repeat and not by its number: only that answer tells whether it was refused. A flush after the last repeat marks it.
+Rule 5: up to `stored` every refusal and outcome is known here. A new connection asks for those of later numbers and
+takes them before anything else, so that none is lost with a connection.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memstream.codec import outcome_from_wire, rejected_from_wire
 from memstream.errors import MemstreamError, ProducerSuperseded, ServerBehind
 from memstream.sent import Sent
 from memstream.v1 import fragment_pb2, stream_service_pb2
-from memstream.values import AckLevel, Rejected
+from memstream.values import AckLevel, Rejected, Resumption
 
 BATCH_BYTES_MAX = 1 << 20
 """Bytes of observations in one message; larger ones do not go faster."""
@@ -49,7 +51,8 @@ class Ledger:
     case the server loses them; bare: as kept, but beyond the bytes worth holding, so only their numbers are known.
     """
 
-    def __init__(self, batch_max: int) -> None:
+    def __init__(self, batch_max: int, known_sequence: int | None = None) -> None:
+        """`known_sequence` is what an earlier process of the producer knew."""
         self.received = 0
         self.stored = 0
         self.indexed = 0
@@ -57,6 +60,8 @@ class Ledger:
         self.last = 0
         self.rejected: deque[Rejected] = deque(maxlen=REJECTED_KEPT)
         self.rejected_count = 0
+        self.resumption: Resumption | None = None
+        self._known = known_sequence
         self._started = False
         self._repeats_upto = 0
         self._batch_max = batch_max
@@ -97,6 +102,26 @@ class Ledger:
         # What was stored meanwhile is said here alone, of what repeats nothing yet: it may have been refused.
         self.revision = opened.revision  # lower than it was where the server was restored
         self._store(min(opened.stored, self.received))
+
+    @property
+    def known_sequence(self) -> int | None:
+        """What to tell the server that is known here; None: there is nothing to ask for."""
+        return self.stored if self._started else self._known
+
+    def resumed(
+        self,
+        opened: stream_service_pb2.ObserveOpened,
+        rejected: Sequence[stream_service_pb2.RejectedObservation],
+        outcomes: Sequence[stream_service_pb2.ObservationOutcome],
+    ) -> None:
+        """All refusals and outcomes of before this connection that were asked for; to be taken before `opened`."""
+        if self._started:
+            self._refuse(rejected)
+            self._note(outcomes)
+            return
+        refused = tuple(map(rejected_from_wire, rejected))  # of what an earlier process has sent
+        became = tuple(map(outcome_from_wire, outcomes))
+        self.resumption = Resumption(refused, became, opened.rejected_since, opened.outcomes_since)
 
     @property
     def size_max(self) -> int:
@@ -170,10 +195,7 @@ class Ledger:
     def acknowledged(self, ack: stream_service_pb2.Ack) -> bool:
         """Takes an acknowledgement; repeated and outdated ones change nothing. Whether there was progress."""
         self._refuse(ack.rejected)
-        for wire in ack.outcomes:
-            sent = self._sent.get(wire.sequence)
-            if sent is not None:
-                sent.note(outcome_from_wire(wire))
+        self._note(ack.outcomes)
         self.revision = max(self.revision, ack.revision)
         settled = self.received if self._repeats_upto else ack.received
         stored = min(ack.stored, max(settled, self.received))
@@ -228,6 +250,12 @@ class Ledger:
             if sent is not None and sent.refuse(rejected.error):
                 self.rejected.append(rejected)
                 self.rejected_count += 1
+
+    def _note(self, outcomes: Iterable[stream_service_pb2.ObservationOutcome]) -> None:
+        for wire in outcomes:
+            sent = self._sent.get(wire.sequence)
+            if sent is not None:
+                sent.note(outcome_from_wire(wire))
 
     def _receive(self, upto: int) -> None:
         while self._flight and self._flight[0].sequence <= upto:

@@ -83,13 +83,16 @@ class Memory:
         session: str = "",
         ack_level: AckLevel = AckLevel.STORED,
         outcomes: bool = False,
+        known_sequence: int | None = None,
     ) -> ObserveStream:
         """A stream of observations; open it with `async with`.
 
         `producer` names who numbers them: lasting, one process's at a time. `session` is of observations that give
-        none; `ack_level` what `flush` waits for; `outcomes` asks what became of each.
+        none; `ack_level` what `flush` waits for; `outcomes` asks what became of each. A process that comes back after
+        an earlier one of the producer gives as `known_sequence` the last number whose end it knows (0: none): what
+        was refused since, and what became of the others, is then in the stream's `resumption`.
         """
-        return ObserveStream(self._link, self._path, producer, session, ack_level, outcomes)
+        return ObserveStream(self._link, self._path, producer, session, ack_level, outcomes, known_sequence)
 
     def recall(self, *, session: str = "") -> RecallStream:
         """A stream of queries, many in flight; open it with `async with`."""

@@ -23,7 +23,7 @@ from memstream.ledger import Ledger
 from memstream.sent import Sent
 from memstream.twoway import TwoWayStream
 from memstream.v1 import stream_service_pb2 as pb
-from memstream.values import AckLevel, ObservationFields, Rejected
+from memstream.values import AckLevel, ObservationFields, Rejected, Resumption
 from memstream.wiretypes import invalid
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.ObserveRequest, pb.ObserveResponse]
@@ -43,14 +43,21 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
     """
 
     def __init__(
-        self, link: Link, memory: MemoryPath, producer: str, session: str, ack_level: AckLevel, outcomes: bool
+        self,
+        link: Link,
+        memory: MemoryPath,
+        producer: str,
+        session: str,
+        ack_level: AckLevel,
+        outcomes: bool,
+        known_sequence: int | None = None,
     ) -> None:
         super().__init__(link, memory)
         self.producer = producer
         self.session = session
         self.ack_level = AckLevel(ack_level)
         self._outcomes = outcomes
-        self._ledger = Ledger(BATCH_MAX)
+        self._ledger = Ledger(BATCH_MAX, known_sequence)
         self._turn = asyncio.Lock()
         self._finished = False
         self._flush_ids = itertools.count(1)
@@ -88,6 +95,11 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
     def rejected_count(self) -> int:
         """How many observations were refused."""
         return self._ledger.rejected_count
+
+    @property
+    def resumption(self) -> Resumption | None:
+        """Refusals and outcomes of the producer's earlier numbers, if it was opened with `known_sequence`."""
+        return self._ledger.resumption
 
     async def send(self, what: Observable, **said: Unpack[ObservationFields]) -> Sent:
         """Numbers an observation and hands it over; waits only while the window is full.
@@ -145,6 +157,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
     async def _open(self, call: _Call) -> None:
         # The level of the flush after repeats, the only one that is sent: that does not wait for the index.
         level = AckLevel.STORED if self.ack_level is AckLevel.INDEXED else self.ack_level
+        known = self._ledger.known_sequence
         await call.write(
             pb.ObserveRequest(
                 open=pb.ObserveOpen(
@@ -154,17 +167,29 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
                     session=self.session,
                     ack_level=ack_level_to_wire(level),
                     outcomes=self._outcomes,
+                    known_sequence=known,
                 )
             )
         )
-        answer = await read_message(call)
-        if answer.HasField("going_away"):
-            raise _going_away(answer.going_away)
-        if not answer.HasField("opened"):
-            raise ProtocolViolation(f"the server answered open with {answer.WhichOneof('message')}")
-        self._ledger.opened(answer.opened)
+        opened = (await _answer_to_open(call, "opened")).opened
+        if known is not None:
+            await self._resume(call, opened)
+        self._ledger.opened(opened)
         self._repeats_flush = 0
         self._close_sent = self._draining = False
+
+    async def _resume(self, call: _Call, opened: pb.ObserveOpened) -> None:
+        """Takes all that the server sends again, which comes before any other message."""
+        rejected, outcomes = list(opened.rejected), list(opened.outcomes)
+        resumed = opened.resumed
+        while resumed < opened.resume_to:
+            ack = (await _answer_to_open(call, "ack")).ack
+            if ack.resumed <= resumed:
+                raise ProtocolViolation(f"the server resumed up to {resumed} of {opened.resume_to}, and no further")
+            rejected.extend(ack.rejected)
+            outcomes.extend(ack.outcomes)
+            resumed = ack.resumed
+        self._ledger.resumed(opened, rejected, outcomes)
 
     async def _read(self, call: _Call, backoff: Backoff) -> None:
         while not self._finished:
@@ -205,6 +230,9 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         grace = going_away.grace.seconds + going_away.grace.nanos / 1e9
         asyncio.get_running_loop().call_later(min(grace, _GRACE_MAX_S), call.cancel)
 
+    def _is_last(self, request: pb.ObserveRequest) -> bool:
+        return request.HasField("close")
+
     def _next_request(self) -> pb.ObserveRequest | None:
         if self._draining or self._close_sent:
             return None
@@ -225,6 +253,15 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         delay_s = self._pause_until - asyncio.get_running_loop().time()
         if delay_s > 0:
             await asyncio.sleep(delay_s)
+
+
+async def _answer_to_open(call: _Call, expected: str) -> pb.ObserveResponse:
+    answer = await read_message(call)
+    if answer.HasField("going_away"):
+        raise _going_away(answer.going_away)
+    if answer.WhichOneof("message") != expected:
+        raise ProtocolViolation(f"the server answered open with {answer.WhichOneof('message')}")
+    return answer
 
 
 def _last_ack(closed: pb.ObserveClosed) -> pb.Ack:

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TypeAlias, Unpack
 
 import grpc
@@ -30,6 +31,8 @@ from memstream.values import Answer, RecallOptions, Structured
 _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.RecallRequest, pb.RecallResponse]
 IN_FLIGHT_MAX = 64
 """Queries in flight where the server does not say how many it takes."""
+TIMEOUT_MAX_S = 1e9
+"""The longest timeout of a query that the server is told."""
 AGAIN_S = 1.0
 """After what will pass has ended a standing query, where the server does not say how long that takes."""
 
@@ -81,15 +84,15 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
     async def query(self, what: str | Structured, **options: Unpack[RecallOptions]) -> Answer:
         """Asks and waits for the answer. Cancelling the wait gives the query up, and only this one.
 
-        Raises DeadlineExceeded after `timeout_s` (default: the client's), the server's refusal of this query, and
-        whatever ended the stream.
+        Raises DeadlineExceeded after `timeout_s` (default: the client's), which the server is told: it stops working on
+        the query then. Raises the server's refusal of this query, and whatever ended the stream.
         """
         self._check_usable()
-        question = _Question(
-            query_to_wire(str(next(self._ids)), what, **options), asyncio.get_running_loop().create_future()
-        )
+        timeout_s = self._timeout_s(options.get("timeout_s"))
+        query = _timed(query_to_wire(str(next(self._ids)), what, **options), timeout_s)
+        question = _Question(query, asyncio.get_running_loop().create_future())
         with self._link.traced("RecallQuery"):
-            return await self._answer(question, self._timeout_s(options.get("timeout_s")))
+            return await self._answer(question, timeout_s)
 
     def subscribe(self, what: str | Structured, **options: Unpack[RecallOptions]) -> StandingQuery:
         """A query that goes on being answered as the memory changes; ask by `async with`, or by iterating over it.
@@ -98,9 +101,9 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         closed. `timeout_s` (default: the client's) is for the first answer. Raises CapabilityMissing where the server
         has no standing queries.
         """
-        query = query_to_wire(str(next(self._ids)), what, **options)
-        query.subscribe = True
         timeout_s = self._timeout_s(options.get("timeout_s"))
+        query = _timed(query_to_wire(str(next(self._ids)), what, **options), timeout_s)
+        query.subscribe = True
         return StandingQuery(query, lambda standing: self._stand(standing, timeout_s), self._give_up)
 
     def _timeout_s(self, given: float | None) -> float:
@@ -223,6 +226,9 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
     def _disconnected(self) -> None:
         self._connected = False
 
+    def _is_last(self, request: pb.RecallRequest) -> bool:
+        return request.HasField("close")
+
     def _next_request(self) -> pb.RecallRequest | None:
         return self._outbox.popleft() if self._outbox else None
 
@@ -280,3 +286,11 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self._draining = True
         grace_s = going_away.grace.seconds + going_away.grace.nanos / 1e9
         asyncio.get_running_loop().call_later(min(grace_s, 1.0), call.cancel)
+
+
+def _timed(query: pb.RecallQuery, timeout_s: float) -> pb.RecallQuery:
+    """Has the server give the query up as well. Where no time is left, or there is no end to it, the caller's own
+    limit is enough."""
+    if 0 < timeout_s <= TIMEOUT_MAX_S:
+        query.timeout.FromTimedelta(timedelta(seconds=max(timeout_s, 1e-6)))
+    return query

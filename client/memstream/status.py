@@ -48,6 +48,9 @@ _BY_REASON: dict[str, type[e.MemstreamError]] = {
     "INTERNAL": e.ServerDefect,
     "MEMORY_DELETED": e.MemoryDeleted,
     "PAGE_TOKEN_INVALID": e.PageTokenInvalid,
+    "QUERY_ID_IN_USE": e.QueryIdInUse,
+    "QUERY_TIMEOUT": e.QueryTimeout,
+    "QUERY_CANCELLED": e.QueryCancelled,
 }
 
 # For a status that came without ErrorInfo: from a proxy, the transport, or gRPC itself.

@@ -82,6 +82,10 @@ class TwoWayStream(ABC, Generic[Request, Response]):
     def _next_request(self) -> Request | None:
         """What to send next; None when there is nothing until `_work` is set."""
 
+    @abstractmethod
+    def _is_last(self, request: Request) -> bool:
+        """Whether nothing may follow it."""
+
     async def _may_send(self) -> None:
         """Waits while the server has asked for a pause."""
 
@@ -170,6 +174,9 @@ class TwoWayStream(ABC, Generic[Request, Response]):
                 else:
                     await self._may_send()
                     await call.write(request)
+                    if self._is_last(request):
+                        await call.done_writing()  # else the server waits a moment for what it would refuse
+                        return
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             return  # the reader gets the status
         except Exception as defect:

@@ -370,6 +370,20 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumption:
+    """What the server said of a producer's earlier numbers to a stream that was opened with `known_sequence`.
+
+    Refusals from `rejected_since` on are complete, outcomes from `outcomes_since` on of what was stored by then: both
+    are `known_sequence` + 1, or more where older ones are no longer kept. Without `outcomes` there are none.
+    """
+
+    rejected: tuple[Rejected, ...]
+    outcomes: tuple[Outcome, ...]
+    rejected_since: int
+    outcomes_since: int
+
+
+@dataclass(frozen=True, slots=True)
 class BatchResult:
     """How far a batch has come: last numbers, the revision that shows it, what was refused, what became of it."""
 

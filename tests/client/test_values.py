@@ -193,7 +193,7 @@ def test_retry_after_and_foreign_statuses() -> None:
         (from_status(status(grpc.StatusCode.INTERNAL, "INTERNAL")), False),
         (from_status(status(grpc.StatusCode.ABORTED, "PRODUCER_SUPERSEDED")), False),
         (from_status(status(grpc.StatusCode.UNAVAILABLE, "JOURNAL_UNAVAILABLE")), True),
-        (from_status(status(grpc.StatusCode.INVALID_ARGUMENT, "SEQUENCE_GAP")), True),
+        (from_status(status(grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_GAP")), True),
         (from_status(Status(code=12)), False),
         (translate(asyncio.InvalidStateError()), True),
         (translate(asyncio.CancelledError()), True),

@@ -27,6 +27,8 @@ async def run(address: str, step: dict[str, Any], ask: Ask) -> str:
                 return await _listed(memory, step)
             case "refused":
                 return await _refused(memory, step)
+            case "outcomes":
+                return await _outcomes(memory, step, ask)
             case "recall":
                 return await _recall(memory, step, ask)
             case "stand":
@@ -119,6 +121,27 @@ async def _refused(memory: Memory, step: dict[str, Any]) -> str:
         await good
         await other
     return "" if (stream.stored, stream.rejected_count) == (3, 1) else f"stored is {stream.stored}"
+
+
+async def _outcomes(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
+    """What became of each observation is told once: refused, or stored with its outcome."""
+    sent: list[memstream.Sent] = []
+    async with memory.observe(step["producer"], outcomes=True) as stream:
+        for number in range(1, step["upto"] + 1):
+            refused = number % step["refusedEvery"] == 0
+            sent.append(await stream.send("x" * 100_000 if refused else said(step["producer"], number)))
+            if what := step["at"].get(str(number)):
+                await ask(what)
+        await stream.flush()
+    expected = [number for number in range(1, step["upto"] + 1) if number % step["refusedEvery"] == 0]
+    found = [one.sequence for one in sent if one.error is not None and _expected(one.error, step)]
+    if (found, stream.rejected_count) != (expected, len(expected)):
+        return f"refused are {found}, {stream.rejected_count} were told"
+    outcomes = [one.stored.outcome for one in sent if one.stored is not None]
+    without = [one.sequence for one in sent if one.stored is not None and one.stored.outcome is None]
+    ids = {one.fragment_id for one in outcomes if one is not None}
+    enough = len(ids) == step["upto"] - len(expected)
+    return "" if not without and enough else f"{len(ids)} ids, no outcome of {without}"
 
 
 async def _recall(memory: Memory, step: dict[str, Any], ask: Ask) -> str:

@@ -15,6 +15,7 @@ from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import SequenceConflict
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
+from memstream_server.ports.journal.records import Answer
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
 from tests.engine.memory import SettableClock, observation
 from tests.support.waiting import until
@@ -33,7 +34,7 @@ async def create(engine: Engine, name: str, kind: MemoryKind = MemoryKind.LONG_T
 
 
 async def observe(engine: Engine, name: str, text: str, request: str = "") -> None:
-    await engine.observe_batch(NAMESPACE, name, "", 1, [observation(text)], STORED, request)
+    await engine.observe_batch(NAMESPACE, name, "", 1, [observation(text)], STORED, request, text.encode())
 
 
 async def contents(engine: Engine, name: str) -> list[str]:
@@ -97,11 +98,15 @@ async def test_a_request_id_is_kept_for_a_day_and_then_leaves_the_journal(tmp_pa
         assert len(await contents(engine, "joy")) == 301
         clock.offset_us += 120_000_000
         await engine.maintain()
-        assert await _hashes(parts, uid, "request:r7") == await _hashes(parts, uid, "request:r299") == 0
+        assert [await _answer(parts, uid, name) for name in ("r7", "r299")] == [None, None]
         assert await _hashes(parts, uid, "lasting") == 1
         await observe(engine, "joy", "said 7", "r7")  # too late to be told from a new one
         page, *_ = await engine.fragments.page(NAMESPACE, "joy", Filter(), False, -1, 999)
         assert [one.content for one in page if one.duplicate_count] == ["said 7"]
+
+
+async def _answer(parts: Assembled, uid: str, request_id: str) -> Answer | None:
+    return await parts.engine.stored_answer(f"{NAMESPACE}\nObserveBatchRequest\n{uid}\n{request_id}")
 
 
 async def _hashes(parts: Assembled, uid: str, producer: str) -> int:

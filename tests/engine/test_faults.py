@@ -73,11 +73,16 @@ async def insist(call: Callable[[], Awaitable[T]]) -> T:
 
 
 async def say(engine: Engine, memory: str, producer: str, items: list[Item]) -> None:
-    """A good client: many batches in flight; after an error it opens again and goes on from `opened`."""
+    """A good client: many batches in flight; after an error it opens again and goes on from `opened`. What became of
+    all its observations is known in the end."""
 
     async def once() -> None:
-        session = await engine.open_observe(NAMESPACE, memory, producer)
+        session = await engine.open_observe(NAMESPACE, memory, producer, outcomes=True)
         try:
+            resumption = await session.resume(0)
+            assert (resumption.rejected_since, resumption.outcomes_since) == (1, 1)
+            missed = {one.sequence async for page in resumption.pages for one in (*page.rejected, *page.outcomes)}
+            assert missed >= set(range(1, session.opened.stored + 1))
             start = session.opened.received
             sent = [
                 session.submit(first + 1, items[first : first + BATCH]) for first in range(start, len(items), BATCH)

@@ -15,6 +15,7 @@ from memstream_server.engine.errors import BacklogFull, StorageIsFull
 from tests.rpc.wire import ObserveCall, Wire, refused, unpacked, until
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_opened_says_where_the_producer_stands_and_what_it_may_send(wire: Wire) -> None:
@@ -244,7 +245,7 @@ async def test_a_gap_says_the_number_expected_after_what_came_before_is_acknowle
     await call.batch(4, "d")
     assert (await call.ack(lambda ack: ack.received == 2))[-1].received == 2
     error = await call.error()
-    assert (error.code, error.reason, error.metadata) == (INVALID, "SEQUENCE_GAP", {"expected_sequence": "3"})
+    assert (error.code, error.reason, error.metadata) == (PRECONDITION, "SEQUENCE_GAP", {"expected_sequence": "3"})
 
 
 async def test_a_repeat_is_acknowledged_and_not_applied_again(wire: Wire) -> None:
@@ -266,7 +267,7 @@ async def test_the_same_number_with_other_content_is_a_conflict(wire: Wire) -> N
     await call.ack(lambda ack: ack.stored == 1)
     await call.batch(1, "other")
     error = await call.error()
-    assert (error.code, error.reason, error.metadata) == (INVALID, "SEQUENCE_CONFLICT", {"sequence": "1"})
+    assert (error.code, error.reason, error.metadata) == (PRECONDITION, "SEQUENCE_CONFLICT", {"sequence": "1"})
 
 
 async def test_a_newer_stream_of_the_producer_ends_the_older_one(wire: Wire) -> None:
@@ -332,6 +333,12 @@ async def test_a_malformed_batch_ends_the_stream(wire: Wire, first: int, count: 
         [{"close": pb.ObserveClose()}],
         [{"open": pb.ObserveOpen(namespace="ns", memory="m", producer="p")}] * 2,
         [{"open": pb.ObserveOpen(namespace="ns", memory="m", producer="p")}, {}],
+        [{"open": pb.ObserveOpen(namespace="ns", memory="m", producer="p")}, *[{"close": pb.ObserveClose()}] * 2],
+        [
+            {"open": pb.ObserveOpen(namespace="ns", memory="m", producer="p")},
+            {"close": pb.ObserveClose()},
+            {"flush": pb.ObserveFlush(flush_id=1)},
+        ],
     ],
 )
 async def test_messages_out_of_order_are_refused(wire: Wire, messages: list[dict[str, Any]]) -> None:
@@ -344,7 +351,7 @@ async def test_messages_out_of_order_are_refused(wire: Wire, messages: list[dict
             pass
 
     error = await refused(read_all())
-    assert (error.code, error.reason) == (INVALID, "PROTOCOL_VIOLATION")
+    assert (error.code, error.reason) == (PRECONDITION, "PROTOCOL_VIOLATION")
 
 
 async def test_a_stream_without_any_message_is_refused(wire: Wire) -> None:

@@ -138,6 +138,8 @@ async def test_one_query_is_cancelled_and_its_id_is_free_again(told: Wire, scrip
     await call.query("other", "wait too")
     await call.send(cancel=pb.RecallCancel(query_id="q"))
     await call.query("q", "fact")
+    _, failed = await answer(call, "q")
+    assert unpacked(failed.status).reason == "QUERY_CANCELLED"
     parts, _ = await answer(call, "q")
     assert parts[0].recollections
     assert script.cancelled_recalls == 1
@@ -235,18 +237,132 @@ async def test_too_many_queries_in_flight_are_refused_one_by_one(told: Wire, scr
     await answer(call, "q0")
 
 
-async def test_an_id_in_flight_is_refused(told: Wire, script: Any) -> None:
+async def test_id_in_flight_fails_newer_query_alone(told: Wire, script: Any) -> None:
     script.recalling.clear()
     call = await told.recall()
     await call.query("q", "wait for it")
-    await call.query("q", "wait for it")
-    assert list((await call.error()).fields) == ["query.query_id"]
+    await call.query("q", "fact")
+    _, failed = await answer(call, "q")
+    refusal = unpacked(failed.status)
+    assert (refusal.code, refusal.reason, refusal.metadata) == (INVALID, "QUERY_ID_IN_USE", {"query_id": "q"})
+    script.recalling.set()
+    parts, done = await answer(call, "q")
+    assert (len(parts), done.considered) == (1, 3)
+    assert await ends(call) == []
 
 
-async def test_a_query_without_id_is_refused(told: Wire) -> None:
+@pytest.mark.parametrize("query_id", ["", "a\nb", "x" * 129])
+async def test_unusable_query_id_fails_that_query(told: Wire, query_id: str) -> None:
     call = await told.recall()
-    await call.query("", "fact")
-    assert list((await call.error()).fields) == ["query.query_id"]
+    await call.query(query_id, "fact")
+    failed = (await call.next()).failed
+    assert failed.query_id == query_id[:128]
+    assert (unpacked(failed.status).code, list(unpacked(failed.status).fields)) == (INVALID, ["query.query_id"])
+    await call.query("good", "fact")
+    await answer(call, "good")
+
+
+async def ends(call: RecallCall) -> list[tuple[str, str]]:
+    """Closes the stream: (query_id, reason) of the queries that still end, an empty reason for an answer."""
+    await call.send(close=pb.RecallClose())
+    found = []
+    while (message := await call.next()) is not None:
+        if message.HasField("failed"):
+            found.append((message.failed.query_id, unpacked(message.failed.status).reason))
+        elif message.HasField("done"):
+            found.append((message.done.query_id, ""))
+    return found
+
+
+async def test_cancelled_query_ends_with_one_message(told: Wire, script: Any) -> None:
+    script.recalling.clear()
+    call = await told.recall()
+    for query_id in ("a", "b", "c"):
+        await call.query(query_id, "wait for it")
+    for query_id in ("a", "b", "b", "nobody"):
+        await call.send(cancel=pb.RecallCancel(query_id=query_id))
+    first = (await call.next()).failed
+    assert (unpacked(first.status).code, first.query_id) == (grpc.StatusCode.CANCELLED, "a")
+    script.recalling.set()
+    assert sorted(await ends(call)) == [("b", "QUERY_CANCELLED"), ("c", "")]
+
+
+@pytest.mark.parametrize("steps", range(0, 40, 3))
+async def test_cancel_at_any_moment_leaves_one_end(told: Wire, steps: int) -> None:
+    call = await told.recall()
+    for number in range(4):
+        await call.query(f"q{number}", "fact")
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await call.send(cancel=pb.RecallCancel(query_id=f"q{number}"))
+    found = await ends(call)
+    assert sorted(query_id for query_id, _ in found) == ["q0", "q1", "q2", "q3"]
+    assert {reason for _, reason in found} <= {"", "QUERY_CANCELLED"}
+
+
+async def test_cancel_between_parts_ends_with_failed(told: Wire, script: Any, monkeypatch: Any) -> None:
+    """Nothing of a query follows its end, also where parts of the answer were sent before."""
+    monkeypatch.setattr("memstream_server.rpc.wire.queries.PART_BYTES", 200)
+    calls = await asyncio.gather(*(told.recall(done_in_recollections=True) for _ in range(8)))
+    for number, call in enumerate(calls):
+        await call.query("q", "fact")
+        for _ in range(number * 2):
+            await asyncio.sleep(0)
+        await call.send(cancel=pb.RecallCancel(query_id="q"))
+        await call.send(close=pb.RecallClose())
+        messages = []
+        while (message := await call.next()) is not None:
+            messages.append(message)
+        last = [each.HasField("failed") or each.recollections.HasField("done") for each in messages]
+        assert last == [False] * (len(messages) - 1) + [True]
+
+
+async def test_timeout_of_query_leaves_stream_open(told: Wire, script: Any) -> None:
+    script.recalling.clear()
+    call = await told.recall()
+    await call.query("slow", "wait for it", timeout={"nanos": 30_000_000})
+    await call.query("patient", "wait for it", timeout={"seconds": 3_000})
+    _, failed = await answer(call, "slow")
+    failure = unpacked(failed.status)
+    assert (failure.code, failure.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "QUERY_TIMEOUT")
+    script.recalling.set()
+    assert (await answer(call, "patient"))[0]
+    await call.query("slow", "fact", timeout={"seconds": 5})
+    assert (await answer(call, "slow"))[0]
+
+
+@pytest.mark.parametrize("given", [{}, {"seconds": -1}, {"seconds": 1, "nanos": 2_000_000_000}, {"seconds": 10**12}])
+async def test_bad_timeout_fails_query(told: Wire, given: dict[str, int]) -> None:
+    call = await told.recall()
+    await call.query("q", "fact", timeout=given)
+    _, failed = await answer(call, "q")
+    assert list(unpacked(failed.status).fields) == ["query.timeout"]
+    query = pb.RecallQuery(text="fact", timeout=given)
+    request = pb.RecallOnceRequest(namespace="ns", memory="m", query=query)
+    assert list((await refused(told.streams.RecallOnce(request))).fields) == ["query.timeout"]
+
+
+async def test_timeout_of_single_query(told: Wire, script: Any) -> None:
+    script.recalling.clear()
+    query = pb.RecallQuery(text="wait for it", timeout={"nanos": 20_000_000})
+    request = pb.RecallOnceRequest(namespace="ns", memory="m", query=query)
+    error = await refused(told.streams.RecallOnce(request, timeout=20))
+    assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "QUERY_TIMEOUT")
+
+
+@pytest.mark.parametrize("late", ["query", "cancel", "close", "open"])
+async def test_message_after_close_is_refused(told: Wire, late: str) -> None:
+    messages: dict[str, Any] = {
+        "query": pb.RecallQuery(query_id="q", text="fact"),
+        "cancel": pb.RecallCancel(query_id="q"),
+        "close": pb.RecallClose(),
+        "open": pb.RecallOpen(namespace="ns", memory="m"),
+    }
+    call = await told.recall()
+    await call.send(close=pb.RecallClose())
+    await call.send(**{late: messages[late]})
+    error = await call.error()
+    assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_VIOLATION")
 
 
 async def test_close_answers_what_is_in_flight_and_ends_well(told: Wire, script: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -73,6 +74,8 @@ async def test_other_queries_are_answered_beside_it_and_its_id_is_free_once_canc
     await call.query("other", "fact")
     assert (await change(call))[0].query_id == "other"
     await call.send(cancel=pb.RecallCancel(query_id="q"))
+    failed = (await call.next()).failed
+    assert (failed.query_id, unpacked(failed.status).reason) == ("q", "QUERY_CANCELLED")
     await until(lambda: real.held().watchers == 0)
     await observe(wire, "fact two")
     await call.query("q", "fact", limit=1)
@@ -89,7 +92,21 @@ async def test_its_id_is_taken_and_it_counts_among_those_in_flight(wire: Wire) -
     failed = (await call.next()).failed
     assert (failed.query_id, unpacked(failed.status).reason) == ("more", "WINDOW_EXCEEDED")
     await call.query("q0", "fact")
-    assert list((await call.error()).fields) == ["query.query_id"]
+    failed = (await call.next()).failed
+    assert (failed.query_id, unpacked(failed.status).reason) == ("q0", "QUERY_ID_IN_USE")
+
+
+async def test_timeout_of_standing_query_is_for_first_answer(wire: Wire) -> None:
+    await observe(wire, "fact one")
+    call = await wire.recall(done_in_recollections=True)
+    await call.query("late", "fact", subscribe=True, min_revision=1_000, timeout={"nanos": 50_000_000})
+    failed = (await call.next()).failed
+    assert (failed.query_id, unpacked(failed.status).reason) == ("late", "REVISION_NOT_REACHED")
+    await call.query("q", "fact", subscribe=True, timeout={"nanos": 400_000_000})
+    await change(call)
+    await asyncio.sleep(0.5)
+    await observe(wire, "fact two")
+    assert (await change(call))[0].query_id == "q"
 
 
 async def test_closing_ends_it(wire: Wire, real: Any) -> None:

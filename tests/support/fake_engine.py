@@ -31,11 +31,11 @@ from memstream_server.engine.requests import (
     AnswerOf,
     Changed,
     MemoryChange,
+    Missed,
     NewMemory,
     NewObservation,
     Once,
     Opened,
-    Outcome,
     Progress,
     Put,
     Query,
@@ -46,8 +46,9 @@ from memstream_server.engine.requests import (
     fragment_etag,
     memory_etag,
 )
+from memstream_server.engine.resuming import Resumption
 from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
-from memstream_server.ports.journal.writing import Rejection
+from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.ports.models import EmbeddingModel
 
 T = TypeVar("T")
@@ -124,6 +125,15 @@ class FakeSession:
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
+
+    async def resume(self, known: int) -> Resumption:
+        return Resumption(self.opened.received, known + 1, 0, self._missed(known))
+
+    async def _missed(self, known: int) -> AsyncGenerator[Missed, None]:
+        told = [refusal for number, (_, refusal) in self._producer.known.items() if number > known]
+        for refusal in filter(None, told):
+            yield Missed(refusal.sequence, (refusal,))
+        yield Missed(self.opened.received)
 
     def submit(
         self,
@@ -400,7 +410,7 @@ class FakeEngine:
     async def stored_answer(self, request: str) -> Answer | None:
         return self._answers.get(request)
 
-    async def open_observe(self, namespace: str, name: str, producer: str) -> FakeSession:
+    async def open_observe(self, namespace: str, name: str, producer: str, outcomes: bool = False) -> FakeSession:
         memory = self.find(namespace, name)
         return FakeSession(self, memory, memory.producers.setdefault(producer, _Producer()))
 
@@ -413,6 +423,7 @@ class FakeEngine:
         items: Sequence[NewObservation | Refusal],
         level: AckLevel,
         request_id: str = "",
+        digest: bytes = b"",
     ) -> Progress:
         memory = self.find(namespace, name)
         state = memory.producers.setdefault(producer, _Producer()) if producer else _Producer()

@@ -23,7 +23,8 @@ WRITES = frozenset(
         "outbox_refill",
         "prune_events",
         "scrub",
-        "prune_producers",
+        "prune_answers",
+        "put_answer",
     }
 )
 """The port's writes, `set_space` excepted: it is done before there is an engine."""
@@ -38,6 +39,8 @@ READS = frozenset(
         "get_memory",
         "indexable",
         "jobs",
+        "kept_receipts",
+        "last_without_outcomes",
         "list_fragments",
         "list_memories",
         "load",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,10 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.calls_cut = 0
         """So many of the first RecallOnce end as they do when a server's grace is over."""
         self.cancelled: list[str] = []
+        self.known: list[int | None] = []
+        """What each Observe stream was opened with as known_sequence."""
+        self.resume_page = 1_000
+        """Numbers of which refusals and outcomes are sent again in one message."""
         self.opens = 0
         self.openings: list[pb.RecallOpen] = []
         self.knows_done_in_recollections = True  # unlike older servers
@@ -105,7 +109,9 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         if plan.refuse is not None:
             await _abort(context, plan.refuse)
         key = (f"{opening.open.namespace}/{opening.open.memory}", opening.open.producer)
-        await _Observing(self, key, opening.open.ack_level, plan, context).run()
+        known = opening.open.known_sequence if opening.open.HasField("known_sequence") else None
+        self.known.append(known)
+        await _Observing(self, key, opening.open.ack_level, plan, context).run(known)
 
     async def Recall(self, _: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802 - see above
         opening: pb.RecallOpen = (await context.read()).open
@@ -130,6 +136,10 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
                 tasks.add(asyncio.create_task(self._answer(request.query, inside, context, writing)))
             elif request.HasField("cancel"):
                 self.cancelled.append(request.cancel.query_id)
+                gone = status(grpc.StatusCode.CANCELLED, "QUERY_CANCELLED")
+                failed = pb.RecallFailed(query_id=request.cancel.query_id, status=gone)
+                async with writing:
+                    await context.write(pb.RecallResponse(failed=failed))
             elif request.HasField("close"):
                 break
         await asyncio.gather(*tasks)
@@ -260,6 +270,7 @@ class _Observing:
         self.journaled = self.unacknowledged = 0
         self.told = (*self.levels[:2], 0)  # what `opened` says
         self.fresh_refusals: list[int] = []
+        self.outcomes_told = self.stored
 
     @property
     def received(self) -> int:
@@ -277,7 +288,7 @@ class _Observing:
         stored = self.stored
         return self.received, stored, stored if self.server.indexing.is_set() else 0
 
-    async def run(self) -> None:
+    async def run(self, known: int | None) -> None:
         opened = pb.ObserveOpened(
             received=self.received,
             stored=self.stored,
@@ -289,7 +300,15 @@ class _Observing:
             memory_uid=UID,
             revision=self.received,
         )
+        pages = [] if known is None else self.resumed(known)
+        for page in pages[:1]:
+            opened.rejected.extend(page.rejected)
+            opened.outcomes.extend(page.outcomes)
+            opened.resumed, opened.resume_to = page.resumed, pages[-1].resumed
+            opened.rejected_since = opened.outcomes_since = page.resumed and known + 1
         await self.context.write(pb.ObserveResponse(opened=opened))
+        for page in pages[1:]:
+            await self.context.write(pb.ObserveResponse(ack=page))
         if self.plan.throttle_s:
             await self.context.write(
                 pb.ObserveResponse(throttle=pb.Throttle(retry_delay=duration(self.plan.throttle_s)))
@@ -315,6 +334,33 @@ class _Observing:
             read.cancel()
             superseded.cancel()
 
+    def resumed(self, known: int) -> list[pb.Ack]:
+        """Refusals and outcomes of later numbers, some at a time."""
+        received, stored, size = self.received, self.stored, self.server.resume_page
+        pages = []
+        for first in range(known + 1, received + 1, size) or [known + 1]:
+            numbers = range(first, min(first + size, received + 1))
+            pages.append(
+                pb.Ack(
+                    received=received,
+                    stored=stored,
+                    rejected=self.rejected(n for n in numbers if n in self.producer.refused),
+                    outcomes=self.outcomes(n for n in numbers if n <= stored),
+                    resumed=max(numbers[-1] if numbers else 0, min(known, received)),
+                )
+            )
+        return pages
+
+    def rejected(self, numbers: Iterable[int]) -> list[pb.RejectedObservation]:
+        return [pb.RejectedObservation(sequence=n, status=self.producer.refused[n]) for n in numbers]
+
+    def outcomes(self, numbers: Iterable[int]) -> list[pb.ObservationOutcome]:
+        return [
+            pb.ObservationOutcome(sequence=n, fragment_id=f"f{n}", type=event_pb2.EVENT_TYPE_OBSERVED)
+            for n in numbers
+            if n not in self.producer.refused
+        ]
+
     async def take(self, request: pb.ObserveRequest) -> bool:
         kind = request.WhichOneof("message")
         if kind == "batch":
@@ -339,7 +385,7 @@ class _Observing:
         self.unacknowledged += len(batch.observations)
         self.server.in_flight_max = max(self.server.in_flight_max, self.unacknowledged)
         if batch.first_sequence > self.received + 1:
-            gap = status(grpc.StatusCode.INVALID_ARGUMENT, "SEQUENCE_GAP", expected_sequence=str(self.received + 1))
+            gap = status(grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_GAP", expected_sequence=str(self.received + 1))
             await _abort(self.context, gap)
         for sequence, observation in enumerate(batch.observations, batch.first_sequence):
             await self.one(sequence, observation)
@@ -356,7 +402,7 @@ class _Observing:
     async def one(self, sequence: int, observation: fragment_pb2.Observation) -> None:
         if sequence <= self.received:
             if self.producer.items[sequence - 1] != observation:
-                conflict = status(grpc.StatusCode.INVALID_ARGUMENT, "SEQUENCE_CONFLICT", sequence=str(sequence))
+                conflict = status(grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_CONFLICT", sequence=str(sequence))
                 await _abort(self.context, conflict)
         else:
             self.producer.items.append(observation)
@@ -382,12 +428,10 @@ class _Observing:
             indexed=indexed,
             revision=stored,
             flushed=max(satisfied, default=0),
-            rejected=[pb.RejectedObservation(sequence=n, status=self.producer.refused[n]) for n in refusals],
-            outcomes=[
-                pb.ObservationOutcome(sequence=n, fragment_id=f"f{n}", type=event_pb2.EVENT_TYPE_OBSERVED)
-                for n in range(1, stored + 1)
-            ][-100:],
+            rejected=self.rejected(refusals),
+            outcomes=self.outcomes(range(self.outcomes_told + 1, stored + 1)),
         )
+        self.outcomes_told = stored
         self.unacknowledged = 0
         for _ in range(2 if self.plan.double_acks else 1):
             await self.context.write(pb.ObserveResponse(ack=ack))

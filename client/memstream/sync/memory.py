@@ -56,10 +56,20 @@ class Memory:
         return self._inner.name
 
     def observe(
-        self, producer: str, *, session: str = "", ack_level: AckLevel = AckLevel.STORED, outcomes: bool = False
+        self,
+        producer: str,
+        *,
+        session: str = "",
+        ack_level: AckLevel = AckLevel.STORED,
+        outcomes: bool = False,
+        known_sequence: int | None = None,
     ) -> ObserveStream:
         """A stream of observations; open it with `with`."""
-        return ObserveStream(self._inner.observe(producer, session=session, ack_level=ack_level, outcomes=outcomes))
+        return ObserveStream(
+            self._inner.observe(
+                producer, session=session, ack_level=ack_level, outcomes=outcomes, known_sequence=known_sequence
+            )
+        )
 
     def recall(self, *, session: str = "") -> RecallStream:
         """A stream of queries; open it with `with`."""

@@ -16,7 +16,7 @@ from memstream.codec import Observable
 from memstream.resources import Cursor, Event
 from memstream.sync.iterated import Iterated
 from memstream.sync.loop import LOOP
-from memstream.values import Answer, ObservationFields, RecallOptions, Rejected, Structured
+from memstream.values import Answer, ObservationFields, RecallOptions, Rejected, Resumption, Structured
 
 
 class Sent:
@@ -89,6 +89,11 @@ class ObserveStream:
     def rejected_count(self) -> int:
         """How many observations were refused."""
         return self._inner.rejected_count
+
+    @property
+    def resumption(self) -> Resumption | None:
+        """Refusals and outcomes of the producer's earlier numbers, if it was opened with `known_sequence`."""
+        return self._inner.resumption
 
     def send(self, what: Observable, **said: Unpack[ObservationFields]) -> Sent:
         """Numbers an observation and hands it over; waits only while the window is full."""

@@ -30,16 +30,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata: line? (of an import).
     """
     ERROR_REASON_PROTOCOL_VIOLATION: _ErrorReason.ValueType  # 2
-    """INVALID_ARGUMENT. Stream messages came in an order the contract does not allow.
-    Example: a batch before `open`; a second `open`. What to do: fix the client.
+    """FAILED_PRECONDITION. Stream messages came in an order the contract does not allow.
+    Example: a batch before `open`; a second `open`; a query after `close`. What to do: fix the client.
     """
     ERROR_REASON_SEQUENCE_GAP: _ErrorReason.ValueType  # 3
-    """INVALID_ARGUMENT. A batch does not start at the expected sequence number.
+    """FAILED_PRECONDITION. A batch does not start at the expected sequence number.
     Metadata: expected_sequence.
     Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
     """
     ERROR_REASON_SEQUENCE_CONFLICT: _ErrorReason.ValueType  # 4
-    """INVALID_ARGUMENT. A sequence number came again with other content.
+    """FAILED_PRECONDITION. A sequence number came again with other content.
     Metadata: sequence.
     Example: two processes share a producer name. What to do: give each its own.
     """
@@ -128,6 +128,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. The memory was deleted while the call ran."""
     ERROR_REASON_PAGE_TOKEN_INVALID: _ErrorReason.ValueType  # 32
     """INVALID_ARGUMENT. A page token was not made by this call, or with other arguments."""
+    ERROR_REASON_QUERY_ID_IN_USE: _ErrorReason.ValueType  # 40
+    """INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which goes on.
+    What to do: give every query its own.
+    Metadata: query_id.
+    """
+    ERROR_REASON_QUERY_TIMEOUT: _ErrorReason.ValueType  # 41
+    """DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was there. The stream goes on."""
+    ERROR_REASON_QUERY_CANCELLED: _ErrorReason.ValueType  # 42
+    """CANCELLED. The client cancelled the query."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel
@@ -146,16 +155,16 @@ Example: an observation with empty content; page_size -1; a vector with NaN.
 Metadata: line? (of an import).
 """
 ERROR_REASON_PROTOCOL_VIOLATION: ErrorReason.ValueType  # 2
-"""INVALID_ARGUMENT. Stream messages came in an order the contract does not allow.
-Example: a batch before `open`; a second `open`. What to do: fix the client.
+"""FAILED_PRECONDITION. Stream messages came in an order the contract does not allow.
+Example: a batch before `open`; a second `open`; a query after `close`. What to do: fix the client.
 """
 ERROR_REASON_SEQUENCE_GAP: ErrorReason.ValueType  # 3
-"""INVALID_ARGUMENT. A batch does not start at the expected sequence number.
+"""FAILED_PRECONDITION. A batch does not start at the expected sequence number.
 Metadata: expected_sequence.
 Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
 """
 ERROR_REASON_SEQUENCE_CONFLICT: ErrorReason.ValueType  # 4
-"""INVALID_ARGUMENT. A sequence number came again with other content.
+"""FAILED_PRECONDITION. A sequence number came again with other content.
 Metadata: sequence.
 Example: two processes share a producer name. What to do: give each its own.
 """
@@ -244,4 +253,13 @@ ERROR_REASON_MEMORY_DELETED: ErrorReason.ValueType  # 31
 """NOT_FOUND. The memory was deleted while the call ran."""
 ERROR_REASON_PAGE_TOKEN_INVALID: ErrorReason.ValueType  # 32
 """INVALID_ARGUMENT. A page token was not made by this call, or with other arguments."""
+ERROR_REASON_QUERY_ID_IN_USE: ErrorReason.ValueType  # 40
+"""INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which goes on.
+What to do: give every query its own.
+Metadata: query_id.
+"""
+ERROR_REASON_QUERY_TIMEOUT: ErrorReason.ValueType  # 41
+"""DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was there. The stream goes on."""
+ERROR_REASON_QUERY_CANCELLED: ErrorReason.ValueType  # 42
+"""CANCELLED. The client cancelled the query."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -109,6 +109,7 @@ class ObserveOpen(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     ACK_LEVEL_FIELD_NUMBER: _builtins.int
     OUTCOMES_FIELD_NUMBER: _builtins.int
+    KNOWN_SEQUENCE_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The memory's namespace."""
     memory: _builtins.str
@@ -122,7 +123,14 @@ class ObserveOpen(_message.Message):
     ack_level: Global___AckLevel.ValueType
     """What `flush` waits for. Default STORED."""
     outcomes: _builtins.bool
-    """Send what became of each observation with the acknowledgements."""
+    """Send what became of each observation with the acknowledgements. Outcomes are kept only of observations that were
+    sent on a stream that asked for them, or by ObserveBatch.
+    """
+    known_sequence: _builtins.int
+    """What a client that resumes knows: the last number up to which it has every refusal and, if it asks for outcomes,
+    every outcome; 0 for none. When it is set, the server sends those of later numbers again: in `opened`, and, where
+    they are many, in acknowledgements that follow it before any other message. Unset: none is sent again.
+    """
     def __init__(
         self,
         *,
@@ -132,12 +140,15 @@ class ObserveOpen(_message.Message):
         session: _builtins.str = ...,
         ack_level: Global___AckLevel.ValueType = ...,
         outcomes: _builtins.bool = ...,
+        known_sequence: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_known_sequence", b"_known_sequence", "known_sequence", b"known_sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_level", b"ack_level", "memory", b"memory", "namespace", b"namespace", "outcomes", b"outcomes", "producer", b"producer", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_sequence", b"_known_sequence", "ack_level", b"ack_level", "known_sequence", b"known_sequence", "memory", b"memory", "namespace", b"namespace", "outcomes", b"outcomes", "producer", b"producer", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__known_sequence: _TypeAlias = _typing.Literal["known_sequence"]  # noqa: Y015
+    _WhichOneofArgType__known_sequence: _TypeAlias = _typing.Literal["_known_sequence", b"_known_sequence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__known_sequence) -> _WhichOneofReturnType__known_sequence | None: ...
 
 Global___ObserveOpen: _TypeAlias = ObserveOpen  # noqa: Y015
 
@@ -273,6 +284,12 @@ class ObserveOpened(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     MEMORY_UID_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
+    RESUME_TO_FIELD_NUMBER: _builtins.int
+    REJECTED_SINCE_FIELD_NUMBER: _builtins.int
+    OUTCOMES_SINCE_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     """Last sequence number received from this producer; 0 for none."""
     stored: _builtins.int
@@ -289,9 +306,35 @@ class ObserveOpened(_message.Message):
     """Identity of the memory."""
     revision: _builtins.int
     """Its revision."""
+    resumed: _builtins.int
+    """Up to this number, refusals and outcomes after `known_sequence` are in this message; `Ack.resumed` continues it up
+    to `resume_to`. 0 without `known_sequence`.
+    """
+    resume_to: _builtins.int
+    """The last number whose refusals are sent again: `received`, as are the outcomes of those up to `stored`. Outcomes of
+    later numbers come as they are stored. 0 without `known_sequence`.
+    """
+    rejected_since: _builtins.int
+    """From this number on, every refusal is sent again: `known_sequence` + 1, or more where older ones are no longer kept
+    (those of a producer's last 100,000 numbers are, unless a fragment of the memory was erased since). 0 without
+    `known_sequence`.
+    """
+    outcomes_since: _builtins.int
+    """From this number on, the outcome of every number up to `stored` is sent again: `known_sequence` + 1, or more where
+    older ones are not kept, as they were sent without asking for outcomes, or for the reasons of `rejected_since`.
+    0 without `known_sequence`, or where the stream does not ask for outcomes.
+    """
     @_builtins.property
     def limits(self) -> _server_service_pb2.Limits:
         """What the server accepts."""
+
+    @_builtins.property
+    def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectedObservation]:
+        """Observations after `known_sequence` that were refused, up to `resumed`."""
+
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservationOutcome]:
+        """What became of observations after `known_sequence` that are stored, up to `resumed`, if the stream asked."""
 
     def __init__(
         self,
@@ -305,10 +348,16 @@ class ObserveOpened(_message.Message):
         limits: _server_service_pb2.Limits | None = ...,
         memory_uid: _builtins.str = ...,
         revision: _builtins.int = ...,
+        rejected: _abc.Iterable[Global___RejectedObservation] | None = ...,
+        outcomes: _abc.Iterable[Global___ObservationOutcome] | None = ...,
+        resumed: _builtins.int = ...,
+        resume_to: _builtins.int = ...,
+        rejected_since: _builtins.int = ...,
+        outcomes_since: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_sequence", b"expected_sequence", "limits", b"limits", "memory_uid", b"memory_uid", "producer_epoch", b"producer_epoch", "received", b"received", "revision", b"revision", "stored", b"stored", "window_bytes", b"window_bytes", "window_observations", b"window_observations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_sequence", b"expected_sequence", "limits", b"limits", "memory_uid", b"memory_uid", "outcomes", b"outcomes", "outcomes_since", b"outcomes_since", "producer_epoch", b"producer_epoch", "received", b"received", "rejected", b"rejected", "rejected_since", b"rejected_since", "resume_to", b"resume_to", "resumed", b"resumed", "revision", b"revision", "stored", b"stored", "window_bytes", b"window_bytes", "window_observations", b"window_observations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,6 +378,7 @@ class Ack(_message.Message):
     REJECTED_FIELD_NUMBER: _builtins.int
     OUTCOMES_FIELD_NUMBER: _builtins.int
     FLUSHED_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     """Last sequence number received."""
     stored: _builtins.int
@@ -339,6 +389,10 @@ class Ack(_message.Message):
     """The memory's revision that made `stored` true; a recall with it as `min_revision` sees them."""
     flushed: _builtins.int
     """The highest `flush_id` that is satisfied; 0 for none."""
+    resumed: _builtins.int
+    """On a stream opened with `known_sequence`: up to this number, refusals and outcomes of before the stream have been
+    sent again. All have been once it is `ObserveOpened.resume_to`.
+    """
     @_builtins.property
     def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectedObservation]:
         """Observations refused since the last acknowledgement. They keep their number and this answer."""
@@ -357,10 +411,11 @@ class Ack(_message.Message):
         rejected: _abc.Iterable[Global___RejectedObservation] | None = ...,
         outcomes: _abc.Iterable[Global___ObservationOutcome] | None = ...,
         flushed: _builtins.int = ...,
+        resumed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed", b"flushed", "indexed", b"indexed", "outcomes", b"outcomes", "received", b"received", "rejected", b"rejected", "revision", b"revision", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed", b"flushed", "indexed", b"indexed", "outcomes", b"outcomes", "received", b"received", "rejected", b"rejected", "resumed", b"resumed", "revision", b"revision", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -633,9 +688,13 @@ class RecallQuery(_message.Message):
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     SUBSCRIBE_FIELD_NUMBER: _builtins.int
     OMIT_WORKING_MEMORY_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
-    """Names the query among those in flight; not empty on a stream."""
+    """Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
+    with QUERY_ID_IN_USE. That `failed` is about the newer query alone: the older one goes on, and ends with its own
+    `done` or `failed` of another reason. An id is free again once its last message has come.
+    """
     text: _builtins.str
     """Text."""
     limit: _builtins.int
@@ -643,7 +702,9 @@ class RecallQuery(_message.Message):
     min_relevance: _builtins.float
     """Relevance below which nothing is returned, in [0, 1]. Unset: by policy."""
     min_revision: _builtins.int
-    """Wait until this revision is visible, within the deadline. 0 does not wait."""
+    """Wait until this revision is visible, within `timeout` and the deadline, on a stream without `timeout` 10 s at most.
+    0 does not wait.
+    """
     explain: _builtins.bool
     """Say how each score came about."""
     near_misses: _builtins.int
@@ -683,6 +744,14 @@ class RecallQuery(_message.Message):
     def filter(self) -> _fragment_pb2.FragmentFilter:
         """Which fragments are meant. It binds the whole answer: working memory, too."""
 
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long to work on the answer, more than 0. When it has passed, the query fails with QUERY_TIMEOUT (or, while it
+        waits for `min_revision`, REVISION_NOT_REACHED), both DEADLINE_EXCEEDED; the stream goes on. It counts from the
+        query's arrival, does not count what the client takes to read the answer, and is bounded by the call's deadline.
+        Of a standing query it is for the first answer. Unset: no limit but the deadline.
+        """
+
     def __init__(
         self,
         *,
@@ -702,11 +771,12 @@ class RecallQuery(_message.Message):
         token_budget: _builtins.int = ...,
         subscribe: _builtins.bool = ...,
         omit_working_memory: _builtins.bool = ...,
+        timeout: _duration_pb2.Duration | None = ...,
         fold: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "token_budget", b"token_budget", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "timeout", b"timeout", "token_budget", b"token_budget", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
     _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
@@ -774,7 +844,9 @@ Global___RecallWeights: _TypeAlias = RecallWeights  # noqa: Y015
 
 @_typing.final
 class RecallCancel(_message.Message):
-    """Gives up one query. Its answer may still come; then no more does."""
+    """Gives up one query. The query ends all the same with exactly one message: `failed` with QUERY_CANCELLED, or the
+    `done` or `failed` that was already on its way. Cancelling a query that is not in flight does nothing.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1445,7 +1517,9 @@ class ObserveBatchRequest(_message.Message):
     ack_level: Global___AckLevel.ValueType
     """What to wait for. Default STORED."""
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer, for 24 hours."""
+    """Makes a repeat of this call return the first answer, outcomes included, for 24 hours; it counts within the memory.
+    The same id with anything else in the request is REQUEST_ID_CONFLICT.
+    """
     @_builtins.property
     def observations(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.Observation]:
         """The observations, at most `Limits.batch_max`."""
@@ -1479,7 +1553,7 @@ class ObserveBatchResponse(_message.Message):
     ACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ack(self) -> Global___Ack:
-        """As on a stream; numbers count from 1 within the batch where there is no producer."""
+        """As on a stream that asked for outcomes; numbers count from 1 within the batch where there is no producer."""
 
     def __init__(
         self,

@@ -70,7 +70,9 @@ class StreamServiceServicer(object):
 
     def Observe(self, request_iterator, context):
         """Streams observations in. The first message is `open`; then batches, flushes and one `close`. The end of the stream
-        without `close` abandons the producer's stream and commits nothing beyond what was acknowledged.
+        without `close` abandons the producer's stream and commits nothing beyond what was acknowledged. Messages before
+        `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION. End your side of the
+        stream after `close`: until it does, the server waits a moment for such a message before it sends `closed`.
 
         Every observation is acknowledged in three steps: *received* (durable: it survives kill -9 and power loss), *stored*
         (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
@@ -81,7 +83,9 @@ class StreamServiceServicer(object):
 
     def Recall(self, request_iterator, context):
         """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-        (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
+        (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
+        `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
+        before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,7 +100,8 @@ class StreamServiceServicer(object):
 
     def ObserveBatch(self, request, context):
         """Observes one batch and returns when it has reached the level asked for. Safe to retry when it names a producer
-        and a first_sequence, or a request_id.
+        and a first_sequence, or a request_id. A retry by numbers is answered with the refusals and outcomes of the first
+        call, as far as they are kept (`ObserveOpened.outcomes_since`); a retry by request_id gets the first answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,20 +37,25 @@ class StreamServiceStub:
     def __new__(cls, channel: _aio.Channel) -> StreamServiceAsyncStub: ...
     Observe: _grpc.StreamStreamMultiCallable[_stream_service_pb2.ObserveRequest, _stream_service_pb2.ObserveResponse]
     """Streams observations in. The first message is `open`; then batches, flushes and one `close`. The end of the stream
-    without `close` abandons the producer's stream and commits nothing beyond what was acknowledged.
+    without `close` abandons the producer's stream and commits nothing beyond what was acknowledged. Messages before
+    `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION. End your side of the
+    stream after `close`: until it does, the server waits a moment for such a message before it sends `closed`.
 
     Every observation is acknowledged in three steps: *received* (durable: it survives kill -9 and power loss), *stored*
     (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
     """
     Recall: _grpc.StreamStreamMultiCallable[_stream_service_pb2.RecallRequest, _stream_service_pb2.RecallResponse]
     """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-    (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
+    (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
+    `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
+    before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_stream_service_pb2.WatchRequest, _stream_service_pb2.WatchResponse]
     """Streams one memory's events after a cursor, with progress marks while nothing happens."""
     ObserveBatch: _grpc.UnaryUnaryMultiCallable[_stream_service_pb2.ObserveBatchRequest, _stream_service_pb2.ObserveBatchResponse]
     """Observes one batch and returns when it has reached the level asked for. Safe to retry when it names a producer
-    and a first_sequence, or a request_id.
+    and a first_sequence, or a request_id. A retry by numbers is answered with the refusals and outcomes of the first
+    call, as far as they are kept (`ObserveOpened.outcomes_since`); a retry by request_id gets the first answer.
     """
     RecallOnce: _grpc.UnaryUnaryMultiCallable[_stream_service_pb2.RecallOnceRequest, _stream_service_pb2.RecallOnceResponse]
     """Answers one query."""
@@ -64,20 +69,25 @@ class StreamServiceAsyncStub(StreamServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Observe: _aio.StreamStreamMultiCallable[_stream_service_pb2.ObserveRequest, _stream_service_pb2.ObserveResponse]  # type: ignore[assignment]
     """Streams observations in. The first message is `open`; then batches, flushes and one `close`. The end of the stream
-    without `close` abandons the producer's stream and commits nothing beyond what was acknowledged.
+    without `close` abandons the producer's stream and commits nothing beyond what was acknowledged. Messages before
+    `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION. End your side of the
+    stream after `close`: until it does, the server waits a moment for such a message before it sends `closed`.
 
     Every observation is acknowledged in three steps: *received* (durable: it survives kill -9 and power loss), *stored*
     (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
     """
     Recall: _aio.StreamStreamMultiCallable[_stream_service_pb2.RecallRequest, _stream_service_pb2.RecallResponse]  # type: ignore[assignment]
     """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-    (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
+    (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
+    `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
+    before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
     """
     Watch: _aio.UnaryStreamMultiCallable[_stream_service_pb2.WatchRequest, _stream_service_pb2.WatchResponse]  # type: ignore[assignment]
     """Streams one memory's events after a cursor, with progress marks while nothing happens."""
     ObserveBatch: _aio.UnaryUnaryMultiCallable[_stream_service_pb2.ObserveBatchRequest, _stream_service_pb2.ObserveBatchResponse]  # type: ignore[assignment]
     """Observes one batch and returns when it has reached the level asked for. Safe to retry when it names a producer
-    and a first_sequence, or a request_id.
+    and a first_sequence, or a request_id. A retry by numbers is answered with the refusals and outcomes of the first
+    call, as far as they are kept (`ObserveOpened.outcomes_since`); a retry by request_id gets the first answer.
     """
     RecallOnce: _aio.UnaryUnaryMultiCallable[_stream_service_pb2.RecallOnceRequest, _stream_service_pb2.RecallOnceResponse]  # type: ignore[assignment]
     """Answers one query."""
@@ -94,7 +104,9 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stream_service_pb2.ObserveResponse], _abc.AsyncIterator[_stream_service_pb2.ObserveResponse]]:
         """Streams observations in. The first message is `open`; then batches, flushes and one `close`. The end of the stream
-        without `close` abandons the producer's stream and commits nothing beyond what was acknowledged.
+        without `close` abandons the producer's stream and commits nothing beyond what was acknowledged. Messages before
+        `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION. End your side of the
+        stream after `close`: until it does, the server waits a moment for such a message before it sends `closed`.
 
         Every observation is acknowledged in three steps: *received* (durable: it survives kill -9 and power loss), *stored*
         (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
@@ -107,7 +119,9 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stream_service_pb2.RecallResponse], _abc.AsyncIterator[_stream_service_pb2.RecallResponse]]:
         """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-        (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
+        (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
+        `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
+        before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
         """
 
     @_abc_1.abstractmethod
@@ -125,7 +139,8 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_stream_service_pb2.ObserveBatchResponse, _abc.Awaitable[_stream_service_pb2.ObserveBatchResponse]]:
         """Observes one batch and returns when it has reached the level asked for. Safe to retry when it names a producer
-        and a first_sequence, or a request_id.
+        and a first_sequence, or a request_id. A retry by numbers is answered with the refusals and outcomes of the first
+        call, as far as they are kept (`ObserveOpened.outcomes_since`); a retry by request_id gets the first answer.
         """
 
     @_abc_1.abstractmethod

@@ -1,8 +1,4 @@
 /** Waiting for what somebody else changes. */
-import { Code } from "@connectrpc/connect";
-
-import { MemstreamError } from "./errors.js";
-
 /** Something that changes, and those who wait for it. */
 export class Changes {
   private waiting = new Set<() => void>();
@@ -14,11 +10,11 @@ export class Changes {
     for (const wake of woken) wake();
   }
 
-  /** Until the next change; throws when the signal is aborted. */
+  /** Until the next change; rejects with the reason of the signal when that is aborted. */
   next(signal?: AbortSignal): Promise<void> {
     return new Promise((resolve, reject) => {
       if (signal?.aborted) {
-        reject(aborted(signal));
+        reject(signal.reason as Error);
         return;
       }
       const wake = (): void => {
@@ -27,7 +23,7 @@ export class Changes {
       };
       const stop = (): void => {
         this.waiting.delete(wake);
-        reject(aborted(signal));
+        reject(signal?.reason as Error);
       };
       signal?.addEventListener("abort", stop, { once: true });
       this.waiting.add(wake);
@@ -35,15 +31,18 @@ export class Changes {
   }
 }
 
-/** What a wait fails with that its signal ended. */
-export function aborted(signal: AbortSignal | undefined): MemstreamError {
-  const reason: unknown = signal?.reason;
-  if (reason instanceof MemstreamError) return reason;
-  const late = reason instanceof Error && reason.name === "TimeoutError";
-  return new MemstreamError(
-    late ? "there was no answer in time" : "it was given up",
-    late ? Code.DeadlineExceeded : Code.Canceled,
-    {},
-    reason,
-  );
+/** What a promise gives, or the reason of the signal if that is aborted first. */
+export async function raceSignal<T>(given: T | Promise<T>, signal: AbortSignal | undefined): Promise<T> {
+  if (signal === undefined) return given;
+  signal.throwIfAborted();
+  let stop!: () => void;
+  const aborted = new Promise<never>((_, reject) => {
+    stop = () => { reject(signal.reason as Error); };
+    signal.addEventListener("abort", stop, { once: true });
+  });
+  try {
+    return await Promise.race([given, aborted]);
+  } finally {
+    signal.removeEventListener("abort", stop);
+  }
 }

@@ -1,5 +1,5 @@
 /** What every call of this package fails with. */
-import { anyUnpack } from "@bufbuild/protobuf/wkt";
+import type { Any } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError } from "@connectrpc/connect";
 
 import { BadRequestSchema, ErrorInfoSchema, RetryInfoSchema } from "./gen/google/rpc/error_details_pb.js";
@@ -86,35 +86,44 @@ export class ClosedError extends MemstreamError {
   }
 }
 
-/** The MemstreamError for whatever a generated client threw. */
+/**
+ * The MemstreamError for whatever a generated client threw. It keeps the details of the status: `findDetails` gives each.
+ */
 export function asError(thrown: unknown): MemstreamError {
   if (thrown instanceof MemstreamError) return thrown;
   const error = ConnectError.from(thrown, Code.Unknown);
-  const said = detailsOf(
-    error.findDetails(ErrorInfoSchema)[0],
-    error.findDetails(BadRequestSchema)[0],
-    error.findDetails(RetryInfoSchema)[0],
-  );
   // A connection that was reset is ABORTED here, or CANCELLED with a text of the transport's; what the server aborts
   // has a reason, and what the caller gave up another text.
   const lost = error.code === Code.Canceled && error.rawMessage.startsWith("http/2 stream closed");
   // One that was reset inside of a message is INVALID_ARGUMENT, as if a request were wrong.
   const torn = error.code === Code.InvalidArgument && error.rawMessage.startsWith("protocol error:");
-  const reset = said.reason === undefined && (error.code === Code.Aborted || lost || torn);
-  return new MemstreamError(error.rawMessage, reset ? Code.Unavailable : error.code, said, thrown);
+  const reset = error.code === Code.Aborted || lost || torn;
+  const found = typed(error, error.code, thrown);
+  return reset && found.reason === ErrorReason.UNSPECIFIED ? typed(error, Code.Unavailable, thrown) : found;
 }
 
 /** The error for a status inside of a message. */
 export function fromStatus(status: Status | undefined): MemstreamError {
-  const details = status?.details ?? [];
-  const first = <T>(unpack: (detail: (typeof details)[number]) => T | undefined): T | undefined =>
-    details.map(unpack).find((one) => one !== undefined);
+  const error = new ConnectError(status?.message ?? "", codeOf(status?.code));
+  error.details = (status?.details ?? []).map(incoming);
+  return typed(error, error.code);
+}
+
+/** A detail as one comes with the status of a call. */
+function incoming(detail: Any): ConnectError["details"][number] {
+  return { type: detail.typeUrl.slice(detail.typeUrl.lastIndexOf("/") + 1), value: detail.value };
+}
+
+function typed(error: ConnectError, code: Code, cause?: unknown): MemstreamError {
   const said = detailsOf(
-    first((detail) => anyUnpack(detail, ErrorInfoSchema)),
-    first((detail) => anyUnpack(detail, BadRequestSchema)),
-    first((detail) => anyUnpack(detail, RetryInfoSchema)),
+    error.findDetails(ErrorInfoSchema)[0],
+    error.findDetails(BadRequestSchema)[0],
+    error.findDetails(RetryInfoSchema)[0],
   );
-  return new MemstreamError(status?.message ?? "", codeOf(status?.code), said);
+  const found = new MemstreamError(error.rawMessage, code, said, cause);
+  found.details = error.details;
+  error.metadata.forEach((value, key) => { found.metadata.append(key, value); });
+  return found;
 }
 
 function detailsOf(info: ErrorInfo | undefined, bad: BadRequest | undefined, retry: RetryInfo | undefined): Details {
@@ -140,6 +149,11 @@ export function invalid(field: string, description: string): MemstreamError {
     reason: ErrorReason.INVALID_FIELD,
     violations: [{ field, description }],
   });
+}
+
+/** What a wait rejects with that took longer than its caller would wait. */
+export function late(timeoutMs: number): MemstreamError {
+  return new MemstreamError(`there was no answer within ${timeoutMs} ms`, Code.DeadlineExceeded);
 }
 
 export function unavailable(message: string): MemstreamError {

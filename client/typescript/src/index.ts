@@ -2,23 +2,24 @@
  * The client of memstream, a memory server for agents.
  *
  * `connect` gives a `Client` with the generated clients of every service, whose unary calls carry the token, the routing
- * header and a time limit, and fail with a `MemstreamError`. `Client.memory` gives a `Memory` with the three streams.
+ * header and a time limit, and are repeated while the server is unavailable. `Client.memory` gives a `Memory` with the
+ * three streams. What fails rejects with a `MemstreamError`; what a caller's own signal ends, with that signal's reason,
+ * by default an AbortError, as `fetch` does.
  */
 import type { Client as GeneratedClient } from "@connectrpc/connect";
 
-import { aborted } from "./changes.js";
-import { asError } from "./errors.js";
 import type { ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
 import type { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
 import type { OperationService } from "./gen/memstream/v1/operation_service_pb.js";
 import type { ServerService } from "./gen/memstream/v1/server_service_pb.js";
 import type { StreamService } from "./gen/memstream/v1/stream_service_pb.js";
+import { protocolViolation } from "./errors.js";
 import { Link, memoryPath } from "./link.js";
 import type { MemoryPath, Settings } from "./link.js";
 import { ObserveStream } from "./observe.js";
 import type { ObserveOptions } from "./observe.js";
 import { RecallStream, toAnswer, toQuery } from "./recall.js";
-import type { Answer, Query } from "./recall.js";
+import type { Answer, Query, QueryOptions, RecallOptions } from "./recall.js";
 import { Watch } from "./watch.js";
 import type { WatchOptions } from "./watch.js";
 
@@ -29,11 +30,12 @@ export { RETRY } from "./backoff.js";
 export type { Retry } from "./backoff.js";
 export { asError, ClosedError, MemstreamError, ServerBehindError } from "./errors.js";
 export type { Violation } from "./errors.js";
-export type { MemoryPath, Settings } from "./link.js";
+export type { Token } from "./calls.js";
+export type { MemoryPath, Pem, Settings, Tls } from "./link.js";
 export { ObserveStream } from "./observe.js";
-export type { Observable, ObserveOptions } from "./observe.js";
+export type { Observable, ObserveOptions, WaitOptions } from "./observe.js";
 export { RecallStream } from "./recall.js";
-export type { Answer, Query } from "./recall.js";
+export type { Answer, Query, QueryOptions, RecallOptions } from "./recall.js";
 export type { Sent } from "./sent.js";
 export { StandingQuery } from "./standing.js";
 export type { AnswerChange, StandingOptions } from "./standing.js";
@@ -92,24 +94,26 @@ export class Memory {
    * Opens a producer's stream; resolves once the server has answered. The name is lasting and one process's at a time:
    * the server remembers its numbers.
    */
-  observe(producer: string, options: ObserveOptions = {}): Promise<ObserveStream> {
-    return new ObserveStream(this.link, this.path, producer, options).opened();
+  async observe(producer: string, options: ObserveOptions = {}): Promise<ObserveStream> {
+    const stream = new ObserveStream(this.link, this.path, producer, options);
+    await stream.opened();
+    return stream;
   }
 
-  /** Opens a stream of queries; the session, if any, is on whose behalf is asked. */
-  recall(session = ""): Promise<RecallStream> {
-    return new RecallStream(this.link, this.path, session).opened();
+  /** Opens a stream of queries; resolves once the server has answered. */
+  async recall(options: RecallOptions = {}): Promise<RecallStream> {
+    const stream = new RecallStream(this.link, this.path, options);
+    await stream.opened();
+    return stream;
   }
 
   /** Asks one query, without a stream. */
-  async recallOnce(what: Query, signal?: AbortSignal): Promise<Answer> {
+  async recallOnce(what: Query, { signal, timeoutMs }: QueryOptions = {}): Promise<Answer> {
     const { namespace, name } = this.path;
     const request = { namespace, memory: name, query: toQuery(what) };
-    const answer = this.link.streams.recallOnce(request, signal ? { signal } : {});
-    const { recollections, done } = await answer.catch((thrown: unknown) => {
-      throw signal?.aborted ? aborted(signal) : asError(thrown);
-    });
-    if (!done) throw new Error("the server's answer is not whole");
+    const limits = { ...(signal && { signal }), ...(timeoutMs !== undefined && { timeoutMs }) };
+    const { recollections, done } = await this.link.streams.recallOnce(request, limits);
+    if (!done) throw protocolViolation("the server's answer is not whole");
     return toAnswer(recollections ? [recollections] : [], done);
   }
 

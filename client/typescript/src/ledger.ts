@@ -239,7 +239,7 @@ export class Ledger {
   }
 
   /** The stream is over: whoever waits for an observation is told. */
-  fail(error: MemstreamError): void {
+  fail(error: Error): void {
     for (const sent of this.waiting.values()) sent.refuse(error);
   }
 

@@ -1,40 +1,52 @@
 /** The connection: how it is configured, what every call sends, and errors turned into one kind. */
-import { randomUUID } from "node:crypto";
-import type * as http2 from "node:http2";
-import { setTimeout as sleep } from "node:timers/promises";
+import type { SecureClientSessionOptions } from "node:http2";
 
-import { clone } from "@bufbuild/protobuf";
-import type { DescMessage, Message } from "@bufbuild/protobuf";
 import type { Duration } from "@bufbuild/protobuf/wkt";
-import { Code, createClient } from "@connectrpc/connect";
-import type { Client, Interceptor, UnaryRequest } from "@connectrpc/connect";
+import { createClient } from "@connectrpc/connect";
+import type { Client } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 
 import { RETRY } from "./backoff.js";
 import type { Retry } from "./backoff.js";
-import { aborted } from "./changes.js";
-import { asError, invalid } from "./errors.js";
+import { CallTransport, NAME, ROUTING_KEY } from "./calls.js";
+import type { Token } from "./calls.js";
+import { ClosedError, invalid } from "./errors.js";
 import { ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
 import { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
 import { OperationService } from "./gen/memstream/v1/operation_service_pb.js";
 import { ServerService } from "./gen/memstream/v1/server_service_pb.js";
 import { StreamService } from "./gen/memstream/v1/stream_service_pb.js";
 
-const ROUTING_KEY = "memstream-memory";
-const NAME = /^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$/;
-const ATTEMPTS = 5;
 /** What a server takes in one message, unless it is set otherwise. */
 export const WRITE_BYTES_MAX = 16 << 20;
 
+/** PEM text or bytes; several as an array. */
+export type Pem = string | Uint8Array | readonly (string | Uint8Array)[];
+
+/** How to encrypt; `cert` and `key` make it mutual. */
+export interface Tls {
+  /** Certificates of the authorities that are trusted. Default: the system's. */
+  readonly ca?: Pem;
+  readonly cert?: Pem;
+  readonly key?: string | Uint8Array;
+  /** The name that the server's certificate is for, where it is not the target's. */
+  readonly servername?: string;
+}
+
 /** How to connect. */
 export interface Settings {
-  /** Sent as a bearer token with every call. */
-  readonly token?: string;
-  /** Encrypts; `cert` and `key` make it mutual. `true` takes the system's roots. Default plain text. */
-  readonly tls?: boolean | Pick<http2.SecureClientSessionOptions, "ca" | "cert" | "key" | "servername">;
-  /** Bounds every unary call, and every query without a signal. Default 30 s. */
+  /**
+   * Sent as a bearer token with every call. A function is asked for it before every call, every repeat of one and every
+   * opening of a stream, so it should keep the token until shortly before it expires; a stream that the server ends
+   * because its token is no longer good is opened again. What it throws fails the call: a ConnectError or MemstreamError
+   * keeps its code, so that UNAVAILABLE is tried again, anything else is UNAUTHENTICATED with it as `cause`.
+   */
+  readonly token?: Token;
+  /** Encrypts. `true` takes the system's roots. Default plain text. */
+  readonly tls?: boolean | Tls;
+  /** Bounds every unary call and query that has no limit of its own. Default 30 s. */
   readonly timeoutMs?: number;
-  /** How long streams try to reconnect. */
+  /** How long calls are repeated and streams try to reconnect. */
   readonly retry?: Partial<Retry>;
   /** The time after which a silent connection is probed. Default 60 s. */
   readonly keepaliveMs?: number;
@@ -73,26 +85,31 @@ export class Link {
   readonly server: Client<typeof ServerService>;
   readonly timeoutMs: number;
   readonly retry: Retry;
+  /** Aborted with a ClosedError once the client is closed. */
+  readonly closed: AbortSignal;
 
   private readonly sessions: Http2SessionManager;
+  private readonly end = new AbortController();
 
   constructor(target: string, settings: Settings) {
     this.timeoutMs = settings.timeoutMs ?? 30_000;
     this.retry = { ...RETRY, ...settings.retry };
+    this.closed = this.end.signal;
     const tls = settings.tls === true ? {} : settings.tls;
     const baseUrl = `${tls ? "https" : "http"}://${target}`;
     this.sessions = new Http2SessionManager(
       baseUrl,
       { pingIntervalMs: settings.keepaliveMs ?? 60_000, pingTimeoutMs: 20_000 },
-      tls ? { ...tls } : {},
+      tls ? tlsOptions(tls) : {},
     );
-    const transport = createGrpcTransport({
+    const inner = createGrpcTransport({
       baseUrl,
       sessionManager: this.sessions,
-      interceptors: [authorized(settings.token), unary(this.timeoutMs)],
       readMaxBytes: 64 << 20,
       writeMaxBytes: settings.writeBytesMax ?? WRITE_BYTES_MAX,
     });
+    const { timeoutMs, retry, closed } = this;
+    const transport = new CallTransport(inner, { token: settings.token, timeoutMs, retry, closed });
     this.streams = createClient(StreamService, transport);
     this.memories = createClient(MemoryService, transport);
     this.conversations = createClient(ConversationService, transport);
@@ -105,59 +122,22 @@ export class Link {
     return { [ROUTING_KEY]: `${memory.namespace}/${memory.name}` };
   }
 
-  /** Ends the connection and every stream on it. */
+  /** Ends the connection and every call and stream on it, which reject with a ClosedError. */
   close(): void {
+    this.end.abort(new ClosedError());
     this.sessions.abort();
   }
 }
 
-function authorized(token: string | undefined): Interceptor {
-  return (next) => (request) => {
-    if (token !== undefined) request.header.set("authorization", `Bearer ${token}`);
-    return next(request);
+function tlsOptions({ ca, cert, key, servername }: Tls): SecureClientSessionOptions {
+  const bytes = (pem: string | Uint8Array): string | Buffer => (typeof pem === "string" ? pem : Buffer.from(pem));
+  const all = (pem: Pem): (string | Buffer)[] => (
+    typeof pem === "string" || pem instanceof Uint8Array ? [bytes(pem)] : pem.map(bytes)
+  );
+  return {
+    ...(ca !== undefined && { ca: all(ca) }),
+    ...(cert !== undefined && { cert: all(cert) }),
+    ...(key !== undefined && { key: bytes(key) }),
+    ...(servername !== undefined && { servername }),
   };
-}
-
-/** What unary calls have beside: the routing header, a time limit, a request_id, repeats, and typed errors. */
-function unary(timeoutMs: number): Interceptor {
-  return (next) => async (request) => {
-    if (request.stream) return next(request);
-    const named: Readonly<Record<string, unknown>> = { ...request.message };
-    const { namespace, memory } = named;
-    if (typeof namespace === "string" && typeof memory === "string" && NAME.test(namespace) && NAME.test(memory)) {
-      if (!request.header.has(ROUTING_KEY)) request.header.set(ROUTING_KEY, `${namespace}/${memory}`);
-    }
-    const asked = withRequestId(request);
-    if (request.header.has("grpc-timeout")) return repeated(() => next(asked), request.signal);
-    request.header.set("grpc-timeout", `${timeoutMs}m`);
-    const late = AbortSignal.timeout(timeoutMs);
-    const limited = { ...asked, signal: AbortSignal.any([request.signal, late]) };
-    return repeated(() => next(limited), limited.signal).catch((thrown: unknown) => {
-      throw late.aborted && !request.signal.aborted ? aborted(late) : asError(thrown);
-    });
-  };
-}
-
-/** A request that can have a request_id and has none gets a fresh one, so that repeats of the call are harmless. */
-function withRequestId<I extends DescMessage, O extends DescMessage>(request: UnaryRequest<I, O>): UnaryRequest<I, O> {
-  const message: Message & { requestId?: unknown } = request.message;
-  if (message.requestId !== "") return request;
-  const copy: Message & { requestId?: unknown } = clone(request.method.input, request.message);
-  copy.requestId = randomUUID();
-  return { ...request, message: copy as typeof request.message };
-}
-
-/** Tries again while the server is unavailable: every unary call is safe to repeat. */
-async function repeated<T>(attempt: () => Promise<T>, signal: AbortSignal): Promise<T> {
-  for (let tries = 1; ; tries += 1) {
-    try {
-      return await attempt();
-    } catch (thrown) {
-      const error = asError(thrown);
-      if (error.code !== Code.Unavailable || tries === ATTEMPTS) throw error;
-      const ceiling = Math.min(2_000, 100 * 2 ** (tries - 1));
-      const wait = Math.max(error.retryAfterMs ?? 0, ceiling * Math.random());
-      await sleep(wait, undefined, { signal }).catch(() => { throw aborted(signal); });
-    }
-  }
 }

@@ -1,3 +1,4 @@
+/// <reference lib="esnext.disposable" preserve="true" />
 /**
  * The Observe stream: numbered observations, delivered once over any number of connections.
  *
@@ -14,7 +15,6 @@ import type { MessageInitShape } from "@bufbuild/protobuf";
 import { Backoff, persist } from "./backoff.js";
 import { Changes } from "./changes.js";
 import { asError, ClosedError, invalid, notOpened, shuttingDown, unavailable } from "./errors.js";
-import type { MemstreamError } from "./errors.js";
 import type { Observation } from "./gen/memstream/v1/fragment_pb.js";
 import { ObservationSchema } from "./gen/memstream/v1/fragment_pb.js";
 import { AckLevel, ObserveRequestSchema } from "./gen/memstream/v1/stream_service_pb.js";
@@ -34,6 +34,14 @@ export interface ObserveOptions {
   readonly ackLevel?: AckLevel;
   /** Have the server say what became of each observation. */
   readonly outcomes?: boolean;
+  /** Ends the stream: its opening, and later whatever waits for it, rejects with the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
+}
+
+/** What bounds one wait. */
+export interface WaitOptions {
+  /** Ends this wait alone, which rejects with the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
 }
 
 /** What was perceived: text, or an observation as the contract has it. */
@@ -56,10 +64,12 @@ export class ObserveStream {
   private readonly ledger = new Ledger();
   private readonly changes = new Changes();
   private readonly end = new AbortController();
+  /** Aborted when the stream is over, with why. */
+  private readonly life: AbortSignal;
   private readonly over: Promise<void>;
   private turn: Promise<void> = Promise.resolve();
   private waitingTurns = 0;
-  private error: MemstreamError | undefined;
+  private error: Error | undefined;
   private closing = false;
   private closed = false;
   private flushIds = 0n;
@@ -72,13 +82,13 @@ export class ObserveStream {
     readonly producer: string,
     private readonly options: ObserveOptions,
   ) {
+    this.life = AbortSignal.any([this.end.signal, link.closed, ...(options.signal ? [options.signal] : [])]);
     this.over = this.run();
   }
 
   /** Resolves once the server has answered. */
-  async opened(): Promise<this> {
-    await this.until(() => this.connections > 0);
-    return this;
+  async opened(): Promise<void> {
+    await this.until(() => this.connections > 0, this.options.signal);
   }
 
   /** The number the next observation gets; after a restart, where to resume one's own source. */
@@ -120,7 +130,8 @@ export class ObserveStream {
    * Numbers an observation and hands it over; waits only while the window is full. If this rejects, the observation was
    * not taken.
    */
-  async send(what: Observable, signal?: AbortSignal): Promise<Sent> {
+  async send(what: Observable, { signal }: WaitOptions = {}): Promise<Sent> {
+    signal?.throwIfAborted();
     const said = typeof what === "string" ? { body: { case: "content" as const, value: what } } : what;
     const observation = create(ObservationSchema, said);
     const size = toBinary(ObservationSchema, observation).length;
@@ -130,7 +141,7 @@ export class ObserveStream {
   }
 
   /** Waits until everything sent so far has come to the stream's level. Refused observations do not reject it. */
-  async flush(signal?: AbortSignal): Promise<void> {
+  async flush({ signal }: WaitOptions = {}): Promise<void> {
     const target = this.ledger.last;
     const level = this.options.ackLevel ?? AckLevel.STORED;
     if (this.ledger.position(level) >= target) return;
@@ -140,7 +151,7 @@ export class ObserveStream {
   }
 
   /** Flushes, tells the server that the producer has finished, and resolves when all is stored. */
-  async close(signal?: AbortSignal): Promise<void> {
+  async close({ signal }: WaitOptions = {}): Promise<void> {
     if (this.error && !this.closed) throw this.error;
     this.closing = true;
     this.changes.notify();
@@ -215,11 +226,11 @@ export class ObserveStream {
 
   private async run(): Promise<void> {
     const backoff = new Backoff(this.link.retry);
-    let error: MemstreamError = new ClosedError();
+    let error: Error = new ClosedError();
     try {
-      await persist(() => this.connection(backoff), backoff, this.end.signal);
+      await persist(() => this.connection(backoff), backoff, this.life);
     } catch (thrown) {
-      if (!this.end.signal.aborted) error = asError(thrown);
+      error = this.life.aborted ? (this.life.reason as Error) : asError(thrown);
     }
     this.error = error;
     this.ledger.fail(error);
@@ -228,7 +239,7 @@ export class ObserveStream {
 
   private async connection(backoff: Backoff): Promise<void> {
     const connection = new Connection();
-    const signal = AbortSignal.any([connection.abort.signal, this.end.signal]);
+    const signal = AbortSignal.any([connection.abort.signal, this.life]);
     try {
       const headers = this.link.route(this.memory);
       for await (const response of this.link.streams.observe(this.requests(connection, signal), { signal, headers })) {

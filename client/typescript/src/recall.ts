@@ -1,10 +1,11 @@
+/// <reference lib="esnext.disposable" preserve="true" />
 /** The Recall stream: many queries in flight, each answered, given up and asked again on its own. */
 import { clone, create } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 
 import { Backoff, persist } from "./backoff.js";
-import { aborted, Changes } from "./changes.js";
-import { asError, ClosedError, fromStatus, isCut, notOpened, shuttingDown, unavailable } from "./errors.js";
+import { Changes, raceSignal } from "./changes.js";
+import { asError, ClosedError, fromStatus, isCut, late, notOpened, shuttingDown, unavailable } from "./errors.js";
 import type { MemstreamError } from "./errors.js";
 import type { Fragment } from "./gen/memstream/v1/fragment_pb.js";
 import { RecallQuerySchema, RecallRequestSchema } from "./gen/memstream/v1/stream_service_pb.js";
@@ -18,6 +19,7 @@ import type {
 } from "./gen/memstream/v1/stream_service_pb.js";
 import type { Link, MemoryPath } from "./link.js";
 import { durationMs } from "./link.js";
+import type { WaitOptions } from "./observe.js";
 import { Standing, StandingQuery } from "./standing.js";
 import type { StandingOptions } from "./standing.js";
 
@@ -29,6 +31,20 @@ const AGAIN_MS = 1_000;
 
 /** A question: text, or a query as the contract has it. */
 export type Query = string | MessageInitShape<typeof RecallQuerySchema>;
+
+/** What bounds a query. */
+export interface QueryOptions extends WaitOptions {
+  /** Bounds the wait for the answer, which then rejects with DEADLINE_EXCEEDED. Default: the client's. */
+  readonly timeoutMs?: number | undefined;
+}
+
+/** What may be said of a Recall stream. */
+export interface RecallOptions {
+  /** On whose behalf is asked. */
+  readonly session?: string;
+  /** Ends the stream: its opening, and later whatever waits for it, rejects with the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
+}
 
 /** The whole answer to a query. */
 export interface Answer {
@@ -67,7 +83,7 @@ class Question {
   readonly answer: Promise<Answer>;
 
   private resolve!: (answer: Answer) => void;
-  private reject!: (error: MemstreamError) => void;
+  private reject!: (error: Error) => void;
   private parts: Recollections[] = [];
 
   constructor(readonly query: RecallQuery) {
@@ -94,7 +110,7 @@ class Question {
   }
 
   /** There is no answer. */
-  failed(error: MemstreamError): void {
+  failed(error: Error): void {
     this.reject(error);
   }
 }
@@ -106,6 +122,8 @@ export class RecallStream {
 
   private readonly changes = new Changes();
   private readonly end = new AbortController();
+  /** Aborted when the stream is over, with why. */
+  private readonly life: AbortSignal;
   private readonly over: Promise<void>;
   /** Those that are not over, by id. */
   private readonly asked = new Map<string, Question | Standing>();
@@ -114,7 +132,7 @@ export class RecallStream {
   private outbox: RecallRequest[] = [];
   private ids = 0;
   private inFlightMax = IN_FLIGHT_MAX;
-  private error: MemstreamError | undefined;
+  private error: Error | undefined;
   private connected = false;
   private draining = false;
   private closing = false;
@@ -123,28 +141,34 @@ export class RecallStream {
   constructor(
     private readonly link: Link,
     private readonly memory: MemoryPath,
-    private readonly session: string,
+    private readonly options: RecallOptions,
   ) {
+    const { signal } = options;
+    this.life = AbortSignal.any([this.end.signal, link.closed, ...(signal ? [signal] : [])]);
     this.over = this.run();
   }
 
   /** Resolves once the server has answered. */
-  async opened(): Promise<this> {
-    await this.until(() => this.connections > 0);
-    return this;
+  async opened(): Promise<void> {
+    await this.until(() => this.connections > 0, this.options.signal);
   }
 
-  /** Asks; aborting the signal gives up this query alone. Without a signal the client's timeout bounds it. */
-  async query(what: Query, signal: AbortSignal = AbortSignal.timeout(this.link.timeoutMs)): Promise<Answer> {
+  /** Asks; aborting the signal, or the end of the time, gives up this query alone. */
+  async query(what: Query, { signal, timeoutMs = this.link.timeoutMs }: QueryOptions = {}): Promise<Answer> {
     const question = new Question(clone(RecallQuerySchema, toQuery(what)));
-    await this.put(question, signal);
-    const stop = (): void => {
+    const limit = new AbortController();
+    const stop = (): void => { limit.abort(signal?.reason); };
+    const timer = setTimeout(() => { limit.abort(late(timeoutMs)); }, timeoutMs);
+    if (signal?.aborted) stop();
+    signal?.addEventListener("abort", stop, { once: true });
+    try {
+      await this.put(question, limit.signal);
+      return await raceSignal(question.answer, limit.signal);
+    } finally {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", stop);
       this.giveUp(question);
-      question.failed(aborted(signal));
-    };
-    if (signal.aborted) stop();
-    signal.addEventListener("abort", stop, { once: true });
-    return question.answer.finally(() => { signal.removeEventListener("abort", stop); });
+    }
   }
 
   /**
@@ -163,7 +187,7 @@ export class RecallStream {
   }
 
   /** Waits until the queries in flight are answered, and ends the stream, and with it standing queries. */
-  async close(signal?: AbortSignal): Promise<void> {
+  async close({ signal }: WaitOptions = {}): Promise<void> {
     this.closing = true;
     this.changes.notify();
     try {
@@ -190,6 +214,7 @@ export class RecallStream {
 
   /** Asks it once there is room. */
   private async put(question: Question | Standing, signal: AbortSignal): Promise<void> {
+    signal.throwIfAborted();
     // Asked where the room is seen: of many who wait for it, others look before this one goes on.
     await this.until(() => {
       if (this.error) throw this.error;
@@ -241,11 +266,11 @@ export class RecallStream {
 
   private async run(): Promise<void> {
     const backoff = new Backoff(this.link.retry);
-    let error: MemstreamError = new ClosedError();
+    let error: Error = new ClosedError();
     try {
-      await persist(() => this.connection(backoff), backoff, this.end.signal);
+      await persist(() => this.connection(backoff), backoff, this.life);
     } catch (thrown) {
-      if (!this.end.signal.aborted) error = asError(thrown);
+      error = this.life.aborted ? (this.life.reason as Error) : asError(thrown);
     }
     this.error = error;
     for (const question of this.asked.values()) question.failed(error);
@@ -256,7 +281,7 @@ export class RecallStream {
 
   private async connection(backoff: Backoff): Promise<void> {
     const hangUp = new AbortController();
-    const signal = AbortSignal.any([hangUp.signal, this.end.signal]);
+    const signal = AbortSignal.any([hangUp.signal, this.life]);
     let isOpen = false;
     try {
       const headers = this.link.route(this.memory);
@@ -344,7 +369,7 @@ export class RecallStream {
 
   private async *requests(signal: AbortSignal): AsyncGenerator<RecallRequest> {
     const { namespace, name } = this.memory;
-    const value = { namespace, memory: name, session: this.session, doneInRecollections: true };
+    const value = { namespace, memory: name, session: this.options.session ?? "", doneInRecollections: true };
     yield create(RecallRequestSchema, { message: { case: "open", value } });
     while (!signal.aborted) {
       const next = this.connected ? this.outbox.shift() : undefined;

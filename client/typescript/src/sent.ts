@@ -1,4 +1,3 @@
-import type { MemstreamError } from "./errors.js";
 import type { ObservationOutcome } from "./gen/memstream/v1/stream_service_pb.js";
 
 /** An observation that was numbered and will be delivered. */
@@ -13,7 +12,7 @@ export class Sent {
 
   private done = false;
   private resolve!: (revision: bigint) => void;
-  private reject!: (error: MemstreamError) => void;
+  private reject!: (error: Error) => void;
 
   constructor(readonly sequence: bigint) {
     this.stored = new Promise((resolve, reject) => {
@@ -31,7 +30,7 @@ export class Sent {
   }
 
   /** Called by the stream; false when its fate was known. */
-  refuse(error: MemstreamError): boolean {
+  refuse(error: Error): boolean {
     if (this.done) return false;
     this.done = true;
     this.reject(error);

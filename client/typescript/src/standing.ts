@@ -5,18 +5,17 @@
  * So what is handed out is not what was told but the difference between the answer now and the one handed out before:
  * nothing is lost by a break, and whoever reads slowly reads less.
  */
-import { aborted, Changes } from "./changes.js";
-import { asError, protocolViolation } from "./errors.js";
-import type { MemstreamError } from "./errors.js";
+import { Changes } from "./changes.js";
+import { asError, late, protocolViolation } from "./errors.js";
 import type { RecallDone, RecallQuery, Recollection, Recollections } from "./gen/memstream/v1/stream_service_pb.js";
 import type { Answer } from "./recall.js";
 
 /** What is wanted of a standing query. */
 export interface StandingOptions {
   /** Bounds the wait for the first answer. Default: the client's. */
-  readonly timeoutMs?: number;
-  /** Ends the standing query. */
-  readonly signal?: AbortSignal;
+  readonly timeoutMs?: number | undefined;
+  /** Ends the standing query: the loop over it throws the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
 }
 
 /** What is new in the answer to a standing query since the change before; in the first, everything has entered. */
@@ -34,7 +33,7 @@ export interface AnswerChange {
 /** What a stream has been told of a standing query. */
 export class Standing {
   answer: Answer | undefined;
-  error: MemstreamError | undefined;
+  error: Error | undefined;
   readonly changes = new Changes();
 
   private parts: Recollections[] = [];
@@ -73,7 +72,7 @@ export class Standing {
   }
 
   /** It is answered no more. */
-  failed(error: MemstreamError): void {
+  failed(error: Error): void {
     this.error = error;
     this.changes.notify();
   }
@@ -126,7 +125,10 @@ export class StandingQuery implements AsyncIterable<AnswerChange> {
           await this.standing.changes.next(ended);
         }
       }
+      signal?.throwIfAborted();
     } catch (thrown) {
+      signal?.throwIfAborted();
+      if (this.standing.error && thrown === this.standing.error) throw thrown;
       if (!ended.aborted) throw asError(thrown);
     } finally {
       signal?.removeEventListener("abort", stop);
@@ -136,13 +138,17 @@ export class StandingQuery implements AsyncIterable<AnswerChange> {
 
   /** Asks, and waits for the first answer or why there is none. */
   private async begin(): Promise<void> {
-    const late = AbortSignal.timeout(this.options.timeoutMs);
-    const limit = AbortSignal.any([this.end.signal, late]);
+    const { timeoutMs } = this.options;
+    const limit = new AbortController();
+    const stop = (): void => { limit.abort(this.end.signal.reason); };
+    const timer = setTimeout(() => { limit.abort(late(timeoutMs)); }, timeoutMs);
+    this.end.signal.addEventListener("abort", stop, { once: true });
     try {
-      await this.ask(limit);
-      while (!this.answer && !this.standing.error) await this.standing.changes.next(limit);
-    } catch (thrown) {
-      throw late.aborted ? aborted(late) : thrown;
+      await this.ask(limit.signal);
+      while (!this.answer && !this.standing.error) await this.standing.changes.next(limit.signal);
+    } finally {
+      clearTimeout(timer);
+      this.end.signal.removeEventListener("abort", stop);
     }
   }
 }

@@ -17,8 +17,8 @@ export interface WatchOptions {
   readonly types?: readonly EventType[];
   /** Send the fragments concerned, as they are when the event is sent. */
   readonly includeFragments?: boolean;
-  /** Ends the watch. */
-  readonly signal?: AbortSignal;
+  /** Ends the watch: the loop over it throws the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
 }
 
 /** An event and, where the watch asked for it, the fragment concerned. */
@@ -50,8 +50,8 @@ export class Watch implements AsyncIterable<Happening> {
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<Happening, void, undefined> {
-    const signals = this.options.signal ? [this.end.signal, this.options.signal] : [this.end.signal];
-    const signal = AbortSignal.any(signals);
+    const given = this.options.signal;
+    const signal = AbortSignal.any([this.end.signal, this.link.closed, ...(given ? [given] : [])]);
     const backoff = new Backoff(this.link.retry);
     let hangUp = new AbortController();
     let reading: AsyncIterator<WatchResponse> | undefined;
@@ -83,8 +83,11 @@ export class Watch implements AsyncIterable<Happening> {
         this.cursor = next.event.cursor;
         yield next;
       }
+      if (!this.end.signal.aborted) signal.throwIfAborted();
     } catch (thrown) {
-      if (!signal.aborted) throw asError(thrown);
+      if (this.end.signal.aborted) return;
+      signal.throwIfAborted();
+      throw asError(thrown);
     } finally {
       this.end.abort();
     }

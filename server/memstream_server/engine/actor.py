@@ -45,12 +45,11 @@ from memstream_server.engine.intake import Batch, observations_in
 from memstream_server.engine.known import read_known
 from memstream_server.engine.origin import Origin, here, nowhere, working_for
 from memstream_server.engine.receiving import STORAGE_RETRY_S, Receiving
-from memstream_server.engine.requests import Outcome
 from memstream_server.engine.working_set import WorkingSet
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull, OutcomeUnknown, StorageFull
 from memstream_server.ports.journal.reading import Image
 from memstream_server.ports.journal.records import Recorded
-from memstream_server.ports.journal.writing import Commit
+from memstream_server.ports.journal.writing import Commit, Outcome
 
 if TYPE_CHECKING:
     from memstream_server.engine.dependencies import Dependencies

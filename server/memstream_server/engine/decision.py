@@ -17,12 +17,12 @@ from memstream_server.core.retention import expired
 from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.transition import Transition, anchors_changed, join_all
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
+from memstream_server.engine.batch_calls import completed
 from memstream_server.engine.gather import Embedded, Gathered
 from memstream_server.engine.known import Known
-from memstream_server.engine.requests import Outcome
 from memstream_server.ports.journal.records import Answer, IndexEntry, Job, MemoryRecord
 from memstream_server.ports.journal.rows import Anchor, Row
-from memstream_server.ports.journal.writing import Commit
+from memstream_server.ports.journal.writing import Commit, Outcome, Outcomes
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ class Decision:
     namespace_max: int = 0
     """Memories that namespace may hold with it, 0: no limit."""
     answer: Answer | None = None
+    answers: tuple[Answer, ...] = ()
+    """Of the calls whose batches are decided, and what is kept of those batches' outcomes: see Commit."""
+    outcomes: tuple[Outcomes, ...] = ()
     erased: tuple[str, ...] = ()
     """Ids of which nothing they said before is to be kept, see Commit."""
     jobs: tuple[Job, ...] = ()
@@ -122,13 +125,16 @@ async def decide_observations(
         return Decision(batches=batches), {}
     transition = join_all(steps)
     kept = [parts[put.id] for put in transition.puts if put.id in parts]  # by the ids they go by in the memory
+    outcomes = _outcomes(firsts, transition)
     decision = Decision(
         transition=transition,
         gathered=parts,
         batches=batches,
+        answers=tuple(_answers(batches, outcomes, working.record.revision + 1)),
+        outcomes=tuple(_kept(batches, outcomes)),
         jobs=jobs_of(working, transition, kept, dependencies),
     )
-    return decision, _outcomes(firsts, transition)
+    return decision, outcomes
 
 
 def _decide_one(
@@ -233,6 +239,25 @@ def _outcomes(firsts: Sequence[tuple[Fragment, Event]], transition: Transition) 
     return out
 
 
+def _answers(batches: Sequence[Batch], outcomes: Mapping[int, Outcome], revision: int) -> Iterator[Answer]:
+    for batch in batches:
+        if batch.receipt.answer is not None:
+            answer = completed(batch.receipt, revision, _numbered(batch, outcomes))
+            if answer is not None:
+                yield answer
+
+
+def _kept(batches: Sequence[Batch], outcomes: Mapping[int, Outcome]) -> Iterator[Outcomes]:
+    for batch in batches:
+        if batch.receipt.outcomes:
+            yield Outcomes(batch.receipt.producer, batch.receipt.last_sequence, _numbered(batch, outcomes))
+
+
+def _numbered(batch: Batch, outcomes: Mapping[int, Outcome]) -> tuple[Outcome, ...]:
+    numbered = zip(batch.receipt.sequences, batch.receipt.fragments, strict=True)
+    return tuple(outcomes[part.position].of(number) for number, part in numbered)
+
+
 def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencies) -> Commit:
     """The journal transaction of a decision on the memory's present RAM state."""
     record, transition = working.record, decision.transition
@@ -263,6 +288,8 @@ def commit_of(working: WorkingSet, decision: Decision, dependencies: Dependencie
         name=decision.name,
         namespace_max=decision.namespace_max,
         answer=decision.answer,
+        answers=decision.answers,
+        outcomes=decision.outcomes,
         erased=decision.erased,
     )
 

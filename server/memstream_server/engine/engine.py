@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memstream_server.core.events import Event, EventType
+from memstream_server.engine.batch_calls import BatchCalls
 from memstream_server.engine.erasing import Erasing
 from memstream_server.engine.errors import (
     NOT_READ,
@@ -41,6 +42,7 @@ from memstream_server.engine.reinforcing import Reinforcement
 from memstream_server.engine.requests import (
     AckLevel,
     Change,
+    NewBatch,
     NewObservation,
     Progress,
     Query,
@@ -155,6 +157,7 @@ class Engine:
         self.fragments = Fragments(dependencies, self._registry)
         self.transfers = Transfers(dependencies, self._registry, self.operations, self.memories.remove)
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
+        self._batch_calls = BatchCalls(dependencies, self._ask_index)
         self._asking: asyncio.Task[int] | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._bounding: asyncio.Task[None] | None = None
@@ -284,10 +287,13 @@ class Engine:
         return await self._journal.answer(request)
 
     # ---- streams
-    async def open_observe(self, namespace: str, name: str, producer: str) -> ObserveSession:
-        """The producer's one open stream. Raises MemoryNotFound, StorageIsFull."""
+    async def open_observe(self, namespace: str, name: str, producer: str, outcomes: bool = False) -> ObserveSession:
+        """The producer's one open stream; `outcomes` keeps what becomes of what it sends.
+
+        Raises MemoryNotFound, StorageIsFull.
+        """
         async with self._registry.use(namespace, name) as actor:
-            session = await written(actor.receiving.open_session(producer))
+            session = await written(actor.receiving.open_session(producer, outcomes=outcomes))
             self._ask_index(session)
             return session
 
@@ -300,22 +306,12 @@ class Engine:
         items: Sequence[NewObservation | Refusal],
         level: AckLevel,
         request_id: str = "",
+        digest: bytes = b"",
     ) -> Progress:
-        """One batch to the level asked for. A request_id without a producer makes the batch a producer of its own."""
-        one_call = not producer and bool(request_id)
-        if one_call:
-            producer, first_sequence = f"request:{request_id}", 1
+        """One batch to the level asked for; see NewBatch and batch_calls.py."""
+        batch = NewBatch(producer, first_sequence, items, level, request_id, digest)
         async with self._registry.use(namespace, name) as actor:
-            if producer:
-                session = await written(actor.receiving.open_session(producer, one_call=one_call))
-            else:
-                session, first_sequence = actor.receiving.anonymous(), 1
-            self._ask_index(session)
-            try:
-                await session.submit(first_sequence, items, level)
-                return await session.reached(level, first_sequence + len(items) - 1)
-            finally:
-                session.close()
+            return await self._batch_calls.observe(actor, batch)
 
     async def recall(self, namespace: str, name: str, query: Query) -> RecallAnswer:
         """Answer one query; cancellable. What it found is offered to short-term afterwards."""

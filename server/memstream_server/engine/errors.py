@@ -121,6 +121,24 @@ class RequestIdConflict(EngineError):
     reason = "REQUEST_ID_CONFLICT"
 
 
+class QueryIdInUse(EngineError):
+    """A query of that id is in flight on the stream."""
+
+    reason = "QUERY_ID_IN_USE"
+
+
+class QueryTimeout(EngineError):
+    """A query's own time passed before its answer was there."""
+
+    reason = "QUERY_TIMEOUT"
+
+
+class QueryCancelled(EngineError):
+    """The client gave the query up."""
+
+    reason = "QUERY_CANCELLED"
+
+
 class AlreadyAnswered(EngineError):
     """A repeat overtook the call it repeats, which was answered meanwhile: its answer is there to be served."""
 

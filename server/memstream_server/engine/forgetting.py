@@ -77,7 +77,7 @@ class Forgetting:
             now_us = self._dependencies.clock.now_us()
             tended = await self._registry.ownership.tended()
             await self._expire(now_us, tended)
-            while await self._journal.prune_producers(BATCH) == BATCH:
+            while await self._journal.prune_answers(BATCH) >= BATCH:
                 pass
             forgotten = dict(await self._journal.oldest_forgotten())
             there: set[str] = set()

@@ -13,7 +13,7 @@ from memstream_server.engine.gather import Gathered
 from memstream_server.engine.origin import Origin, here, nowhere
 from memstream_server.engine.requests import NewObservation, Refusal
 from memstream_server.ports.journal.port import Journal
-from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.records import Answer, MemoryRecord
 from memstream_server.ports.journal.writing import Receipt, Rejection
 from memstream_server.ports.models import Account
 
@@ -50,6 +50,7 @@ def batch_of(
     first: int,
     items: Sequence[NewObservation | Refusal],
     position: int,
+    answer: Answer | None = None,
 ) -> Batch:
     """Give ids, positions and times to a batch's observations; refused items keep only their numbers."""
     now_us = dependencies.clock.now_us()
@@ -82,6 +83,8 @@ def batch_of(
         rejections=tuple(rejections),
         model=dependencies.embedding.name,
         position=position,
+        outcomes=state.outcomes,
+        answer=answer,
     )
     return Batch(receipt, state, dependencies.clock.monotonic_s(), here())
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memstream_server.engine.errors import EngineError, SequenceConflict, SequenceGap
-from memstream_server.engine.requests import AckLevel, Opened, Outcome, Progress
-from memstream_server.ports.journal.writing import Rejection
+from memstream_server.engine.requests import AckLevel, Opened, Progress
+from memstream_server.engine.resuming import Resumption, begin_resumption
+from memstream_server.ports.journal.records import Answer
+from memstream_server.ports.journal.writing import Outcome, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +44,8 @@ class ProducerState:
     session: ObserveSession | None = None
     whole: bool = False
     """Its batches are received whole or not at all: nobody would be told which of their items were refused."""
+    outcomes: bool = False
+    """What becomes of the observations submitted from now on is kept, so that it can be told again."""
 
     def expected(self) -> int:
         return self.submitted + 1
@@ -113,14 +117,21 @@ class ObserveSession:
         first_sequence: int,
         items: Sequence[NewObservation | Refusal],
         awaited: AckLevel = AckLevel.RECEIVED,
+        answer: Answer | None = None,
     ) -> asyncio.Future[None]:
         """Give a batch to the journal; the future is done once it is received. `awaited` is what its client waits for:
-        one that waits for more than that is not told of it a commit earlier.
+        one that waits for more than that is not told of it a commit earlier. `answer` goes into its receipt.
 
         Raises SequenceGap, SequenceConflict, BacklogFull or the session's own end, at once or in the future.
         """
         self._raise_if_ended()
-        return self._receiving.submit(self._state, first_sequence, items, awaited)
+        return self._receiving.submit(self._state, first_sequence, items, awaited, answer)
+
+    async def resume(self, known: int) -> Resumption:
+        """What a client that knows all up to `known` has missed. Raises JournalUnavailable."""
+        return await begin_resumption(
+            self._receiving.journal, self._state.name, self._state.outcomes, self.opened, known
+        )
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         """To read and submit a batch in: both are computed, and a hundred streams may send at once."""

@@ -18,7 +18,8 @@ from memstream_server.engine.gather import Gathered
 from memstream_server.engine.intake import fragment_of
 from memstream_server.engine.known import Known
 from memstream_server.engine.lifecycle import decided, drop_expired, some
-from memstream_server.engine.requests import NewObservation, Once, Outcome, Put, fragment_etag
+from memstream_server.engine.requests import NewObservation, Once, Put, fragment_etag
+from memstream_server.ports.journal.writing import Outcome
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor

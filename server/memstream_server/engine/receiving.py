@@ -32,10 +32,12 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.intake import Batch, batch_of, verify_repeats
 from memstream_server.engine.producers import ObserveSession, ProducerState
-from memstream_server.engine.requests import AckLevel, NewObservation, Opened, Outcome, Refusal
+from memstream_server.engine.requests import AckLevel, NewObservation, Opened, Refusal
 from memstream_server.ports.journal.errors import Conflict, JournalError, OutcomeUnknown, StorageFull
+from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import Image
-from memstream_server.ports.journal.writing import Receipt
+from memstream_server.ports.journal.records import Answer
+from memstream_server.ports.journal.writing import Outcome, Receipt
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -84,6 +86,8 @@ class Receiving:
         """Observations of these batches that are not stored; all of the backlog, where the next may be one of them."""
         self._at_once: asyncio.Task[None] | None = None
         """What stores some of these just now."""
+        self._answers: dict[str, asyncio.Future[None]] = {}
+        """Who waits for a batch to be stored that an earlier process received, by the request that brought it."""
         self._sessions = 0
         self._opening: set[asyncio.Task[ObserveSession]] = set()
 
@@ -121,14 +125,14 @@ class Receiving:
         return any(one.id in ids for batch in self._unstored.values() for one in batch.receipt.fragments)
 
     # ---- sessions
-    async def open_session(self, name: str, *, one_call: bool = False) -> ObserveSession:
-        """Make this stream the producer's only one. Raises JournalUnavailable when the write fails.
+    async def open_session(self, name: str, *, outcomes: bool = False) -> ObserveSession:
+        """Make this stream the producer's only one; `outcomes` keeps what becomes of its observations.
 
-        A producer made for `one_call` is forgotten after a while, as an answer to a request_id is.
+        Raises JournalUnavailable when the write fails.
         """
         self._actor.raise_if_failed()
         self._sessions += 1
-        opening = asyncio.create_task(self._open(name, one_call))
+        opening = asyncio.create_task(self._open(name, outcomes))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
         try:
@@ -138,12 +142,12 @@ class Receiving:
             opening.add_done_callback(_close_unused)
             raise
 
-    async def _open(self, name: str, one_call: bool) -> ObserveSession:
+    async def _open(self, name: str, outcomes: bool) -> ObserveSession:
         epoch = self._actor.working.record.epoch
         try:
             async with self._order:  # its producer's epoch is compared when it is written
                 pass
-            producer = await self._dependencies.journal.open_producer(self._actor.uid, epoch, name, one_call=one_call)
+            producer = await self._dependencies.journal.open_producer(self._actor.uid, epoch, name)
             self._actor.raise_if_failed()
         except (Conflict, OutcomeUnknown) as error:
             self._sessions -= 1
@@ -158,7 +162,7 @@ class Receiving:
             state.session.fail(
                 ProducerSuperseded(f"a newer stream of producer {name!r} was opened; this one is superseded")
             )
-        state.epoch, state.whole = producer.epoch, one_call
+        state.epoch, state.outcomes = producer.epoch, outcomes
         state.received = state.submitted = producer.received
         state.forget_after(state.received)
         state.stored = max(state.stored, producer.stored)
@@ -168,11 +172,11 @@ class Receiving:
         state.session = session
         return session
 
-    def anonymous(self) -> ObserveSession:
-        """A session of its own for the unnumbered observations of one call."""
+    def anonymous(self, stored: int = 0) -> ObserveSession:
+        """A session of its own for the unnumbered observations of one call, of which so many are stored."""
         self._actor.raise_if_failed()
         self._sessions += 1
-        state = ProducerState("", whole=True)
+        state = ProducerState("", received=stored, stored=stored, submitted=stored, whole=True)
         self._unnumbered.add(state)
         state.session = ObserveSession(self, state, Opened(0, 0, 0, self._actor.uid, self._actor.revision))
         return state.session
@@ -187,6 +191,18 @@ class Receiving:
         """What the journal knows as well leaves RAM, or every producer there ever was would stay in it."""
         if state.session is None and state.stored >= state.submitted and self._producers.get(state.name) is state:
             del self._producers[state.name]
+
+    @property
+    def journal(self) -> Journal:
+        """Where receipts are kept."""
+        return self._dependencies.journal
+
+    async def answered(self, request: str) -> None:
+        """Waits while a batch that this request brought waits to be stored. Raises what ends the memory's actor."""
+        self._actor.raise_if_failed()
+        if any(_request_of(batch) == request for batch in self._unstored.values()):
+            waiter = self._answers.setdefault(request, asyncio.get_running_loop().create_future())
+            await asyncio.shield(waiter)
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         """See ObserveSession.turn."""
@@ -223,6 +239,7 @@ class Receiving:
         first: int,
         items: Sequence[NewObservation | Refusal],
         awaited: AckLevel = AckLevel.RECEIVED,
+        answer: Answer | None = None,
     ) -> asyncio.Future[None]:
         """Number, order and journal a batch; see ObserveSession.submit."""
         self._actor.raise_if_failed()
@@ -243,7 +260,7 @@ class Receiving:
         batch = None
         if fresh:
             batch = batch_of(
-                self._dependencies, self._actor.working.record, state, new_from, fresh, self._next_position
+                self._dependencies, self._actor.working.record, state, new_from, fresh, self._next_position, answer
             )
             if awaited is not AckLevel.RECEIVED and self._may_be_at_once(batch):
                 batch.at_once = True
@@ -397,6 +414,8 @@ class Receiving:
                 self._storing -= batch.count
                 self._dependencies.metrics.received(batch.count, 0, self._age_s(batch) or 0.0)
             self._dependencies.metrics.stored(batch.count, self._age_s(batch))
+            if (waiter := self._answers.pop(_request_of(batch), None)) is not None:
+                waiter.set_result(None)
             state, receipt = batch.producer, batch.receipt
             if state is None:
                 continue
@@ -424,6 +443,14 @@ class Receiving:
         for state in self.producers():
             if state.session is not None:
                 state.session.fail(error)
+        for waiter in self._answers.values():
+            waiter.set_exception(error)
+            waiter.exception()  # looked at, in case that nobody waits any more
+        self._answers.clear()
+
+
+def _request_of(batch: Batch) -> str:
+    return "" if batch.receipt.answer is None else batch.receipt.answer.request
 
 
 def _close_unused(opening: asyncio.Task[ObserveSession]) -> None:

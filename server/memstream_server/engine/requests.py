@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import Policy
 from memstream_server.core.ranking import NearMiss, Scored
-from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, Tier, Vector
+from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, Vector
 from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
-from memstream_server.ports.journal.writing import Rejection
+from memstream_server.ports.journal.writing import Outcome, Rejection
 
 T = TypeVar("T")
 
@@ -71,20 +70,6 @@ class Refusal:
     """For ErrorInfo.metadata."""
 
 
-class Outcome(Struct, frozen=True, gc=False):
-    """What became of an observation when it was stored."""
-
-    sequence: int
-    fragment: str
-    type: EventType
-    other: str
-    tier: Tier | None
-
-    def of(self, sequence: int) -> Outcome:
-        """The same of the observation with that number."""
-        return Outcome(sequence, self.fragment, self.type, self.other, self.tier)
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """Where a producer stands when its stream opens."""
@@ -105,6 +90,28 @@ class Progress:
     indexed: int
     revision: int
     """The memory's revision that made `stored` true."""
+    rejected: tuple[Rejection, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """A call that observes one batch. Without a producer its numbers count from 1."""
+
+    producer: str
+    first_sequence: int
+    items: Sequence[NewObservation | Refusal]
+    level: AckLevel
+    request_id: str = ""
+    digest: bytes = b""
+    """Hash of the whole request: what tells a repeat of the request_id from a conflict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Refusals and outcomes that are sent again, up to number `upto`."""
+
+    upto: int
     rejected: tuple[Rejection, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
 

@@ -26,6 +26,8 @@ REQUEST_ID = "x-request-id"
 """Metadata: of a request, who calls; of an answer, under which request_id the log has the call."""
 HEARD_S = 0.5
 """How long before its deadline a call that waits is given up, a fifth of its time at most: to be heard in time."""
+AFTER_CLOSE_S = 0.02
+"""How long a stream waits, after `close`, for the end of its client's side: it refuses what comes instead."""
 _GIVEN = re.compile(r"[\x21-\x7e]{1,64}")
 _OURS = "/memstream."
 _Context = grpc.aio.ServicerContext[Any, Any]

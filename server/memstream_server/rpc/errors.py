@@ -32,9 +32,9 @@ _Code = grpc.StatusCode
 
 CODES: dict[str, grpc.StatusCode] = {
     "INVALID_FIELD": _Code.INVALID_ARGUMENT,
-    "PROTOCOL_VIOLATION": _Code.INVALID_ARGUMENT,
-    "SEQUENCE_GAP": _Code.INVALID_ARGUMENT,
-    "SEQUENCE_CONFLICT": _Code.INVALID_ARGUMENT,
+    "PROTOCOL_VIOLATION": _Code.FAILED_PRECONDITION,
+    "SEQUENCE_GAP": _Code.FAILED_PRECONDITION,
+    "SEQUENCE_CONFLICT": _Code.FAILED_PRECONDITION,
     "ROUTING_MISMATCH": _Code.INVALID_ARGUMENT,
     "PAGE_TOKEN_INVALID": _Code.INVALID_ARGUMENT,
     "MEMORY_NOT_FOUND": _Code.NOT_FOUND,
@@ -63,6 +63,9 @@ CODES: dict[str, grpc.StatusCode] = {
     "UNAUTHENTICATED": _Code.UNAUTHENTICATED,
     "PERMISSION_DENIED": _Code.PERMISSION_DENIED,
     "INTERNAL": _Code.INTERNAL,
+    "QUERY_ID_IN_USE": _Code.INVALID_ARGUMENT,
+    "QUERY_TIMEOUT": _Code.DEADLINE_EXCEEDED,
+    "QUERY_CANCELLED": _Code.CANCELLED,
 }
 """The code of every reason of memstream.v1.ErrorReason (a test compares it with the contract's comments)."""
 

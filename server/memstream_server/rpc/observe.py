@@ -13,16 +13,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.engine.errors import BacklogFull, EngineError, ProtocolViolation, WindowExceeded
-from memstream_server.engine.requests import AckLevel, NewObservation, Outcome, Progress, Refusal
+from memstream_server.engine.requests import AckLevel, NewObservation, Progress, Refusal
+from memstream_server.ports.journal.writing import Outcome
+from memstream_server.rpc.calls import AFTER_CLOSE_S
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RETRY_S
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.validation import Violations, identifier, invalid, memory_name
+from memstream_server.rpc.validation import Violations, identifier, invalid, memory_name, not_negative
 from memstream_server.rpc.wire import observations
 from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages
 from memstream_server.rpc.wire.scalars import duration
@@ -44,6 +47,8 @@ class ObserveOpening:
     session: str
     level: AckLevel
     outcomes: bool
+    known: int | None = None
+    """Up to which number the client knows refusals and outcomes; None: it does not ask for what it missed."""
 
 
 def read_open(message: pb.ObserveRequest, limits: Limits) -> ObserveOpening:
@@ -59,6 +64,7 @@ def read_open(message: pb.ObserveRequest, limits: Limits) -> ObserveOpening:
         identifier(found, "open.session", given.session, limits),
         ACK_LEVELS.read(found, "open.ack_level", given.ack_level, AckLevel.STORED),
         given.outcomes,
+        not_negative(found, "open.known_sequence", given.known_sequence) if given.HasField("known_sequence") else None,
     )
     found.check()
     return opening
@@ -110,6 +116,10 @@ class ObserveStream:
         self._flushes: deque[tuple[int, int]] = deque()
         """(flush_id, number that must have reached the level)."""
         self._flushed = 0
+        self._resumed = 0
+        """Outcomes up to this number were sent again when the stream opened, ..."""
+        self._resumed_to = 0
+        """... and refusals up to this one."""
         self._news = False
         self._throttle_s = 0.0
         self._closing = False
@@ -125,7 +135,9 @@ class ObserveStream:
         reader.add_done_callback(lambda _: self._wake.set())
         try:
             with self._drain.told(self._drained):
-                yield pb.ObserveResponse(opened=self._opened())
+                async with aclosing(self._opening_messages()) as messages:
+                    async for message in messages:
+                        yield message
                 while True:
                     await self._wake.wait()
                     self._wake.clear()
@@ -145,6 +157,8 @@ class ObserveStream:
                     elif self._finished(reader):
                         break
             if self._closing:
+                await asyncio.wait({reader}, timeout=AFTER_CLOSE_S)
+                _raise_failure(reader)
                 yield pb.ObserveResponse(closed=self._closed())
         finally:
             reader.cancel()
@@ -252,7 +266,7 @@ class ObserveStream:
         self._indexed = max(self._indexed, progress.indexed)
         self._rejected.extend(progress.rejected)
         if self._opening.outcomes:
-            self._outcomes.extend(progress.outcomes)
+            self._outcomes.extend(one for one in progress.outcomes if one.sequence > self._resumed)
         moved = before != (self._received, self._stored, self._indexed)
         self._news = self._news or moved or bool(self._rejected or self._outcomes)
 
@@ -314,6 +328,34 @@ class ObserveStream:
                 return True
         return self._closing and not self._in_flight and self._stored >= self._sent
 
+    async def _opening_messages(self) -> AsyncGenerator[pb.ObserveResponse, None]:
+        """`opened`, and acknowledgements with the rest of what the client asks to have again."""
+        opened = self._opened()
+        if self._opening.known is None:
+            yield pb.ObserveResponse(opened=opened)
+            return
+        resumption = await self._session.resume(self._opening.known)
+        self._resumed = self._session.opened.stored
+        opened.resume_to = resumption.upto
+        opened.rejected_since, opened.outcomes_since = resumption.rejected_since, resumption.outcomes_since
+        async with aclosing(resumption.pages) as pages:
+            first = await anext(pages)
+            opened.resumed = first.upto
+            opened.rejected.extend(rejected_messages(first.rejected))
+            opened.outcomes.extend(outcome_messages(first.outcomes))
+            yield pb.ObserveResponse(opened=opened)
+            async for page in pages:
+                ack = pb.Ack(
+                    received=opened.received,
+                    stored=opened.stored,
+                    revision=opened.revision,
+                    rejected=rejected_messages(page.rejected),
+                    outcomes=outcome_messages(page.outcomes),
+                    resumed=page.upto,
+                )
+                yield pb.ObserveResponse(ack=ack)
+        self._resumed_to = resumption.upto
+
     def _opened(self) -> pb.ObserveOpened:
         opened = self._session.opened
         return pb.ObserveOpened(
@@ -340,6 +382,7 @@ class ObserveStream:
             rejected=rejected_messages(rejected),
             outcomes=outcome_messages(outcomes),
             flushed=self._flushed,
+            resumed=self._resumed_to,
         )
 
     def _closed(self) -> pb.ObserveClosed:

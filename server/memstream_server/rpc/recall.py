@@ -2,13 +2,13 @@
 
 Rule 1. Every query is a task and writes its answer itself, one message of the stream at a time: a queue to the
 generator would be a turn of the event loop more. The generator begins the stream and ends it.
-Rule 2. A query that fails says so under its id and the others go on; only what cannot be told under an id (no id,
-an id that is in flight, messages out of order) ends the stream.
+Rule 2. A query that fails says so under its id and the others go on, also where the id is empty or in flight; only
+messages out of order end the stream.
 Rule 3. A standing query is told its answer, and then changes of it, until it is cancelled or the stream is closed. Each
 ranking of it counts as a request: who may no longer ask is told nothing more, and the stream ends.
 Rule 4. A query is over when its `done` (in its last part where the client reads it there, else by itself) or `failed`
-is given to the transport, or when it was cancelled; its id is free again. A message that is being written is not cut
-off by that.
+is given to the transport; its id is free again. A query that is cancelled before ends with a `failed` that follows
+what was already being written. So each ends with exactly one of these, and nothing of it comes after that.
 """
 
 from __future__ import annotations
@@ -17,19 +17,24 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.engine.errors import (
+    EngineError,
+    InvalidField,
     LeaseLost,
     OwnedElsewhere,
     ProtocolViolation,
+    QueryCancelled,
+    QueryIdInUse,
+    QueryTimeout,
     RevisionNotReached,
     WindowExceeded,
 )
 from memstream_server.engine.requests import Query
 from memstream_server.rpc.access.caller import again
-from memstream_server.rpc.calls import heard_in_s, is_cancelled
+from memstream_server.rpc.calls import AFTER_CLOSE_S, heard_in_s, is_cancelled
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
 from memstream_server.rpc.limits import Limits
@@ -38,7 +43,9 @@ from memstream_server.rpc.wire import queries
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
-    from memstream_server.engine.requests import RecallAnswer
+    from memstream_server.engine.requests import Change, RecallAnswer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,7 @@ class RecallStream:
         limits: Limits,
         drain: Drain,
         write: Callable[[pb.RecallResponse], Awaitable[None]],
+        time_remaining: Callable[[], float | None],
     ) -> None:
         self._engine = engine
         self._opening = opening
@@ -84,6 +92,10 @@ class RecallStream:
         self._tasks: set[asyncio.Task[None]] = set()
         """These and all others."""
         self._to_transport = write
+        self._time_remaining = time_remaining
+        self._closing = False
+        self._closed = asyncio.Event()
+        """Set when no more queries come."""
         self._writing = asyncio.Lock()
         self._writer: asyncio.Task[Any] | None = None
         """Whose message the transport is being given."""
@@ -97,7 +109,7 @@ class RecallStream:
         yield pb.RecallResponse(opened=opened)  # before anything else is written
         try:
             with self._drain.told(self._drained):
-                self._start(self._serve(requests))
+                self._start(self._serve(self._start(self._read(requests))))
                 await self._ended.wait()
             if self._error is not None:
                 raise self._error
@@ -139,47 +151,70 @@ class RecallStream:
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._end(error)
 
-    async def _serve(self, requests: AsyncIterator[pb.RecallRequest]) -> None:
-        """Reads requests to their end; then the queries in flight are answered and the stream ends."""
-        try:
-            async for message in requests:
-                if message.WhichOneof("message") == "close":
-                    break
-                await self._take(message)
-        except Exception as error:
-            self._end(error)
-            return
+    async def _serve(self, reader: asyncio.Task[None]) -> None:
+        """Once the client has closed or its side has ended, the queries in flight are answered and the stream ends."""
+        reader.add_done_callback(lambda _: self._closed.set())
+        await self._closed.wait()
         await asyncio.gather(*self._answering, return_exceptions=True)
+        await asyncio.wait({reader}, timeout=AFTER_CLOSE_S)
         self._end()
+
+    async def _read(self, requests: AsyncIterator[pb.RecallRequest]) -> None:
+        async for message in requests:
+            if self._closing:
+                raise ProtocolViolation(f"a message ({message.WhichOneof('message')}) came after `close`")
+            await self._take(message)
 
     async def _take(self, message: pb.RecallRequest) -> None:
         kind = message.WhichOneof("message")
         if kind == "query":
             await self._begin(message.query)
         elif kind == "cancel":
-            task = self._queries.pop(message.cancel.query_id, None)
-            if task is not None and task is not self._writer:
-                task.cancel()
+            self._cancel(message.cancel.query_id)
+        elif kind == "close":
+            self._closing = True
+            self._closed.set()
         elif kind == "open":
             raise ProtocolViolation("a second `open` came; a stream has one, its first message")
         else:
             raise ProtocolViolation("a message came with nothing set")
 
     async def _begin(self, message: pb.RecallQuery) -> None:
-        found = Violations()
-        query_id = identifier(found, "query.query_id", message.query_id, self._limits, required=True)
-        found.check()
-        if query_id in self._queries:
-            raise invalid("query.query_id", f"is {query_id!a}: a query of that id is in flight")
-        if len(self._queries) >= self._limits.queries_in_flight_max:
-            refusal = WindowExceeded(f"{len(self._queries)} queries are in flight, more are not allowed")
-            await self._fail(query_id, refusal)
+        query_id = message.query_id
+        if (refusal := self._refusal(query_id)) is not None:
+            await self._fail(query_id[: self._limits.name_bytes_max], refusal)
             return
         task = self._start(self._answer(message))
         self._queries[query_id] = task
         if not message.subscribe:
             self._answering.add(task)
         task.add_done_callback(lambda done: self._over(query_id, done))
+
+    def _refusal(self, query_id: str) -> EngineError | None:
+        """Why a query of that id is not begun."""
+        found = Violations()
+        identifier(found, "query.query_id", query_id, self._limits, required=True)
+        try:
+            found.check()
+        except InvalidField as error:
+            return error
+        if query_id in self._queries:
+            text = f"a query of id {query_id!a} is in flight, and goes on: give every query its own"
+            return QueryIdInUse(text, query_id=query_id)
+        if len(self._queries) >= self._limits.queries_in_flight_max:
+            return WindowExceeded(f"{len(self._queries)} queries are in flight, more are not allowed")
+        return None
+
+    def _cancel(self, query_id: str) -> None:
+        """Ends the query with `failed`, unless its last message is already being written."""
+        task = self._queries.pop(query_id, None)
+        if task is None:
+            return
+        if task is not self._writer:
+            task.cancel()
+        ending = self._start(self._fail(query_id, QueryCancelled("the client cancelled the query")))
+        self._answering.add(ending)
+        ending.add_done_callback(self._answering.discard)
 
     def _over(self, query_id: str, task: asyncio.Task[None]) -> None:
         self._answering.discard(task)
@@ -202,7 +237,9 @@ class RecallStream:
                 await self._fail(message.query_id, error)
 
     async def _ask(self, message: pb.RecallQuery, query: Query) -> None:
-        answer = await self._engine.recall(self._opening.namespace, self._opening.memory, query)
+        timeout_s = timeout_of(message)
+        query = _timed(query, timeout_s, self._time_remaining())
+        answer = await _in_time(self._engine.recall(self._opening.namespace, self._opening.memory, query), timeout_s)
         done = queries.done(message.query_id, answer, message.token_budget > 0)
         inside = done if self._opening.done_in_recollections else None
         for part in queries.recollections(message.query_id, answer, message.explain, inside):
@@ -215,13 +252,17 @@ class RecallStream:
 
     async def _follow(self, message: pb.RecallQuery, query: Query) -> None:
         inside, budgeted = self._opening.done_in_recollections, message.token_budget > 0
+        timeout_s = timeout_of(message)
+        query = _timed(query, timeout_s, None)
         changes = self._engine.follow(self._opening.namespace, self._opening.memory, query, again)
         async with aclosing(changes):
-            async for change in changes:
+            change: Change | None = await _in_time(anext(changes), timeout_s)
+            while change is not None:
                 for response in queries.change(message.query_id, change, message.explain, budgeted, inside):
                     if not self._wanted(message):
                         return
                     await self._write(response)
+                change = await anext(changes, None)
 
     def _wanted(self, message: pb.RecallQuery) -> bool:
         """Whether the query that runs was not cancelled."""
@@ -237,11 +278,47 @@ class RecallStream:
         self._end(self._drain.error())
 
 
+def timeout_of(message: pb.RecallQuery) -> float | None:
+    """A valid query's own time; None where it gives none."""
+    return message.timeout.ToMicroseconds() / 1e6 if message.HasField("timeout") else None
+
+
+def _timed(query: Query, timeout_s: float | None, remaining_s: float | None) -> Query:
+    """The query, knowing how much time it has."""
+    if timeout_s is None:
+        return query if remaining_s is None else replace(query, time_s=remaining_s)
+    time_s = timeout_s if remaining_s is None else min(timeout_s, remaining_s)
+    return replace(query, time_s=time_s, wait_s=heard_in_s(time_s))
+
+
+async def _in_time(answering: Awaitable[T], timeout_s: float | None) -> T:
+    """Raises QueryTimeout when it takes longer. Never around the reading or writing of a stream, which it would end."""
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            return await answering
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise QueryTimeout(f"the query's timeout of {timeout_s} s passed before its answer was there") from None
+
+
 async def recall_once(
+    engine: Engine,
+    namespace: str,
+    memory: str,
+    query: Query,
+    timeout_s: float | None,
+    time_remaining_s: float | None,
+) -> RecallAnswer:
+    """One query, within its own time and the call's."""
+    query = _timed(query, timeout_s, time_remaining_s)
+    return await _in_time(_recall_once(engine, namespace, memory, query, query.time_s), timeout_s)
+
+
+async def _recall_once(
     engine: Engine, namespace: str, memory: str, query: Query, time_remaining_s: float | None
 ) -> RecallAnswer:
-    """One query. One that waits for a revision gives up shortly before its deadline, so that the client hears why."""
-    query = replace(query, time_s=time_remaining_s)
+    """One that waits for a revision gives up shortly before its deadline, so that the client hears why."""
     if not query.min_revision or time_remaining_s is None:
         return await engine.recall(namespace, memory, query)
     answering = asyncio.create_task(engine.recall(namespace, memory, query))

@@ -42,7 +42,7 @@ class StreamService:
             raise ProtocolViolation("the stream ended before `open`")
         opening = observe.read_open(first, self._limits)
         drain = self._drain.memories  # before there is a session: it ends with the lease that is there now
-        session = await self._engine.open_observe(opening.namespace, opening.memory, opening.producer)
+        session = await self._engine.open_observe(opening.namespace, opening.memory, opening.producer, opening.outcomes)
         try:
             stream = observe.ObserveStream(session, opening, self._limits, drain, self._engine.dimension)
             async with aclosing(stream.responses(requests)) as responses:
@@ -59,7 +59,9 @@ class StreamService:
         if first is None:
             raise ProtocolViolation("the stream ended before `open`")
         opening = recall.read_open(first, self._limits)
-        stream = recall.RecallStream(self._engine, opening, self._limits, self._drain.memories, context.write)
+        stream = recall.RecallStream(
+            self._engine, opening, self._limits, self._drain.memories, context.write, context.time_remaining
+        )
         async with aclosing(stream.responses(requests)) as responses:
             async for response in responses:
                 yield response
@@ -84,7 +86,10 @@ class StreamService:
         first = request.first_sequence if producer else 1
         observe.check_numbers(first, len(request.observations), limits)
         items = self._numbered(request, session) if producer else self._unnumbered(request, session)
-        progress = await self._engine.observe_batch(namespace, memory, producer, first, items, level, request_id)
+        digest = observations.digest_of(request.SerializeToString(deterministic=True)) if request_id else b""
+        progress = await self._engine.observe_batch(
+            namespace, memory, producer, first, items, level, request_id, digest
+        )
         return pb.ObserveBatchResponse(
             ack=pb.Ack(
                 received=progress.received,
@@ -121,7 +126,9 @@ class StreamService:
             found.add("query.subscribe", "is for a query on a Recall stream: this call has one answer")
         found.check()
         query = queries.read_query(request.query, session, limits, self._engine.dimension)
-        answer = await recall.recall_once(self._engine, namespace, memory, query, context.time_remaining())
+        answer = await recall.recall_once(
+            self._engine, namespace, memory, query, recall.timeout_of(request.query), context.time_remaining()
+        )
         whole = pb.Recollections(query_id=query_id)
         for part in queries.recollections(query_id, answer, query.explain):
             whole.MergeFrom(part)

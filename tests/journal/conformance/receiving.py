@@ -9,11 +9,14 @@ from dataclasses import replace
 import pytest
 
 from memstream_server.adapters.journal import writes
+from memstream_server.core.events import EventType
 from memstream_server.core.policy import DEFAULT
+from memstream_server.core.values import Tier
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.reading import KeptReceipt
 from memstream_server.ports.journal.records import Answer, Producer
-from memstream_server.ports.journal.writing import Access, Accesses, Receipt, Rejection
+from memstream_server.ports.journal.writing import Access, Accesses, Outcome, Outcomes, Receipt, Rejection
 from tests.journal.samples import DAY_US, MODEL, Now, digest, fragment, image, receipt, record, row, transition
 
 
@@ -151,19 +154,51 @@ class Receiving:
         assert await journal.received_hashes("u1", "p", 7, 99) == []
         assert await journal.received_hashes("u1", "other", 1, 9) == []
 
-    async def test_a_producer_of_one_call_is_kept_for_a_day(self, journal: Journal, now: Now) -> None:
-        await journal.open_producer("u1", 1, "request:r", one_call=True)
-        await journal.receive(replace(receipt(1, 2, 0), producer="request:r"))
-        assert [one.name for one in (await image(journal)).producers] == ["p", "request:r"]
-        now.us += DAY_US + 1
-        assert await journal.prune_producers(9) == 0  # something of it is pending
-        await journal.commit(transition(1, stored_positions=(0,), producers=(("request:r", 2),)))
-        assert [one.name for one in (await image(journal)).producers] == ["p"]
-        assert await journal.prune_producers(9) == 1
-        assert await journal.received_hashes("u1", "request:r", 1, 9) == []
-        assert await journal.open_producer("u1", 1, "request:r", one_call=True) == Producer("request:r", 1)
-        assert await journal.prune_producers(9) == 0
-        assert (await journal.open_producer("u1", 1, "p")).epoch == 2
+    async def test_outcomes_are_kept_with_receipts(self, journal: Journal) -> None:
+        first, second = receipt(1, 3, 0, rejected=(2,)), receipt(4, 2, 2)
+        refused = replace(receipt(6, 1, 4, rejected=(6,)), outcomes=True)
+        for one in (first, second, refused):
+            await journal.receive(one)
+        assert [kept.outcomes for kept in await journal.kept_receipts("u1", "p", 0, 9)] == [None, None, ()]
+        became = (
+            Outcome(1, fragment(0).id, EventType.OBSERVED, "", Tier.SENSORY),
+            Outcome(3, fragment(1).id, EventType.REPEATED, fragment(0).id, None),
+        )
+        stored = transition(1, stored_positions=(0, 2), producers=(("p", 5),))
+        await journal.commit(replace(stored, outcomes=(Outcomes("p", 3, became),)))
+        kept = await journal.kept_receipts("u1", "p", 0, 9)
+        assert kept[0] == KeptReceipt(1, 3, first.rejections, became)
+        assert [(one.first_sequence, one.last_sequence) for one in kept] == [(1, 3), (4, 5), (6, 6)]
+        assert await journal.kept_receipts("u1", "p", 3, 1) == [KeptReceipt(4, 5, (), None)]
+        assert await journal.kept_receipts("u1", "nobody", 0, 9) == []
+        assert await journal.last_without_outcomes("u1", "p", 0, 6) == 5
+        assert await journal.last_without_outcomes("u1", "p", 0, 3) == 0
+        assert await journal.last_without_outcomes("u1", "p", 5, 6) == 0
+        await journal.commit(transition(2, producers=(("p", 6),), erased=("01J" + "A" * 23,)))
+        assert await journal.kept_receipts("u1", "p", 0, 9) == []
+
+    async def test_answer_comes_with_receipt_or_commit(self, journal: Journal, now: Now) -> None:
+        empty = Answer("comedy\nObserve\nr1", b"d", b"", now.us)
+        unnumbered = replace(receipt(1, 2, 0), producer="", producer_epoch=0, answer=empty)
+        await journal.receive(unnumbered)
+        assert (await journal.answer(empty.request), (await image(journal)).pending) == (empty, (unnumbered,))
+        whole = replace(empty, response=b"whole")
+        await journal.commit(transition(1, stored_positions=(0,), answers=(whole,)))
+        assert await journal.answer(empty.request) == whole
+        at_once = replace(whole, request="comedy\nObserve\nr2")
+        await journal.commit(transition(2, answers=(at_once,)))
+        later = replace(whole, request="comedy\nObserve\nr3")
+        await journal.put_answer(later)
+        assert [await journal.answer(one.request) for one in (at_once, later)] == [at_once, later]
+
+    async def test_old_answers_leave(self, journal: Journal, now: Now) -> None:
+        for number in range(5):
+            await journal.put_answer(Answer(f"comedy\nDo\n{number}", b"d", b"r", now.us + number))
+        assert await journal.prune_answers(9) == 0
+        now.us += DAY_US + 4
+        assert await journal.prune_answers(3) == 3
+        assert await journal.prune_answers(3) == 1
+        assert await journal.answer("comedy\nDo\n4") is not None
 
     async def test_a_stream_that_stays_open_lets_old_hashes_go(
         self, journal: Journal, monkeypatch: pytest.MonkeyPatch

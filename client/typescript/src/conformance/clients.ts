@@ -167,7 +167,7 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
     const stream = await step.memory.recall();
     const given = new AbortController();
     const late = { observation: { case: "text" as const, value: "word1" }, minRevision: 1_000_000n };
-    const hanging = stream.query(late, given.signal).then(
+    const hanging = stream.query(late, { signal: given.signal }).then(
       () => "it was answered",
       (thrown: unknown) => (given.signal.aborted ? "" : String(thrown)),
     );
@@ -217,8 +217,8 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
   async late(step) {
     const stream = await step.memory.recall();
     const late = { observation: { case: "text" as const, value: "word1" }, minRevision: 1_000_000n };
-    await step.fails(step.memory.recallOnce(late, AbortSignal.timeout(500)));
-    await step.fails(stream.query(late, AbortSignal.timeout(500)));
+    await step.fails(step.memory.recallOnce(late, { timeoutMs: 500 }));
+    await step.fails(stream.query(late, { timeoutMs: 500 }));
     await step.found(stream, 7);
     await stream.close();
   },

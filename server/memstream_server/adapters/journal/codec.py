@@ -23,7 +23,7 @@ from memstream_server.ports.conversations import Message, Plan
 from memstream_server.ports.journal.errors import Unreadable
 from memstream_server.ports.journal.rows import Terms
 from memstream_server.ports.journal.spaces import Space
-from memstream_server.ports.journal.writing import Receipt, Rejection
+from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
 
 VERSION = 1
 """First byte of every blob. Another one raises Unreadable: it was written by a newer server."""
@@ -52,6 +52,7 @@ _receipt = msgspec.msgpack.Decoder(Receipt)
 _events = msgspec.msgpack.Decoder(tuple[Event, ...])
 _enhancements = msgspec.msgpack.Decoder(tuple[Enhancement, ...])
 _rejections = msgspec.msgpack.Decoder(tuple[Rejection, ...])
+_outcomes = msgspec.msgpack.Decoder(tuple[Outcome, ...])
 _policy = msgspec.json.Decoder(Policy)
 _labels = msgspec.json.Decoder(Labels)
 _message = msgspec.msgpack.Decoder(Message)
@@ -148,6 +149,15 @@ def encode_rejections(rejections: tuple[Rejection, ...]) -> bytes | None:
 
 def decode_rejections(blob: bytes | None) -> tuple[Rejection, ...]:
     return () if blob is None else _unpack(_rejections, blob)
+
+
+def encode_outcomes(outcomes: tuple[Outcome, ...]) -> bytes:
+    return _pack(outcomes)
+
+
+def decode_outcomes(blob: bytes | None) -> tuple[Outcome, ...] | None:
+    """None where none are kept."""
+    return None if blob is None else _unpack(_outcomes, blob)
 
 
 def encode_hashes(hashes: tuple[bytes, ...]) -> bytes:

@@ -172,6 +172,5 @@ def _producers(connection: Connection, number: int, pending: Sequence[Receipt]) 
         [
             Producer(row.name, row.epoch, row.received, stored_up_to(row.received, row.stored, first.get(row.name)))
             for row in connection.execute(_PRODUCERS, {"number": number})
-            if row.create_time_us is None or row.name in first
         ]
     )

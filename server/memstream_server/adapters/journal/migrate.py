@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from memstream_server.adapters.journal import schema
 from memstream_server.ports.journal.errors import Unreadable
 
-HEAD = "0007"
+HEAD = "0008"
 """The newest file in migrations/versions."""
 SCRIPTS = Path(__file__).parent / "migrations"
 _VERSION = (  # as Alembic makes it

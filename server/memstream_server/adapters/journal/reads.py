@@ -25,6 +25,7 @@ from memstream_server.adapters.journal.schema import (
 from memstream_server.adapters.journal.writes import ANSWER_KEPT_US, SPACES
 from memstream_server.core.values import FragmentKind, MemoryKind, Tier
 from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.reading import KeptReceipt
 from memstream_server.ports.journal.records import Answer, Counts, Job, MemoryRecord, Recorded
 from memstream_server.ports.journal.spaces import Space, Spaces
 from memstream_server.ports.journal.writing import Rejection
@@ -74,6 +75,23 @@ _RECEIPTS = (
     )
     .order_by(receipts.c.last_sequence)
     .limit(PAGE_ROWS)
+)
+_KEPT = (
+    select(receipts.c.first_sequence, receipts.c.last_sequence, receipts.c.rejections, receipts.c.outcomes)
+    .where(
+        receipts.c.memory == _number,
+        receipts.c.producer == bindparam("producer"),
+        receipts.c.last_sequence > bindparam("after"),
+    )
+    .order_by(receipts.c.last_sequence)
+    .limit(_limit)
+)
+_WITHOUT_OUTCOMES = select(func.max(receipts.c.last_sequence)).where(
+    receipts.c.memory == _number,
+    receipts.c.producer == bindparam("producer"),
+    receipts.c.last_sequence > bindparam("after"),
+    receipts.c.last_sequence <= bindparam("upto"),
+    receipts.c.outcomes.is_(None),
 )
 _forgotten = fragments.c.forget_time_us.is_not(None)
 _TIERS = (
@@ -196,6 +214,25 @@ def received_hashes(
         if len(batches) < PAGE_ROWS:
             break
     return found
+
+
+def kept_receipts(connection: Connection, uid: str, producer: str, after: int, limit: int) -> list[KeptReceipt]:
+    number = number_of(connection, uid)
+    if number is None:
+        return []
+    keys = {"number": number, "producer": producer, "after": after, "limit": limit}
+    return [
+        KeptReceipt(first, last, codec.decode_rejections(rejections), codec.decode_outcomes(outcomes))
+        for first, last, rejections, outcomes in connection.execute(_KEPT, keys)
+    ]
+
+
+def last_without_outcomes(connection: Connection, uid: str, producer: str, after: int, upto: int) -> int:
+    number = number_of(connection, uid)
+    if number is None:
+        return 0
+    keys = {"number": number, "producer": producer, "after": after, "upto": upto}
+    return connection.execute(_WITHOUT_OUTCOMES, keys).scalar_one() or 0
 
 
 def counts(connection: Connection, uid: str, now_us: int | None = None) -> Counts:

@@ -89,12 +89,6 @@ producers = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("received", BigInteger, nullable=False),
     Column("stored", BigInteger, nullable=False),
-    Column("create_time_us", BigInteger),  # of those that stand for one call alone, which do not last
-)
-Index(
-    "producers_of_one_call",
-    producers.c.create_time_us,
-    sqlite_where=text("create_time_us IS NOT NULL"),
 )
 
 receipts = Table(  # what was received, for telling repeats from conflicts; kept after it was stored
@@ -106,6 +100,7 @@ receipts = Table(  # what was received, for telling repeats from conflicts; kept
     Column("first_sequence", BigInteger, nullable=False),
     Column("hashes", LargeBinary, nullable=False),  # 16 bytes each
     Column("rejections", LargeBinary),
+    Column("outcomes", LargeBinary),  # written when the batch is stored, where they are to be kept
 )
 
 observations = Table(  # batches received, not yet stored

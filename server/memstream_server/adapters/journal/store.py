@@ -32,7 +32,7 @@ from memstream_server.adapters.journal.writer import Joint, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.reading import FragmentQuery, Gathering, Image, MemoryScan
+from memstream_server.ports.journal.reading import FragmentQuery, Gathering, Image, KeptReceipt, MemoryScan
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
@@ -196,12 +196,8 @@ class SqlJournal:
 
     # ---- the way in
 
-    async def open_producer(self, uid: str, epoch: int, name: str, *, one_call: bool = False) -> Producer:
-        return await self._write(writes.open_producer, 1, False, uid, epoch, name, one_call, self._clock_us())
-
-    async def prune_producers(self, limit: int) -> int:
-        before_us = self._clock_us() - writes.ANSWER_KEPT_US
-        return await self._write(writes.prune_producers, limit, False, before_us, limit)
+    async def open_producer(self, uid: str, epoch: int, name: str) -> Producer:
+        return await self._write(writes.open_producer, 1, False, uid, epoch, name)
 
     async def receive(self, receipt: Receipt) -> None:
         # A batch is one row, but its bytes count: about as many as a tenth of its fragments' own rows.
@@ -212,6 +208,12 @@ class SqlJournal:
         self, uid: str, producer: str, first: int, last: int
     ) -> list[tuple[int, bytes, Rejection | None]]:
         return await self._read(reads.received_hashes, uid, producer, first, last)
+
+    async def kept_receipts(self, uid: str, producer: str, after: int, limit: int) -> list[KeptReceipt]:
+        return await self._read(reads.kept_receipts, uid, producer, after, limit)
+
+    async def last_without_outcomes(self, uid: str, producer: str, after: int, upto: int) -> int:
+        return await self._read(reads.last_without_outcomes, uid, producer, after, upto)
 
     async def commit(self, commit: Commit) -> None:
         rows = 2 + 2 * len(commit.rows) + len(commit.anchors) + len(commit.index) + len(commit.removed)
@@ -253,6 +255,12 @@ class SqlJournal:
 
     async def answer(self, request: str) -> Answer | None:
         return await self._read(reads.answer, request, self._clock_us())
+
+    async def put_answer(self, answer: Answer) -> None:
+        await self._write(writes.put_answers, 1, False, [answer])
+
+    async def prune_answers(self, limit: int) -> int:
+        return await self._write(writes.prune_answers, limit, False, self._clock_us() - writes.ANSWER_KEPT_US, limit)
 
     # ---- the index's outbox and jobs
 

@@ -21,7 +21,14 @@ from memstream_server.adapters.journal.schema import (
     requests,
     vectors,
 )
-from memstream_server.adapters.journal.writes import check_room, count_received, log, not_owned, put_answer
+from memstream_server.adapters.journal.writes import (
+    check_room,
+    count_received,
+    log,
+    not_owned,
+    put_answer,
+    put_answers,
+)
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.records import Job
@@ -77,6 +84,12 @@ _STORED = bulk.update_from(
     ("memory", "name", "stored"),
     "stored = CASE WHEN producers.stored < given.stored THEN given.stored ELSE producers.stored END",
     "producers.memory = given.memory AND producers.name = given.name",
+)
+_OUTCOMES = bulk.update_from(
+    "receipts",
+    ("memory", "producer", "last", "outcomes"),
+    "outcomes = given.outcomes",
+    "receipts.memory = given.memory AND receipts.producer = given.producer AND receipts.last_sequence = given.last",
 )
 
 _number: BindParameter[int] = bindparam("m")
@@ -144,6 +157,10 @@ def commit(connection: Connection, given: Sequence[Commit]) -> None:
     consumed = [(key(number, position),) for number, one in commits for position in one.stored_positions]
     bulk.execute(connection, _CONSUME, consumed)
     bulk.execute(connection, _STORED, [(number, *stored) for number, one in commits for stored in one.producers])
+    kept = [(number, some) for number, one in commits for some in one.outcomes]
+    encoded = [(number, it.producer, it.last_sequence, codec.encode_outcomes(it.each)) for number, it in kept]
+    bulk.execute(connection, _OUTCOMES, encoded)
+    put_answers(connection, [answer for one in given for answer in one.answers])
     outbox.enter(connection, [entry for one in given for entry in one.index])
     _put_jobs(connection, [(number, job) for number, one in commits for job in one.jobs])
     for number, one in commits:

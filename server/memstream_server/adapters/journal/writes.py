@@ -110,18 +110,6 @@ _COMPACT = delete(receipts).where(
     receipts.c.producer == bindparam("producer"),
     receipts.c.last_sequence <= bindparam("before"),
 )
-_OLD_CALLS = (
-    select(producers.c.memory, producers.c.name)
-    .where(
-        producers.c.create_time_us.is_not(None),
-        producers.c.create_time_us < bindparam("before"),
-        producers.c.stored == producers.c.received,
-    )
-    .order_by(producers.c.create_time_us)
-    .limit(bindparam("limit"))
-)
-_FORGET_RECEIPTS = delete(receipts).where(receipts.c.memory == _number, receipts.c.producer == bindparam("producer"))
-_FORGET_PRODUCER = delete(producers).where(A_PRODUCER)
 _RECEIVED = bulk.update_from(
     "producers",
     ("memory", "name", "epoch", "first", "last", "is_empty", "is_stored"),
@@ -140,7 +128,14 @@ _FIRST_PENDING = select(func.min(observations.c.first_sequence)).where(
 )
 _OLDEST_EVENTS = select(events.c.key, events.c.time_us).where(events.c.key.between(_low, _high)).order_by(events.c.key)
 _PRUNE = delete(events).where(events.c.key.between(_low, _high))
+_ANSWERS = bulk.insertion(requests, ("request",))
 _FORGET_ANSWERS = delete(requests).where(requests.c.time_us < bindparam("before"))
+_OLD_ANSWERS = (
+    select(requests.c.time_us)
+    .where(requests.c.time_us < bindparam("before"))
+    .order_by(requests.c.time_us)
+    .limit(bindparam("limit"))
+)
 _ANSWERED = select(requests.c.request).where(requests.c.request == bindparam("r"))
 _META = update(meta).where(meta.c.name == bindparam("n")).values(value=bindparam("v"))
 
@@ -265,27 +260,16 @@ def own(connection: Connection, uid: str) -> None:
 # ---- the way in
 
 
-def open_producer(connection: Connection, uid: str, epoch: int, name: str, one_call: bool, now_us: int) -> Producer:
+def open_producer(connection: Connection, uid: str, epoch: int, name: str) -> Producer:
     number = owned(connection, uid, epoch)
     who = {"m": number, "producer": name}
     if connection.execute(_REOPEN, who).rowcount == 0:
-        new = {"memory": number, "name": name, "epoch": 1, "received": 0, "stored": 0}
-        connection.execute(insert(producers), new | {"create_time_us": now_us if one_call else None})
+        connection.execute(insert(producers), {"memory": number, "name": name, "epoch": 1, "received": 0, "stored": 0})
     raised, received, stored = connection.execute(_PRODUCER, who).one()
     connection.execute(_COMPACT, who | {"before": received - SEQUENCES_KEPT})
     low, high = span(number)
     pending = connection.execute(_FIRST_PENDING, {"low": low, "high": high, "producer": name}).scalar_one()
     return Producer(name, raised, received, stored_up_to(received, stored, pending))
-
-
-def prune_producers(connection: Connection, before_us: int, limit: int) -> int:
-    """Those of one call, made before that time; what they received stays."""
-    old = connection.execute(_OLD_CALLS, {"before": before_us, "limit": limit}).all()
-    for number, name in old:
-        who = {"m": number, "producer": name}
-        run(connection, _FORGET_RECEIPTS, who)
-        run(connection, _FORGET_PRODUCER, who)
-    return len(old)
 
 
 def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
@@ -314,6 +298,7 @@ def receive(connection: Connection, given: Sequence[Receipt]) -> None:
         if receipt.fragments  # else all were rejected: nothing to store, so nothing pending
     ]
     bulk.execute(connection, _OBSERVATIONS, pending)
+    put_answers(connection, [receipt.answer for receipt in given if receipt.answer is not None])
 
 
 def _reserve(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]:
@@ -364,6 +349,8 @@ def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receip
         (
             *(number, receipt.producer, receipt.last_sequence, receipt.first_sequence),
             *(codec.encode_hashes(receipt.hashes), codec.encode_rejections(receipt.rejections)),
+            # Of one whose items were all refused nothing is ever stored, so all that becomes of them is known.
+            codec.encode_outcomes(()) if receipt.outcomes and not receipt.fragments else None,
         )
         for number, receipt in given
     ]
@@ -388,6 +375,20 @@ def put_answer(connection: Connection, answer: Answer | None) -> None:
         "response": answer.response,
     }
     connection.execute(insert(requests), row)
+
+
+def put_answers(connection: Connection, answers: Sequence[Answer]) -> None:
+    """In place of older ones to the same requests. The caller sees to it that a request is answered once."""
+    rows = [(one.request, one.digest, one.time_us, one.response) for one in answers]
+    bulk.execute(connection, _ANSWERS, rows)
+
+
+def prune_answers(connection: Connection, before_us: int, limit: int) -> int:
+    """The oldest of before that time."""
+    times = connection.execute(_OLD_ANSWERS, {"before": before_us, "limit": limit}).scalars().all()
+    if not times:
+        return 0
+    return connection.execute(_FORGET_ANSWERS, {"before": times[-1] + 1}).rowcount
 
 
 def log(connection: Connection, happened: Sequence[tuple[int, int, int, tuple[Event, ...]]]) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
-from memstream_server.ports.journal.reading import FragmentQuery, Gathering, Image, MemoryScan
+from memstream_server.ports.journal.reading import FragmentQuery, Gathering, Image, KeptReceipt, MemoryScan
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
@@ -136,15 +136,8 @@ class Journal(Protocol):
         ...
 
     # ---- the way in
-    async def open_producer(self, uid: str, epoch: int, name: str, *, one_call: bool = False) -> Producer:
-        """Raise the producer's epoch (creating it) and return where it stands.
-
-        One made for `one_call`, to tell its repeats, is kept as long as a stored answer.
-        """
-        ...
-
-    async def prune_producers(self, limit: int) -> int:
-        """Drop the oldest producers of one call that are older than that, `limit` at most; returns how many went."""
+    async def open_producer(self, uid: str, epoch: int, name: str) -> Producer:
+        """Raise the producer's epoch (creating it) and return where it stands."""
         ...
 
     async def receive(self, receipt: Receipt) -> None:
@@ -156,6 +149,14 @@ class Journal(Protocol):
         self, uid: str, producer: str, first: int, last: int
     ) -> list[tuple[int, bytes, Rejection | None]]:
         """(sequence, content hash, rejection) received in that range, ascending; what was compacted is absent."""
+        ...
+
+    async def kept_receipts(self, uid: str, producer: str, after: int, limit: int) -> list[KeptReceipt]:
+        """Receipts with a number above `after`, ascending, `limit` at most; there is no gap between them."""
+        ...
+
+    async def last_without_outcomes(self, uid: str, producer: str, after: int, upto: int) -> int:
+        """The last number of the last receipt that ends in that range and has no outcomes; 0 where all have."""
         ...
 
     async def commit(self, commit: Commit) -> None: ...
@@ -202,6 +203,14 @@ class Journal(Protocol):
         ...
 
     async def answer(self, request: str) -> Answer | None: ...
+
+    async def put_answer(self, answer: Answer) -> None:
+        """Keep the answer to a request, in place of an older one."""
+        ...
+
+    async def prune_answers(self, limit: int) -> int:
+        """Drop the oldest answers that are not served any more, `limit` at most; returns how many went."""
+        ...
 
     # ---- the index's outbox and jobs
     async def outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from memstream_server.core.values import Fragment, Held, Tier
 from memstream_server.ports.journal.records import MemoryRecord, Producer
 from memstream_server.ports.journal.rows import Anchor, Block, Row
-from memstream_server.ports.journal.writing import Receipt
+from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,6 @@ class Image:
     asked for: all of them up to `vectors_max`, beyond it only those the index cannot have yet (fragments before
     long-term, and fragments in the outbox). None are here where they were given to a Gathering.
     `sensory` and `short_term` are the held ones in order, with content vectors and enhancements.
-    `producers` are those that last, and those of one call of which something is pending.
     `pending` are receipts not yet stored, in order of position; one whose items were all rejected is never pending.
     A producer's `stored` covers what was rejected behind its last stored item.
     """
@@ -51,6 +50,17 @@ class Image:
     def rows(self) -> tuple[Row, ...]:
         """What the blocks hold, one by one."""
         return tuple(row for block in self.blocks for row in block.rows())
+
+
+@dataclass(frozen=True, slots=True)
+class KeptReceipt:
+    """What is kept of a receipt: its numbers, what was refused, and what became of the rest."""
+
+    first_sequence: int
+    last_sequence: int
+    rejections: tuple[Rejection, ...]
+    outcomes: tuple[Outcome, ...] | None
+    """None where none are kept, or while the batch is not stored."""
 
 
 class Gathering(Protocol):

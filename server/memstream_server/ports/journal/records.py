@@ -98,7 +98,7 @@ class Job:
 
 
 ANSWER_KEPT_S = 24 * 3600
-"""How long the answer to a `request_id`, and the producer of one call, are kept."""
+"""How long the answer to a `request_id` is kept."""
 
 
 @dataclass(frozen=True, slots=True)

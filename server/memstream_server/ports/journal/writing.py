@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from memstream_server.core.events import Event
+from msgspec import Struct
+
+from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import Policy
-from memstream_server.core.values import Fragment
+from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal.records import Answer, IndexEntry, Job
 from memstream_server.ports.journal.rows import Anchor, Row
 
@@ -24,6 +26,29 @@ class Rejection:
     message: str
     details: Mapping[str, str] = field(default_factory=dict)
     """For ErrorInfo.metadata."""
+
+
+class Outcome(Struct, frozen=True, gc=False, array_like=True):
+    """What became of an observation when it was stored. Kept as an array of its fields: add new ones at the end."""
+
+    sequence: int
+    fragment: str
+    type: EventType
+    other: str
+    tier: Tier | None
+
+    def of(self, sequence: int) -> Outcome:
+        """The same of the observation with that number."""
+        return Outcome(sequence, self.fragment, self.type, self.other, self.tier)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What became of a receipt's observations, kept with it."""
+
+    producer: str
+    last_sequence: int
+    each: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +78,11 @@ class Receipt:
     """The space of `vectors`; empty is the one in force."""
     position: int = 0
     """Position of the first fragment (the next one when all were rejected): the batch's place in the order."""
+    outcomes: bool = False
+    """Whether what becomes of its observations is to be kept with it (`Commit.outcomes`)."""
+    answer: Answer | None = None
+    """The answer to the call that brought it, written with it. One with an empty response is not given yet: the commit
+    that stores the batch completes it (`Commit.answers`)."""
 
     @property
     def last_sequence(self) -> int:
@@ -95,9 +125,12 @@ class Commit:
     namespace_max: int = 0
     """Memories that namespace may hold with it, 0: no limit. Raises NamespaceFull."""
     answer: Answer | None = None
+    answers: tuple[Answer, ...] = ()
+    """Answers to the calls whose batches are stored; in place of what `receive` wrote of them."""
+    outcomes: tuple[Outcomes, ...] = ()
     erased: tuple[str, ...] = ()
     """Ids of which nothing they said before is to be kept: stored answers that name them are emptied (a repeat finds a
-    digest that is nobody's), and the hashes of what the memory's producers have stored go."""
+    digest that is nobody's), and the receipts of what the memory's producers have stored go."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memstream.v1 import stream_service_pb2 as pb
-from memstream_server.engine.requests import AckLevel, Outcome
-from memstream_server.ports.journal.writing import Rejection
+from memstream_server.engine.requests import AckLevel
+from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.rpc.errors import status_of_rejection
 from memstream_server.rpc.wire.fragments import EVENT_TYPES, TIERS
 from memstream_server.rpc.wire.scalars import Enums

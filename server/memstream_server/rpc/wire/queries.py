@@ -51,6 +51,8 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         working_memory=not message.omit_working_memory,
         fold=message.fold if message.HasField("fold") else None,
     )
+    if message.HasField("timeout"):
+        scalars.duration_us(found, f"{prefix}timeout", message.timeout)
     found.check()
     return query
 

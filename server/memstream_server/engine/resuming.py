@@ -1,0 +1,77 @@
+"""Resuming: refusals and outcomes that a producer's client has missed, read back from the kept receipts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from memstream_server.engine.errors import JournalUnavailable
+from memstream_server.engine.requests import Missed, Opened
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.port import Journal
+
+PAGE_RECEIPTS = 256
+"""Receipts read at once."""
+PAGE_ITEMS = 1_000
+"""Refusals and outcomes sent in one message; one receipt's are never divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What is told again when a stream opens."""
+
+    upto: int
+    """The last number it is about."""
+    rejected_since: int
+    """Refusals from this number on are complete."""
+    outcomes_since: int
+    """Outcomes from this number on, of what was stored when the stream opened, are complete; 0: none are asked for."""
+    pages: AsyncGenerator[Missed, None]
+    """To be closed."""
+
+
+async def begin_resumption(journal: Journal, producer: str, outcomes: bool, opened: Opened, known: int) -> Resumption:
+    """See ObserveSession.resume."""
+    try:
+        oldest = await journal.kept_receipts(opened.memory_uid, producer, known, 1)
+        rejected_since = max(known + 1, oldest[0].first_sequence if oldest else opened.received + 1)
+        outcomes_since = 0
+        if outcomes:
+            unknown = await journal.last_without_outcomes(opened.memory_uid, producer, known, opened.stored)
+            outcomes_since = max(rejected_since, unknown + 1)
+    except JournalError as error:
+        raise _unreadable(error) from error
+    pages = _pages(journal, producer, outcomes, opened, known)
+    return Resumption(max(known, opened.received), rejected_since, outcomes_since, pages)
+
+
+async def _pages(
+    journal: Journal, producer: str, outcomes: bool, opened: Opened, known: int
+) -> AsyncGenerator[Missed, None]:
+    """At least one; the last is up to what was received when the stream opened."""
+    page, after = Missed(known), known
+    while after < opened.received:
+        try:
+            receipts = await journal.kept_receipts(opened.memory_uid, producer, after, PAGE_RECEIPTS)
+        except JournalError as error:
+            raise _unreadable(error) from error
+        for kept in receipts:
+            after = kept.last_sequence
+            if after > opened.received:
+                break
+            told = (kept.outcomes or ()) if outcomes and after <= opened.stored else ()
+            page = Missed(
+                after,
+                page.rejected + tuple(one for one in kept.rejections if one.sequence > known),
+                page.outcomes + tuple(one for one in told if one.sequence > known),
+            )
+            if len(page.rejected) + len(page.outcomes) >= PAGE_ITEMS:
+                yield page
+                page = Missed(after)
+        if len(receipts) < PAGE_RECEIPTS:
+            break
+    yield Missed(max(known, opened.received), page.rejected, page.outcomes)
+
+
+def _unreadable(error: JournalError) -> JournalUnavailable:
+    return JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5)

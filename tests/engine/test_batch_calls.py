@@ -1,0 +1,244 @@
+"""ObserveBatch with a request_id: the first answer whole, conflicts, calls at once, what a crash leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from memstream_server.core.policy import DEFAULT
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.errors import (
+    EngineError,
+    JournalUnavailable,
+    ProducerSuperseded,
+    RequestIdConflict,
+    SequenceGap,
+)
+from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Progress
+from memstream_server.ports.operations import UNFINISHED
+from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
+from tests.engine.memory import observation
+from tests.support.faulty_journal import Fault
+from tests.support.waiting import until
+
+__all__ = ["hasty"]
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+LINES = [observation(f"line {number} of the log") for number in range(1, 31)]
+LEVELS = list(AckLevel)
+
+
+@pytest.fixture
+async def parts(tmp_path: Path) -> AsyncIterator[Assembled]:
+    async with assembled(tmp_path) as found:
+        await create(found)
+        yield found
+
+
+async def create(parts: Assembled, name: str = "joy", kind: MemoryKind = MemoryKind.HYBRID) -> None:
+    await parts.engine.memories.create(NewMemory(NAMESPACE, name, kind, DEFAULT, exist_ok=True))
+
+
+async def batch(
+    parts: Assembled,
+    items: Sequence[NewObservation],
+    level: AckLevel = AckLevel.STORED,
+    *,
+    request: str = "r",
+    name: str = "joy",
+    producer: str = "",
+    first: int = 1,
+) -> Progress:
+    """As the wire calls it: the digest is of all that is asked."""
+    said = repr((name, producer, first, level, [item.digest for item in items]))
+    digest = hashlib.blake2b(said.encode(), digest_size=16).digest()
+    return await parts.engine.observe_batch(NAMESPACE, name, producer, first, items, level, request, digest)
+
+
+async def contents(parts: Assembled, name: str = "joy") -> list[str]:
+    return [row.fragment.content for row in (await check(parts.engine, name)).rows]
+
+
+async def eventually(parts: Assembled, items: Sequence[NewObservation], **given: str) -> Progress:
+    """Repeats the call until it is answered, as a client does."""
+    for _ in range(200):
+        try:
+            return await batch(parts, items, **given)
+        except JournalUnavailable:
+            await asyncio.sleep(0.02)
+    raise AssertionError("it is never answered")
+
+
+async def erased(parts: Assembled, ids: Sequence[str]) -> None:
+    operation = await parts.engine.erasing.start(NAMESPACE, "joy", ids, None)
+
+    async def ended() -> bool:
+        return (await parts.engine.operations.get(operation.id)).state not in UNFINISHED
+
+    await until(ended)
+
+
+@pytest.mark.parametrize("producer", ["", "p"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("count", [1, 30])
+async def test_repeat_gets_first_answer(tmp_path: Path, producer: str, level: AckLevel, count: int) -> None:
+    async with assembled(tmp_path) as parts:
+        await create(parts)
+        first = await batch(parts, LINES[:count], level, producer=producer)
+        assert await batch(parts, LINES[:count], level, producer=producer) == first
+        index = parts.index
+    async with assembled(tmp_path, index=index) as parts:
+        await batch(parts, LINES[5:7], request="another")
+        assert await batch(parts, LINES[:count], level, producer=producer) == first
+        assert (first.received, len(first.rejected)) == (count, 0)
+        if level is not AckLevel.RECEIVED:
+            assert [one.sequence for one in first.outcomes] == list(range(1, count + 1))
+        if level is AckLevel.INDEXED:
+            assert first.indexed == count
+
+
+async def test_repeat_of_repeated_words_gets_their_outcomes(parts: Assembled) -> None:
+    items = [observation("tea is hot"), observation("of a key", external_id="a"), observation("tea is hot")]
+    first = await batch(parts, items)
+    assert await batch(parts, items) == first
+    assert {one.fragment for one in first.outcomes}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"items": LINES[:1]},
+        {"items": LINES[:3]},
+        {"items": [LINES[1], LINES[0]]},
+        {"level": AckLevel.RECEIVED},
+        {"producer": "p"},
+        {"producer": "request:r"},
+        {"first": 2},
+    ],
+    ids=str,
+)
+async def test_other_request_conflicts(parts: Assembled, other: dict[str, object]) -> None:
+    await batch(parts, LINES[:2])
+    with pytest.raises(RequestIdConflict):
+        await batch(parts, **({"items": LINES[:2]} | other))  # type: ignore[arg-type]  # checked by the call
+    assert len(await contents(parts)) == 2
+
+
+@pytest.mark.parametrize("producer", ["request:r", "r", "\n", f"{NAMESPACE}\nObserveBatchRequest"])
+async def test_producer_name_never_meets_request_id(parts: Assembled, producer: str) -> None:
+    await batch(parts, LINES[:2])
+    session = await parts.engine.open_observe(NAMESPACE, "joy", producer)
+    assert session.opened.received == 0
+    await session.submit(1, LINES[2:4])
+    await session.reached(AckLevel.STORED, 2)
+    assert (await batch(parts, LINES[:2])).received == 2
+    assert [one.name for one in (await check(parts.engine, "joy")).producers] == [producer]
+
+
+async def test_request_id_counts_within_its_memory(parts: Assembled) -> None:
+    await create(parts, "ann")
+    await batch(parts, LINES[:2])
+    other = await batch(parts, LINES[2:5], name="ann")
+    assert (other.received, await batch(parts, LINES[2:5], name="ann")) == (3, other)
+    await parts.engine.memories.delete(NAMESPACE, "ann")
+    await create(parts, "ann")
+    assert (await batch(parts, LINES[5:6], name="ann")).received == 1
+    assert await contents(parts, "ann") == ["line 6 of the log"]
+
+
+async def test_calls_at_once_share_one_answer(parts: Assembled) -> None:
+    for request, producer in (("r", ""), ("s", "p")):
+        calls = [batch(parts, LINES[:3], request=request, producer=producer) for _ in range(5)]
+        calls.append(batch(parts, LINES[3:4], request=request, producer=producer))
+        *answers, conflict = await asyncio.gather(*calls, return_exceptions=True)
+        assert len({repr(answer) for answer in answers}) == 1
+        assert isinstance(answers[0], Progress)
+        assert isinstance(conflict, RequestIdConflict)
+    assert len(await contents(parts)) == 6 - 3  # the second call's words are repeats of held ones
+
+
+async def test_caller_that_leaves_does_not_end_the_call(parts: Assembled) -> None:
+    release = parts.journal.hold("commit")
+    leaving, staying = (asyncio.create_task(batch(parts, LINES[:2])) for _ in range(2))
+    await asyncio.sleep(0.05)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    release()
+    first = await staying
+    assert first.stored == 2
+    assert await batch(parts, LINES[:2]) == first
+
+
+async def test_failed_call_leaves_its_id_free(parts: Assembled) -> None:
+    with pytest.raises(SequenceGap):
+        await batch(parts, LINES[:2], producer="p", first=7)
+    assert (await batch(parts, LINES[:2], producer="p")).stored == 2
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST, Fault.DONE])
+@pytest.mark.parametrize("write", ["receive", "commit"])
+@pytest.mark.parametrize("count", [2, 30])
+async def test_lost_write_is_answered_by_the_repeat(parts: Assembled, write: str, fault: Fault, count: int) -> None:
+    """Two are received by being stored, thirty are received first: each with its write lost on either side."""
+    parts.journal.fail_at(1, fault, write)
+    answer = await eventually(parts, LINES[:count])
+    assert (answer.stored, [one.sequence for one in answer.outcomes]) == (count, list(range(1, count + 1)))
+    assert await contents(parts) == [line.content for line in LINES[:count]]
+    assert await batch(parts, LINES[:count]) == answer
+    with pytest.raises(RequestIdConflict):
+        await batch(parts, LINES[:1])
+
+
+async def test_repeat_after_crash_waits_for_received_batch(tmp_path: Path) -> None:
+    """The batch is in the journal and nothing of it is stored: as if the process had been killed in between."""
+    async with assembled(tmp_path) as parts:
+        await create(parts)
+        parts.journal.fail_at(1, Fault.LOST, "commit")
+        release = parts.journal.hold("own")  # the memory cannot be activated again here
+        with pytest.raises(EngineError):
+            await batch(parts, LINES)
+        release()
+    async with assembled(tmp_path) as parts:
+        with pytest.raises(RequestIdConflict):
+            await batch(parts, LINES[:3])
+        answer = await eventually(parts, LINES)
+        assert (answer.stored, len(answer.outcomes)) == (30, 30)
+        assert answer == await batch(parts, LINES)
+        assert len(await contents(parts)) == 30
+
+
+async def test_repeat_of_numbers_gets_first_outcomes(tmp_path: Path) -> None:
+    """Without a request_id, too: a numbered batch is safe to send again."""
+    async with assembled(tmp_path) as parts:
+        await create(parts)
+        items = [*LINES[:3], LINES[0]]
+        first = await parts.engine.observe_batch(NAMESPACE, "joy", "p", 1, items, AckLevel.STORED)
+        again = await parts.engine.observe_batch(NAMESPACE, "joy", "p", 1, items, AckLevel.STORED)
+        assert (again.outcomes, len(first.outcomes)) == (first.outcomes, 4)
+    async with assembled(tmp_path) as parts:
+        longer = await parts.engine.observe_batch(NAMESPACE, "joy", "p", 3, [*items[2:], *LINES[7:9]], AckLevel.STORED)
+        assert longer.outcomes[:2] == first.outcomes[2:]
+        assert [one.sequence for one in longer.outcomes] == [3, 4, 5, 6]
+
+
+async def test_call_with_producer_supersedes_its_stream(parts: Assembled) -> None:
+    session = await parts.engine.open_observe(NAMESPACE, "joy", "p")
+    await batch(parts, LINES[:2], producer="p")
+    with pytest.raises(ProducerSuperseded):
+        session.progress()
+    newer = await parts.engine.open_observe(NAMESPACE, "joy", "p")
+    await batch(parts, LINES[:2], producer="p")  # the stored answer, which opens no stream
+    assert newer.progress().received == 2
+
+
+async def test_erasure_empties_stored_answer(parts: Assembled) -> None:
+    first = await batch(parts, LINES[:2])
+    gone = first.outcomes[0].fragment
+    await erased(parts, [gone])
+    with pytest.raises(RequestIdConflict, match="erased"):
+        await batch(parts, LINES[:2])
