@@ -171,9 +171,9 @@ async def measure_one(report: Report, size: Size, name: str, by: str) -> None:
                 await honest(memory, min(2.0, SECONDS[size]))
                 quiet = await honest(memory, SECONDS[size])
                 before, came = server.resident_mb()[0], dict[str, int]()
-                with Resident(server) as resident:
-                    with attack(server.address, name, tokens["flood"] if by == "tenant" else "", came):
-                        seen = await honest(memory, SECONDS[size])
+                token = tokens["flood"] if by == "tenant" else ""
+                with Resident(server) as resident, attack(server.address, name, token, came):
+                    seen = await honest(memory, SECONDS[size])
                 await asyncio.sleep(1.0)
                 after = server.resident_mb()[0]
         p99, quiet_p99 = percentile(seen.seconds, 0.99) * 1e3, percentile(quiet.seconds, 0.99) * 1e3

@@ -2,8 +2,8 @@
 
     python -m tests.support.attacks ADDRESS NAME     (a bearer token in MEMSTREAM_ATTACK_TOKEN, none if unset)
 
-Prints "begun", and at the end one line of JSON: how the calls ended, by status. An attack that has sent everything keeps
-what it opened until the end.
+Prints "begun", and at the end one line of JSON: how the calls ended, by status. An attack that has sent everything
+keeps what it opened until the end.
 """
 
 from __future__ import annotations
