@@ -181,10 +181,10 @@ class Settings(BaseSettings):
     )
 
     caller_streams_max: int = _setting(
-        0, "streams one principal may have open at once; 0 is no limit", "streams", 0, 1_000_000
+        256, "streams one principal may have open at once; 0 is no limit", "streams", 0, 1_000_000
     )
     caller_calls_max: int = _setting(
-        0, "calls of one answer that one principal may have under way at once; 0 is no limit", "calls", 0, 1_000_000
+        256, "calls of one answer that one principal may have under way at once; 0 is no limit", "calls", 0, 1_000_000
     )
     caller_requests_per_s: float = _setting(
         0.0,
@@ -198,6 +198,13 @@ class Settings(BaseSettings):
     )
     caller_bytes_per_s: float = _setting(
         0.0, "bytes of requests that one principal may send a second; 0 is no limit", "bytes/s", 0, 1e12
+    )
+    caller_request_bytes_max: int = _setting(
+        67_108_864,
+        "bytes of requests of one principal that are being received or worked on at once; its further calls wait",
+        "bytes",
+        1_048_576,
+        17_179_869_184,
     )
 
     namespace_memories_max: int = _setting(
@@ -323,7 +330,21 @@ class Settings(BaseSettings):
     # ---- what a request may hold
     content_max_bytes: int = _setting(65_536, "longest content of an observation, in UTF-8", "bytes", 1, 4_194_304)
     batch_max: int = _setting(1_024, "observations in one batch", "observations", 1, 100_000)
-    message_max_bytes: int = _setting(16_777_216, "largest gRPC message", "bytes", 65_536, 268_435_456)
+    message_max_bytes: int = _setting(
+        4_194_304,
+        "largest gRPC message, of Observe, ObserveBatch, ImportMemories and SavePlans; others have at most 262,144 "
+        "bytes, or four times content_max_bytes",
+        "bytes",
+        65_536,
+        268_435_456,
+    )
+    message_fields_max: int = _setting(
+        65_536,
+        "fields of a gRPC message, those of its sub-messages counted; a field costs up to 150 bytes of RAM",
+        "fields",
+        1_024,
+        16_777_216,
+    )
     id_max_chars: int = _setting(
         128, "longest namespace, memory, producer, session or external id", "characters", 8, 1_024
     )
@@ -343,6 +364,13 @@ class Settings(BaseSettings):
         4_096, "observations a stream may have sent and not yet had received", "observations", 1, 1_000_000
     )
     window_bytes: int = _setting(16_777_216, "bytes of content likewise", "bytes", 65_536, 1_073_741_824)
+    connection_streams_max: int = _setting(
+        512,
+        "calls and streams that one connection may have open (HTTP/2); a client holds back what exceeds it",
+        "streams",
+        1,
+        1_000_000,
+    )
     streams_max: int = _setting(4_096, "streams open at once", "streams", 1, 1_000_000)
     recall_in_flight_max: int = _setting(64, "queries under way on one Recall stream", "queries", 1, 10_000)
     calls_in_flight_max: int = _setting(

@@ -24,7 +24,15 @@ class Limits:
     window_observations: int = 4_096
     window_bytes: int = 16 << 20
     """Serialised observations of one Observe stream in flight, not yet received."""
-    message_bytes_max: int = 16 << 20
+    message_bytes_max: int = 4 << 20
+    small_message_bytes_max: int = 256 << 10
+    """Of rpcs other than those that take observations, plans and imports."""
+    message_fields_max: int = 65_536
+    """Fields of one message, those of its sub-messages counted."""
+    caller_request_bytes_max: int = 64 << 20
+    """Bytes of requests of one caller that are received or worked on at once; more wait."""
+    connection_streams_max: int = 512
+    """Calls and streams that one connection may have open; a client holds back more by itself."""
     name_bytes_max: int = 128
     metadata_entries_max: int = 64
     metadata_bytes_max: int = 16_384
@@ -54,6 +62,10 @@ class Limits:
             window_observations=settings.window_observations,
             window_bytes=settings.window_bytes,
             message_bytes_max=settings.message_max_bytes,
+            small_message_bytes_max=max(256 << 10, 4 * settings.content_max_bytes, 4 * settings.metadata_max_bytes),
+            message_fields_max=settings.message_fields_max,
+            caller_request_bytes_max=settings.caller_request_bytes_max,
+            connection_streams_max=settings.connection_streams_max,
             name_bytes_max=settings.id_max_chars,
             metadata_entries_max=settings.metadata_entries_max,
             metadata_bytes_max=settings.metadata_max_bytes,

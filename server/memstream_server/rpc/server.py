@@ -18,6 +18,7 @@ from memstream.v1 import (
     server_service_pb2,
     stream_service_pb2,
 )
+from memstream_server.rpc.access.gate import NoGate
 from memstream_server.rpc.access.opening import Access
 from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.calls import Calls, Tracing
@@ -30,6 +31,7 @@ from memstream_server.rpc.interceptor import Guard
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.operations import OperationService
 from memstream_server.rpc.registration import capabilities, register
+from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS
 from memstream_server.rpc.streams import StreamService
 from memstream_server.rpc.transfer import TransferringMemoryService
 
@@ -45,6 +47,9 @@ _PING_INTERVAL_MS = 1_000
 _PING_STRIKES = 10
 """Pings sooner than that after the last, with nothing sent between them, before a client is sent away: proxies may ping
 every two seconds."""
+_PENDING_MAX = 1 << 30
+_REQUESTS_PER_READ = 4
+"""Calls that are taken from one connection before the others have their turn."""
 _STOP_S = 1.0
 """What calls still running get at least, once the streams have ended; else they get what is left of the grace."""
 
@@ -132,7 +137,7 @@ def build_server(
     """As `create_server`, from its parts; without conversations their service is refused."""
     guard = Guard(drain, limits, metrics)
     gate = None if access is None else access.gate(lambda id: engine.operations.get(id))
-    interceptors = (Calls(metrics, tracing), guard) if gate is None else (Calls(metrics, tracing), guard, gate)
+    interceptors = (Calls(metrics, tracing), guard, gate or NoGate())
     server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
     info = ServerService(engine, limits)
     talk = object() if conversations is None else ConversationService(conversations, limits, drain)
@@ -167,6 +172,12 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.http2.max_ping_strikes", _PING_STRIKES),
         ("grpc.server_handshake_timeout_ms", round(limits.opening_max_s * 1_000)),
         ("grpc.max_connection_idle_ms", round(limits.connection_idle_max_s * 1_000)),
-        # More than the server would take in all; what a client opens beyond it waits at the client.
-        ("grpc.max_concurrent_streams", limits.streams_max + limits.calls_in_flight_max),
+        ("grpc.max_concurrent_streams", limits.connection_streams_max),
+        # Beyond 1,000 calls that were not yet given to Python gRPC core ends further ones by chance, with CANCELLED,
+        # whoever makes them. Each connection can have no more waiting than it can have open.
+        ("grpc.server.max_pending_requests", _PENDING_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", _PENDING_MAX),
+        ("grpc.http2.max_requests_per_read", _REQUESTS_PER_READ),
+        ("grpc.per_message_decompression", 0),  # done in request_reader.py, once it is known who calls
+        ("grpc.compression_enabled_algorithms_bitset", COMPRESSION_ALGORITHMS),
     ]

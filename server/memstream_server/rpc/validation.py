@@ -9,6 +9,7 @@ from memstream_server.engine.errors import FieldViolation, InvalidField
 from memstream_server.rpc.errors import violation_text
 from memstream_server.rpc.limits import Limits
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-_.~]*")
 _FRAGMENT_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 PAGE_SIZE_DEFAULT = 100

@@ -26,6 +26,11 @@ REFUSAL_WAIT_MAX_S = 1.0
 ACCOUNTS_MAX = 4_096
 """Principals whose rates are remembered before those who are owed nothing are forgotten."""
 
+OPEN_STREAMS_OF_PEER_MAX = 16
+"""Streams of one connection that need no identity: watches of health,"""
+OPEN_STREAMS_MAX = 1_024
+"""and of all connections."""
+
 
 class Rate:
     """A token bucket for each principal that holds what one second allows; it may go into debt by one message."""
@@ -89,6 +94,23 @@ class Admission:
             self._under_way[key] -= 1
             if not self._under_way[key]:
                 del self._under_way[key]
+
+    @contextmanager
+    def open_stream(self, peer: str) -> Iterator[None]:
+        """One more stream of a connection that nobody has identified, until the end of the block. Raises
+        QuotaExceeded."""
+        for key, limit in ((peer, OPEN_STREAMS_OF_PEER_MAX), ("", OPEN_STREAMS_MAX)):
+            if self._under_way[key, "open streams"] >= limit:
+                raise self._refusal(peer, f"{limit} such streams are open, more are not allowed", quota="", limit=limit)
+        keys = ((peer, "open streams"), ("", "open streams"))
+        self._under_way.update(keys)
+        try:
+            yield
+        finally:
+            for counted in keys:
+                self._under_way[counted] -= 1
+                if not self._under_way[counted]:
+                    del self._under_way[counted]
 
     def sent(self, principal: str, message: Message, *, first: bool = False) -> float:
         """Count a message of a stream, `first` of it; the seconds until what it counts in is paid for."""

@@ -1,7 +1,7 @@
 """The interceptor before every handler: who calls, what the call needs, and whether the policy grants it.
 
 Rule 1. Nothing of a handler runs before its caller may do what the first message asks for. Later messages of a stream
-cannot ask for another memory.
+cannot ask for another memory. Who calls is decided by the headers alone: no message of anybody else is read.
 Rule 2. A stream is asked again every RECHECK_S, when a message passes in either direction: a revoked key, an expired
 token and a policy that was changed end it.
 Rule 3. An operation of a namespace that the caller has no right in is not there.
@@ -16,7 +16,7 @@ import inspect
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -35,6 +35,7 @@ from memstream_server.rpc.errors import PermissionDenied, Unauthenticated
 
 if TYPE_CHECKING:
     from memstream_server.ports.operations import Operation
+    from memstream_server.rpc.request_reader import Requests
 
 log = structlog.get_logger(__name__)
 
@@ -68,18 +69,99 @@ class Gate(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         path = handler_call_details.method
         rule = RULES.get(path)
-        if handler is None or (rule is not None and rule.open):
-            return handler
-        metadata = tuple(handler_call_details.invocation_metadata or ())
-        visit = Visit(self, path, rule, metadata)
-        given, written = handler.request_deserializer, handler.response_serializer
-        if handler.request_streaming and handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(visit.streaming(handler.stream_stream), given, written)
-        if handler.request_streaming:
-            return grpc.stream_unary_rpc_method_handler(visit.answering(handler.stream_unary), given, written)
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(visit.streaming(handler.unary_stream), given, written)
-        return grpc.unary_unary_rpc_method_handler(visit.answering(handler.unary_unary), given, written)
+        if handler is None:
+            return None
+        if rule is not None and rule.open:
+            return visited(handler, OpenVisit(self.admission, path))
+        return visited(handler, Visit(self, path, rule, tuple(handler_call_details.invocation_metadata or ())))
+
+
+class NoGate(grpc.aio.ServerInterceptor):
+    """In the place of a gate where everybody may do everything."""
+
+    def __init__(self) -> None:
+        self._admission = Admission()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        return None if handler is None else visited(handler, OpenVisit(self._admission, handler_call_details.method))
+
+
+def visited(handler: Any, visit: OpenVisit | Visit) -> Any:
+    """The handler behind a visit, which reads the one request of a call or admits the requests of a stream."""
+    given, written = handler.request_deserializer, handler.response_serializer
+    many = handler.request_streaming
+    if many and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(_streaming(visit, handler.stream_stream, many), given, written)
+    if many:
+        return grpc.stream_unary_rpc_method_handler(_answering(visit, handler.stream_unary, many), given, written)
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(_streaming(visit, handler.unary_stream, many), given, written)
+    return grpc.unary_unary_rpc_method_handler(_answering(visit, handler.unary_unary, many), given, written)
+
+
+def _answering(
+    visit: OpenVisit | Visit, behaviour: Callable[..., Awaitable[Any]], many: bool, what: str = "calls"
+) -> Callable[[Requests, _Context], Awaitable[Any]]:
+    async def answer(requests: Requests, context: _Context) -> Any:
+        await visit.identify(requests, context)
+        with visit.admitted(what):
+            return await behaviour(await visit.request(requests, context, many), context)
+
+    return answer
+
+
+def _streaming(
+    visit: OpenVisit | Visit, behaviour: Callable[..., Any], many: bool
+) -> Callable[[Requests, _Context], Any]:
+    if not inspect.isasyncgenfunction(behaviour):  # one that writes by itself
+        return _answering(visit, behaviour, many, "streams")
+
+    async def stream(requests: Requests, context: _Context) -> AsyncIterator[Any]:
+        await visit.identify(requests, context)
+        with visit.admitted("streams"):
+            async with aclosing(behaviour(await visit.request(requests, context, many), context)) as answers:
+                async for answer in answers:
+                    await visit.still(context)
+                    yield answer
+
+    return stream
+
+
+class OpenVisit:
+    """A call that asks nobody who calls.
+
+    Each connection has an account for what it sends. Health checks are on nobody's account, so that those give way that
+    wait longest for their message.
+    """
+
+    def __init__(self, admission: Admission, path: str) -> None:
+        self._admission = admission
+        self._on_account = path.startswith("/memstream.")
+        self._peer = ""
+
+    async def identify(self, requests: Requests, context: _Context) -> None:
+        """By the connection that it comes from."""
+        self._peer = context.peer()
+        if self._on_account:
+            requests.hold_for(self._peer)
+
+    def admitted(self, what: str) -> AbstractContextManager[None]:
+        """Only streams of nobody in particular are counted. Raises QuotaExceeded."""
+        if self._on_account or what != "streams":
+            return nullcontext()
+        return self._admission.open_stream(self._peer)
+
+    async def request(self, requests: Requests, _context: _Context, many: bool) -> Any:
+        """What the handler is to be given."""
+        return requests if many else await requests.only()
+
+    async def still(self, _context: _Context) -> None:
+        """Nothing can have changed."""
 
 
 class Visit:
@@ -94,38 +176,22 @@ class Visit:
         self._first: Any = None
         self._asked_s = 0.0
 
-    def answering(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[[Any, _Context], Awaitable[Any]]:
-        """Wraps a handler of one answer."""
-
-        async def answer(request: Any, context: _Context) -> Any:
-            admitted = await self._enter(request, context)
-            with self._gate.admission.admitted(self._caller.principal, "calls"):
-                return await behaviour(admitted, context)
-
-        return answer
-
-    def streaming(self, behaviour: Callable[..., Any]) -> Callable[[Any, _Context], Any]:
-        """Wraps a handler of a streamed answer."""
-        if not inspect.isasyncgenfunction(behaviour):  # one that writes by itself
-            return self.answering(behaviour)
-
-        async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
-            admitted = await self._enter(request, context)
-            with self._gate.admission.admitted(self._caller.principal, "streams"):
-                async with aclosing(behaviour(admitted, context)) as answers:
-                    async for answer in answers:
-                        await self.still(context)
-                        yield answer
-
-        return stream
-
-    async def _enter(self, request: Any, context: _Context) -> Any:
-        """What the handler is to be given. Raises Unauthenticated, PermissionDenied, OperationNotFound."""
+    async def identify(self, requests: Requests, context: _Context) -> None:
+        """By the headers alone. Raises Unauthenticated, PermissionDenied."""
         await self._identify(context)
         if self._rule is None:
             raise PermissionDenied(f"{self._path} is not in the server's table of rights")
-        if hasattr(request, "__anext__") or hasattr(request, "__aiter__"):
-            return _Admitted(self, request, context)
+        requests.hold_for(self._caller.principal)
+
+    def admitted(self, what: str) -> AbstractContextManager[None]:
+        """Counts the call or stream of its caller. Raises QuotaExceeded."""
+        return self._gate.admission.admitted(self._caller.principal, what)
+
+    async def request(self, requests: Requests, context: _Context, many: bool) -> Any:
+        """What the handler is to be given. Raises PermissionDenied, OperationNotFound, QuotaExceeded."""
+        if many:
+            return _Admitted(self, requests, context)
+        request = await requests.only()
         await self.authorise(request)
         self._gate.admission.call(self._caller.principal, request)
         return request

@@ -1,0 +1,262 @@
+"""Reads the messages of calls, whose size and number of fields are bounded before they are parsed.
+
+Rule 1. Nothing of a call is read before its caller is known: what a client sends of it waits in the window of HTTP/2.
+Rule 2. What one caller has in RAM is bounded: what is being received counts as the largest message, what was received
+as its bytes until its call ends or its stream reads on. Those who ask for more wait, in order, for their own calls.
+Rule 3. gRPC does not decompress, as it would before a handler is asked. A gzip member begins with bytes that no message
+begins with (a field of wire type 7), and is decompressed here, up to the limit of its rpc.
+Rule 4. The message of a call with one request must come within `opening_max_s`, as the first of a stream must. Of calls
+that anybody may make, those that have waited longest for their message end first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+from google.protobuf import descriptor_pool
+from google.protobuf.message import DecodeError, Message
+
+from memstream_server.core.printable import number_text
+from memstream_server.engine.errors import InvalidField, ProtocolViolation, QuotaExceeded
+from memstream_server.rpc.wire.scan import Table, exceeds_fields, sub_messages
+
+if TYPE_CHECKING:
+    from memstream_server.rpc.limits import Limits
+
+COMPRESSION_ALGORITHMS = 1 << 0 | 1 << 2
+"""As gRPC core numbers them: none, and gzip."""
+GZIP = b"\x1f\x8b"
+ANYBODY = ""
+"""The holder of calls that ask nobody who calls."""
+ANYBODY_READS_MAX = 16
+"""Messages of such calls that are being received at once."""
+_LARGE = frozenset({"Observe", "ObserveBatch", "ImportMemories", "SavePlans"})
+"""Rpcs whose messages may be as large as the server takes any."""
+_GZIP_WINDOW_BITS = 31
+_CANCELLED_S = 0.05
+"""How long after the end of its messages a call may learn that it was cancelled."""
+_Context = grpc.aio.ServicerContext[Any, Any]
+Decode = Callable[[bytes], Message]
+
+
+@dataclass(slots=True)
+class _Account:
+    used: int = 0
+    waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
+
+
+class ByteBudget:
+    """Bytes that each holder may have at once; who asks for more waits, in order. Something is always allowed."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._accounts: dict[str, _Account] = {}
+
+    async def take(self, holder: str, size: int) -> None:
+        """Returns once the holder may have `size` bytes more, which it gives back by `give`."""
+        account = self._accounts.get(holder)
+        if account is None:
+            account = self._accounts[holder] = _Account()
+        if not account.waiting and self._fits(account, size):
+            account.used += size
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        account.waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # its turn came in the same moment
+                self.give(holder, size)
+            raise
+
+    def give(self, holder: str, size: int) -> None:
+        """The holder has `size` bytes less."""
+        account = self._accounts[holder]
+        account.used -= size
+        while account.waiting:
+            size, turn = account.waiting[0]
+            if not turn.done():
+                if not self._fits(account, size):
+                    return
+                account.used += size
+                turn.set_result(None)
+            account.waiting.popleft()
+        if not account.used:
+            del self._accounts[holder]
+
+    def _fits(self, account: _Account, size: int) -> bool:
+        return not account.used or account.used + size <= self.bytes_max
+
+
+@dataclass(frozen=True, slots=True)
+class _Rpc:
+    """What the messages of an rpc may hold."""
+
+    bytes_max: int
+    table: Table
+
+
+class RequestReader:
+    """Of one server."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.opening_max_s = limits.opening_max_s
+        self.fields_max = limits.message_fields_max
+        self.message_bytes_max = limits.message_bytes_max
+        self.budget = ByteBudget(limits.caller_request_bytes_max)
+        self._small_bytes_max = min(limits.small_message_bytes_max, limits.message_bytes_max)
+        self._rpcs: dict[str, _Rpc] = {}
+        self._anybody: dict[int, asyncio.Timeout] = {}
+        self._read = 0
+
+    def rpc(self, path: str) -> _Rpc:
+        """Of a method that the server has."""
+        found = self._rpcs.get(path)
+        if found is None:
+            service, _, name = path[1:].rpartition("/")
+            method = descriptor_pool.Default().FindMethodByName(f"{service}.{name}")
+            bytes_max = self.message_bytes_max if name in _LARGE else self._small_bytes_max
+            found = self._rpcs[path] = _Rpc(bytes_max, sub_messages(method.input_type))
+        return found
+
+    @contextlib.asynccontextmanager
+    async def arriving(self, holder: str) -> AsyncIterator[None]:
+        """While a message is awaited: ends with TimeoutError where it does not come."""
+        async with asyncio.timeout(self.opening_max_s) as timeout:
+            if holder:
+                yield
+                return
+            self._read += 1
+            number = self._read
+            self._anybody[number] = timeout
+            try:
+                if len(self._anybody) > ANYBODY_READS_MAX:
+                    oldest = self._anybody.pop(min(self._anybody))
+                    if not oldest.expired():
+                        oldest.reschedule(0.0)
+                yield
+            finally:
+                self._anybody.pop(number, None)
+
+
+class Requests:
+    """The messages of one call: an async iterator for a stream, `only` for the message of a call that has one."""
+
+    def __init__(self, reader: RequestReader, path: str, decode: Decode, check: Callable[[Message], None]) -> None:
+        """`check` is given the first message, and may raise."""
+        self._reader = reader
+        self._path = path
+        self._decode = decode
+        self._check: Callable[[Message], None] | None = check
+        self._context: Any = None
+        self._holder = ANYBODY
+        self._held = 0
+
+    def read_from(self, context: _Context) -> Requests:
+        """Sets where bytes come from: the method's deserializer is none."""
+        self._context = context
+        return self
+
+    def hold_for(self, holder: str) -> None:
+        """On whose account messages are from now on."""
+        if not self._held:
+            self._holder = holder
+
+    def close(self) -> None:
+        """The call has ended."""
+        self._give(self._held)
+
+    async def only(self) -> Message:
+        """Raises InvalidField, ProtocolViolation, QuotaExceeded."""
+        if self._holder:
+            await self._take(self._reader.message_bytes_max)
+        try:
+            async with self._reader.arriving(self._holder):
+                data = await self._context.read()
+        except TimeoutError:
+            raise self._overdue() from None
+        if data is grpc.aio.EOF:
+            await asyncio.sleep(_CANCELLED_S)  # raises where the client has cancelled, which ends the messages, too
+            raise ProtocolViolation("the call has no message")
+        if self._held:
+            self._give(max(0, self._held - len(data)))
+        return self._parsed(data)
+
+    def __aiter__(self) -> Requests:
+        return self
+
+    async def __anext__(self) -> Message:
+        self._give(self._held)
+        data = await (self._first() if self._check is not None else self._context.read())
+        if data is grpc.aio.EOF:
+            raise StopAsyncIteration
+        if self._holder:
+            await self._take(len(data))
+        return self._parsed(data)
+
+    # ---- inside
+    async def _first(self) -> Any:
+        """The first message, for which a stream is not kept for ever."""
+        reading = asyncio.ensure_future(self._context.read())
+        try:
+            await asyncio.wait({reading}, timeout=self._reader.opening_max_s)
+            if reading.done():
+                return reading.result()
+        finally:
+            reading.cancel()
+        raise self._overdue()
+
+    def _overdue(self) -> Exception:
+        if self._holder == ANYBODY:
+            return QuotaExceeded(
+                "the call's message did not come in time", quota="anybody_reads", limit=ANYBODY_READS_MAX
+            )
+        what = "the stream's first message" if self._check is not None else "the call's message"
+        return ProtocolViolation(f"{what} did not come within {number_text(self._reader.opening_max_s)} s")
+
+    def _parsed(self, data: bytes) -> Message:
+        rpc = self._reader.rpc(self._path)
+        if data[:2] == GZIP:
+            data = _unzipped(data, rpc.bytes_max)
+        if len(data) > rpc.bytes_max:
+            raise InvalidField(f"the message has {len(data)} bytes, this rpc takes at most {rpc.bytes_max}")
+        if exceeds_fields(data, rpc.table, self._reader.fields_max):
+            raise InvalidField(f"the message has more than {self._reader.fields_max} fields: send it in parts")
+        try:
+            message = self._decode(data)
+        except DecodeError:
+            raise InvalidField("the bytes sent are not a message of this rpc's type") from None
+        check, self._check = self._check, None
+        if check is not None:
+            check(message)
+        return message
+
+    async def _take(self, size: int) -> None:
+        await self._reader.budget.take(self._holder, size)
+        self._held += size
+
+    def _give(self, size: int) -> None:
+        if size:
+            self._held -= size
+            self._reader.budget.give(self._holder, size)
+
+
+def _unzipped(data: bytes, bytes_max: int) -> bytes:
+    """Raises InvalidField."""
+    member = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    try:
+        found = member.decompress(data, bytes_max + 1)
+    except zlib.error:
+        raise InvalidField("the message is not in order: its gzip data cannot be decompressed") from None
+    if len(found) > bytes_max:
+        raise InvalidField(f"the message has more than {bytes_max} bytes once it is decompressed")
+    if not member.eof or member.unused_data:
+        raise InvalidField("the message is not in order: its gzip data are cut, or more follows them")
+    return found
