@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Callable
-from enum import EnumMeta
+from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
@@ -49,7 +49,7 @@ def kind_of(field: FieldInfo) -> Any:
 
 def _schema(field: FieldInfo) -> dict[str, Any]:
     kind = kind_of(field)
-    if isinstance(kind, EnumMeta):
+    if isinstance(kind, type) and issubclass(kind, Enum):
         return {"enum": [str(member.value) for member in kind]}
     if kind not in _JSON_TYPES:
         return {}  # a list or a table: the server checks it
