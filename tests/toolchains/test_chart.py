@@ -327,7 +327,7 @@ def test_every_setting_reaches_the_server_unchanged(
     choose: Callable[[str, FieldInfo], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = {name: choose(name, field) for name, field in _free_settings().items()}
-    # An empty text stands for an unset optional number or directory nowhere: such settings are left out.
+    # Optional numbers and directories have no text that means unset: they are left out.
     chosen = {name: value for name, value in chosen.items() if value != "" or kind_of(_free_settings()[name]) is str}
     if chosen.get("embedding") == "onnx":
         assert "embedding_model_dir" in chosen
