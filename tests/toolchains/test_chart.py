@@ -7,13 +7,12 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable
-from enum import Enum
+from enum import Enum, EnumMeta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from memstream.v1 import server_service_pb2, stream_service_pb2
@@ -274,6 +273,9 @@ def test_notes_name_what_the_chart_makes(mode: str, copied: Path, tmp_path: Path
 
 HOSTILE = """a: "b" 'c' # d $(POD_IP) $$ $(no {{ e }}\n- ü\u2028🐝\t\\n [f], {g} %s"""
 """A text that YAML, templates and Kubernetes could each misread."""
+HOSTILE_URL = "http://user:'p$(POD_IP)$$\"@[::1]:4317/%7B?a=1&b={{ c }}#d: e"
+SIMPLE = (int, float, bool, str, Path)
+"""Types of settings whose values are made here, in addition to enumerations."""
 
 
 def _bound(field: FieldInfo, end: str) -> Any:
@@ -287,7 +289,7 @@ def _lowest(_name: str, field: FieldInfo) -> Any:
         return _bound(field, "ge")
     if kind is bool:
         return False
-    return next(iter(kind)).value if issubclass(kind, Enum) else ""
+    return next(iter(kind)).value if isinstance(kind, EnumMeta) else ""
 
 
 def _highest(name: str, field: FieldInfo) -> Any:
@@ -296,9 +298,9 @@ def _highest(name: str, field: FieldInfo) -> Any:
         return _bound(field, "le")
     if kind is bool:
         return True
-    if issubclass(kind, Enum):
+    if isinstance(kind, EnumMeta):
         return [*kind][-1].value
-    return f"http://{HOSTILE}" if name == "otlp_endpoint" else HOSTILE
+    return HOSTILE_URL if name.endswith(("_url", "_endpoint")) else HOSTILE
 
 
 def _default(_name: str, field: FieldInfo) -> Any:
@@ -307,12 +309,13 @@ def _default(_name: str, field: FieldInfo) -> Any:
 
 
 def _free_settings() -> dict[str, FieldInfo]:
-    """Those that `settings` of the chart may have: not the chart's own, no secrets."""
+    """Those that `settings` of the chart may have: not the chart's own, no secrets, and no lists or tables."""
     text = (CHART / "templates/_checks.tpl").read_text("utf-8")
     owned = yaml.safe_load(re.search(r'"memstream.owned" -}}\n(.*?)\{\{- end', text, re.S)[1])  # type: ignore[index]
     assert set(owned) <= set(Settings.model_fields)
     fields = {name: field for name, field in Settings.model_fields.items() if name not in owned}
-    return {name: field for name, field in fields.items() if kind_of(field) is not SecretStr}
+    kinds = {name: kind_of(field) for name, field in fields.items()}
+    return {name: fields[name] for name, kind in kinds.items() if kind in SIMPLE or isinstance(kind, EnumMeta)}
 
 
 def _plain(value: Any) -> Any:
@@ -324,7 +327,7 @@ def test_every_setting_reaches_the_server_unchanged(
     choose: Callable[[str, FieldInfo], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = {name: choose(name, field) for name, field in _free_settings().items()}
-    # An empty text stands for an unset optional number or directory nowhere: such settings are left out.
+    # Optional numbers and directories have no text that means unset: they are left out.
     chosen = {name: value for name, value in chosen.items() if value != "" or kind_of(_free_settings()[name]) is str}
     if chosen.get("embedding") == "onnx":
         assert "embedding_model_dir" in chosen

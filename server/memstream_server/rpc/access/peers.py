@@ -62,9 +62,11 @@ class Peers:
         It is logged once until it changes: an operator must correct it.
         """
         problem = await self._certificate_problem(channel, address)
-        if problem and problem != self._problems.get(address):
+        if not problem:
+            self._problems.pop(address, None)
+        elif problem != self._problems.get(address):
+            self._problems[address] = problem
             log.error("server_not_trusted", address=address, problem=problem)
-        self._problems[address] = problem
         return problem
 
     async def _certificate_problem(self, channel: grpc.aio.Channel, address: str) -> str:
