@@ -65,7 +65,7 @@ async def _pages(
                 page.rejected + tuple(one for one in kept.rejections if one.sequence > known),
                 page.outcomes + tuple(one for one in told if one.sequence > known),
             )
-            if len(page.rejected) + len(page.outcomes) >= PAGE_ITEMS:
+            if after < opened.received and len(page.rejected) + len(page.outcomes) >= PAGE_ITEMS:
                 yield page
                 page = Missed(after)
         if len(receipts) < PAGE_RECEIPTS:

@@ -170,7 +170,7 @@ class RecallStream:
         if kind == "query":
             await self._begin(message.query)
         elif kind == "cancel":
-            self._cancel(message.cancel.query_id)
+            await self._cancel(message.cancel.query_id)
         elif kind == "close":
             self._closing = True
             self._closed.set()
@@ -205,16 +205,15 @@ class RecallStream:
             return WindowExceeded(f"{len(self._queries)} queries are in flight, more are not allowed")
         return None
 
-    def _cancel(self, query_id: str) -> None:
-        """Ends the query with `failed`, unless its last message is already being written."""
+    async def _cancel(self, query_id: str) -> None:
+        """Ends the query with `failed`, unless its last message is already being written. No more is read meanwhile: a
+        client that does not read the ends of its queries cannot pile them up."""
         task = self._queries.pop(query_id, None)
         if task is None:
             return
         if task is not self._writer:
             task.cancel()
-        ending = self._start(self._fail(query_id, QueryCancelled("the client cancelled the query")))
-        self._answering.add(ending)
-        ending.add_done_callback(self._answering.discard)
+        await self._fail(query_id, QueryCancelled("the client cancelled the query"))
 
     def _over(self, query_id: str, task: asyncio.Task[None]) -> None:
         self._answering.discard(task)
