@@ -85,7 +85,7 @@ class BatchCalls:
     def _ended(self, key: tuple[str, str], call: _Call) -> None:
         self._forget(key, call)
         if call.task is not None and not call.task.cancelled():
-            call.task.exception()  # looked at, in case that nobody waits any more
+            call.task.exception()  # marks it as retrieved: all callers may be gone
 
     def _forget(self, key: tuple[str, str], call: _Call) -> None:
         if self._running.get(key) is call:
