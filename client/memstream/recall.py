@@ -82,8 +82,8 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
     async def query(self, what: str | Structured, **options: Unpack[RecallOptions]) -> Answer:
         """Asks and waits for the answer. Cancelling the wait gives the query up, and only this one.
 
-        Raises DeadlineExceeded after `timeout_s` (default: the client's), when the server stops working on the query, too;
-        the server's refusal of this query; and whatever ended the stream.
+        Raises DeadlineExceeded after `timeout_s` (default: the client's), when the server stops working on it, too; the
+        server's refusal of this query; and whatever ended the stream.
         """
         timeout_s = options.get("timeout_s", self._link.settings.timeout_s)
         query = _timed(query_to_wire(str(next(self._ids)), what, **options), timeout_s)
