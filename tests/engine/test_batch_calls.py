@@ -174,6 +174,21 @@ async def test_caller_that_leaves_does_not_end_the_call(parts: Assembled) -> Non
     assert await batch(parts, LINES[:2]) == first
 
 
+async def test_call_that_all_callers_left_is_answered_later(parts: Assembled) -> None:
+    for steps in range(30):
+        items = [observation(f"try {steps}, item {item}") for item in (1, 2)]
+        leaving = asyncio.create_task(batch(parts, items, request=f"r{steps}"))
+        for _ in range(steps):
+            await asyncio.sleep(0.0005 if steps > 15 else 0)
+        leaving.cancel()
+        again = asyncio.create_task(batch(parts, items, request=f"r{steps}"))
+        await asyncio.gather(leaving, return_exceptions=True)
+        answer = await again
+        assert (answer.stored, len(answer.outcomes)) == (2, 2)
+        assert await batch(parts, items, request=f"r{steps}") == answer
+    assert len(await contents(parts)) == 60
+
+
 async def test_failed_call_leaves_its_id_free(parts: Assembled) -> None:
     with pytest.raises(SequenceGap):
         await batch(parts, LINES[:2], producer="p", first=7)

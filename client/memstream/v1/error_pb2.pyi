@@ -129,12 +129,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_PAGE_TOKEN_INVALID: _ErrorReason.ValueType  # 32
     """INVALID_ARGUMENT. A page token was not made by this call, or with other arguments."""
     ERROR_REASON_QUERY_ID_IN_USE: _ErrorReason.ValueType  # 40
-    """INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which goes on.
+    """INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered.
     What to do: give every query its own.
     Metadata: query_id.
     """
     ERROR_REASON_QUERY_TIMEOUT: _ErrorReason.ValueType  # 41
-    """DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was there. The stream goes on."""
+    """DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open."""
     ERROR_REASON_QUERY_CANCELLED: _ErrorReason.ValueType  # 42
     """CANCELLED. The client cancelled the query."""
 
@@ -254,12 +254,12 @@ ERROR_REASON_MEMORY_DELETED: ErrorReason.ValueType  # 31
 ERROR_REASON_PAGE_TOKEN_INVALID: ErrorReason.ValueType  # 32
 """INVALID_ARGUMENT. A page token was not made by this call, or with other arguments."""
 ERROR_REASON_QUERY_ID_IN_USE: ErrorReason.ValueType  # 40
-"""INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which goes on.
+"""INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered.
 What to do: give every query its own.
 Metadata: query_id.
 """
 ERROR_REASON_QUERY_TIMEOUT: ErrorReason.ValueType  # 41
-"""DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was there. The stream goes on."""
+"""DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open."""
 ERROR_REASON_QUERY_CANCELLED: ErrorReason.ValueType  # 42
 """CANCELLED. The client cancelled the query."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
