@@ -250,9 +250,9 @@ class Memory:
         return FragmentListing(self._link, self._path, request)
 
     async def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
-        """Observes, or updates the fragment of that `external_id` (required); with an etag only if it is current.
+        """Observes, or replaces the fragment of that `external_id` (required); with an etag only if it is current.
 
-        One that was forgotten is remembered again.
+        What is not given is unset: `update_fragment` changes a part. One that was forgotten is remembered again.
         """
         request = pb.PutFragmentRequest(
             namespace=self.namespace,

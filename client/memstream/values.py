@@ -167,7 +167,7 @@ class Observation:
     """What is perceived.
 
     `importance` in [0, 1] skips the scorer; `session` empty takes the stream's; `observe_time` None takes the server's
-    clock; at most one of `expire_time` and `ttl`; an `external_id` that exists updates its fragment.
+    clock; at most one of `expire_time` and `ttl`; an `external_id` that exists replaces what its fragment has from you.
     """
 
     body: str | Structured

@@ -114,8 +114,9 @@ async def test_key_of_expired_fragment_is_free(
     assert await listed(engine, forgotten=True) == []
 
 
-async def test_repeat_of_what_expired_is_kept(engine: Engine, clock: SettableClock) -> None:
-    await create(engine, MemoryKind.HYBRID)
+@pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.LONG_TERM])
+async def test_repeat_of_what_expired_is_kept(engine: Engine, clock: SettableClock, kind: MemoryKind) -> None:
+    await create(engine, kind)
     (first,) = await tell(engine, "the heron by the canal", ttl_us=60 * SECOND_US)
     clock.offset_us += 30 * SECOND_US
     (again,) = await tell(engine, "the heron by the canal", ttl_us=60 * SECOND_US)
@@ -127,3 +128,5 @@ async def test_repeat_of_what_expired_is_kept(engine: Engine, clock: SettableClo
     (new,) = await tell(engine, "the heron by the canal", ttl_us=60 * SECOND_US)
     assert [one.id for one in await listed(engine)] == [new]
     assert len({first, again, new}) == 3
+    await tell(engine, "the heron by the canal", ttl_us=60 * SECOND_US)
+    assert [(one.id, one.duplicate_count) for one in await listed(engine)] == [(new, 1)]

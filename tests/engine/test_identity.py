@@ -53,7 +53,7 @@ async def test_thirty_times_among_talk_is_one(tmp_path: Path) -> None:
         await tell_among_talk(engine, 15)
         alike = [one for one in await listed(engine) if one.content == KEY]
         assert [(one.id, one.tier, one.duplicate_count) for one in alike] == [(first, Tier.LONG_TERM, 29)]
-        answer = await engine.recall(*NAME, Query(text="where is the key?"))
+        answer = await engine.recall(*NAME, Query(text="where is the key?", reinforce=False))
         assert [one.fragment.id for one in answer.recollections if one.fragment.content == KEY] == [first]
         await check_fold(engine)
 

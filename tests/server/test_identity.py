@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
@@ -16,6 +17,10 @@ from tests.support.waiting import until
 
 KEY = "the key is under the mat"
 OURS = Filter(sessions=["ours"])
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 async def test_sentence_of_many_sessions_takes_one_place(client: memstream.Client, path: str) -> None:
@@ -82,9 +87,32 @@ async def test_what_expired_is_told_by_nobody(make_server: MakeServer) -> None:
                 await memory.get_fragment(**key)
         exported = b"".join([part.lines async for part in client.export("expiry", "joy")])
         assert b"swordfish" not in exported
+        await client.finished(await client.import_("expiry", _once(exported)))  # it is there, and changes nothing
         async with memory.watch(Cursor(uid, 0, 0), include_fragments=True) as watch:
             seen = [await anext(watch) for _ in range(3)]
         assert "swordfish" not in repr(seen)
         put = await memory.put_fragment("the password is a secret", external_id="k")
         assert put.created
         assert sorted(await contents(memory)) == ["the password is a secret", "the password was herring"]
+
+
+async def test_identity_survives_an_export(client: memstream.Client, path: str) -> None:
+    namespace, _, name = path.partition("/")
+    memory = await client.create_memory(path)
+    ttl = timedelta(hours=1)
+    said = [
+        Observation(KEY, session="s", ttl=ttl),
+        Observation(KEY, session="s", importance=0.5),
+        Observation("tea at four", session="s", speaker="bob", external_id="tea", metadata={"n": 1}),
+    ]
+    await memory.observe_batch(said)
+    lines = [part.lines async for part in client.export(namespace, name)]
+
+    await client.finished(await client.import_(namespace, _once(b"".join(lines)), memory="copy"))
+    copy = client.memory(f"{namespace}/copy")
+    await copy.observe_batch(said[:2])
+    assert [one.duplicate_count for one in await fragments(copy)] == [1, 1, 0]
+    put = await copy.put_fragment("tea at five", external_id="tea")
+    assert not put.created
+    assert put.fragment is not None
+    assert (put.fragment.session, put.fragment.speaker, dict(put.fragment.metadata)) == ("", "", {})

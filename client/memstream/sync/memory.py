@@ -157,7 +157,7 @@ class Memory:
         return FragmentListing(self._inner.list_fragments(filter, forgotten=forgotten, page_size=page_size))
 
     def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
-        """Observes, or updates the fragment of that `external_id` (required); with an etag only if it is current."""
+        """Observes, or replaces the fragment of that `external_id` (required); with an etag only if it is current."""
         return LOOP.run(self._inner.put_fragment(what, etag=etag, **said))
 
     def update_fragment(

@@ -163,7 +163,7 @@ def _decide_one(
         fragment,
         part.content_vector if dependencies.enhances(working.record) else None,
         known.find_recalled(fragment),
-        known.find_repeated(fragment),
+        known.find_repeated(fragment, policy.retention),
         part.refused,
     )
     step = observe(state, newcomer, policy, working.embedding.model.similarity_min)

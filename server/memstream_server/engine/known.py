@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memstream_server.core.identity import identity_hash, is_repeat
+from memstream_server.core.policy import RetentionPolicy
+from memstream_server.core.retention import expired
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, State, Tier
 
@@ -45,11 +47,13 @@ class Known:
         """The fragment that this one may echo."""
         return self.by_id.get(self.recalled[fragment.id]) if fragment.id in self.recalled else None
 
-    def find_repeated(self, fragment: Fragment) -> Fragment | None:
-        """The live fragment in long-term that this one repeats."""
+    def find_repeated(self, fragment: Fragment, retention: RetentionPolicy) -> Fragment | None:
+        """The fragment in long-term that this one repeats, neither forgotten nor expired."""
         for id_ in self.alike.get(identity_hash(fragment), ()) if self.alike else ():
             found = self.by_id.get(id_)
-            if found is not None and found.tier is Tier.LONG_TERM and is_repeat(fragment, found):
+            if found is None or found.tier is not Tier.LONG_TERM or found.forget_time_us is not None:
+                continue
+            if is_repeat(fragment, found) and not expired(found, fragment.create_time_us, retention):
                 return found
         return None
 

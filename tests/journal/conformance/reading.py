@@ -119,3 +119,16 @@ class Reading:
         await journal.receive(receipt(1, 3, 5, rejected=(2,)))
         assert await journal.counts("u1") == Counts(1, 1, 2, insights=1, forgotten=1, pending=2, unindexed=1)
         assert await journal.counts("nobody") == Counts()
+
+    async def test_counts_leave_out_expired(self, journal: Journal) -> None:
+        rows = [
+            fragment(0, Tier.SENSORY, expire_time_us=100),
+            fragment(1, Tier.SHORT_TERM, expire_time_us=101),
+            fragment(2, expire_time_us=-5),
+            fragment(3, expire_time_us=100, pinned=True),
+            fragment(4, expire_time_us=100, forget_time_us=9),
+        ]
+        await journal.commit(transition(1, rows=tuple(row(one) for one in rows)))
+        assert await journal.counts("u1") == Counts(1, 1, 2, forgotten=1)
+        assert await journal.counts("u1", 99) == Counts(1, 1, 1, forgotten=1)
+        assert await journal.counts("u1", 100) == Counts(0, 1, 1, forgotten=1)

@@ -7,27 +7,42 @@ from pathlib import Path
 
 import msgspec
 
+from memstream_server.core.policy import RetentionPolicy
+from memstream_server.core.retention import expired
 from memstream_server.engine.transfer.exporting import fragment_line
 from memstream_server.engine.transfer.lines import FragmentLine, MessageLine, PlanLine
+from memstream_server.engine.transfer.placing import fragment_of
 from memstream_server.engine.transfer.reading import lines_from, message_of
 from memstream_server.ports.conversations import ConversationScan, Message
 from memstream_server.ports.journal.reading import MemoryScan
 
 
-def same_memory(scan: MemoryScan, path: Path, offset: int) -> str:
+def same_memory(scan: MemoryScan, path: Path, offset: int, now_us: int) -> str:
     """How a memory differs from the lines of a file; empty when it does not. How often, and when last, a fragment was
-    read does not count."""
-    lines = lines_from(path, offset)
+    read does not count, nor does what has expired."""
+    retention = scan.record.policy.retention
+    lines = _unexpired_lines(path, offset, now_us, retention)
     for page in scan.pages():
         for fragment, _ in page:
+            if expired(fragment, now_us, retention):
+                continue
             line = next(lines, None)
             here = fragment_line(fragment, None, scan.anchors.get(fragment.id), False)
-            if not isinstance(line, FragmentLine) or line.id != fragment.id:
+            if line is None or line.id != fragment.id:
                 return f"it has a fragment {fragment.id} that the import has not there"
             if _still(line) != _still(here):
                 return f"its fragment {fragment.id} says something else"
     line = next(lines, None)
-    return f"it lacks the fragment {line.id}" if isinstance(line, FragmentLine) else ""
+    return "" if line is None else f"it lacks the fragment {line.id}"
+
+
+def _unexpired_lines(path: Path, offset: int, now_us: int, retention: RetentionPolicy) -> Iterator[FragmentLine]:
+    """Those of the memory's fragments, up to the next line of another type."""
+    for line in lines_from(path, offset):
+        if not isinstance(line, FragmentLine):
+            return
+        if not expired(fragment_of(line, ""), now_us, retention):
+            yield line
 
 
 def _still(line: FragmentLine) -> FragmentLine:

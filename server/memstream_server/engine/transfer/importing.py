@@ -211,7 +211,10 @@ class Importer:
             return True
         differs = "it is of another kind, seed, policy or labels"
         if _described(existing) == _described_by(line):
-            differs = await self._journal.scan(existing.uid, False, lambda scan: same_memory(scan, job.path, offset))
+            now_us = self._dependencies.clock.now_us()
+            differs = await self._journal.scan(
+                existing.uid, False, lambda scan: same_memory(scan, job.path, offset, now_us)
+            )
         if differs:
             raise MemoryExists(
                 f"there is another memory {job.target.namespace}/{name}: {differs}. "
