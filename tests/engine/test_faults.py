@@ -229,7 +229,7 @@ class FailingEmbedder(ScriptedEmbedder):
         self.left = 0
         self.error: ModelError = ModelUnavailable("scripted")
 
-    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
         self.left -= 1
         if self.left == 0:
             raise self.error

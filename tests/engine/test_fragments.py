@@ -345,7 +345,7 @@ class GatedEmbedder(ScriptedEmbedder):
         self.gate = asyncio.Event()
         self.waiting = False
 
-    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
         answer = await super().embed(texts)
         if any("otter" in text for text in texts):
             self.waiting = True

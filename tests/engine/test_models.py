@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.app.models import Models
 from memstream_server.core.events import Event, EventType, ModelUse, Purpose
 from memstream_server.core.filters import Filter
@@ -21,6 +22,7 @@ from memstream_server.engine.errors import StorageIsFull
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
 from memstream_server.ports.journal.records import Job
+from memstream_server.ports.journal.rows import Terms
 from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 from tests.engine.conftest import open_engine
 from tests.engine.memory import observation
@@ -307,7 +309,7 @@ class DownForMerged(ScriptedEmbedder):
 
     failed = False
 
-    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
         if not self.failed and any(";" in text for text in texts):
             self.failed = True
             self.fail()
@@ -355,3 +357,36 @@ async def _events(engine: Engine) -> AsyncIterator[tuple[EventType, str]]:
                 yield event.type, event.fragment
     finally:
         await watch.aclose()
+
+
+class Noting(ScriptedEmbedder):
+    """Notes for which namespace it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.namespaces: set[str] = set()
+
+    async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
+        self.namespaces.add(namespace)
+        return await super().embed(texts)
+
+
+async def test_words_are_embedded_for_their_own_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When observed, recalled, offered to short-term, forgotten and restored, and put: adapters keep words by it."""
+    embedder, analyzed = Noting(), set[str]()
+    terms = SnowballAnalyzer.terms
+
+    def noted(self: SnowballAnalyzer, text: str, language: str = "english", namespace: str = "") -> Terms:
+        analyzed.add(namespace)
+        return terms(self, text, language, namespace)
+
+    monkeypatch.setattr(SnowballAnalyzer, "terms", noted)
+    async with open_engine(tmp_path, models=Models(embedder)) as engine:
+        await memory(engine)
+        await observe(engine, TEA, f"{TEA} today", "Ann likes coffee")
+        await engine.recall("test", "joy", Query(text="Who likes tea?", reinforce=True))
+        ids = [one.id for one in await fragments(engine)]
+        await engine.fragments.forget("test", "joy", ids[:2], None)
+        await engine.fragments.restore("test", "joy", ids[:2], None)
+    assert embedder.namespaces == {"test"}
+    assert analyzed == {"test"}

@@ -298,7 +298,7 @@ async def test_who_waits_for_received_is_told_before_anything_is_computed(tmp_pa
     order: list[str] = []
 
     class Watched(ScriptedEmbedder):
-        async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
             order.append("embedded")
             return await super().embed(texts)
 

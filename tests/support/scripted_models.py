@@ -52,7 +52,7 @@ class ScriptedEmbedder(Outages):
         model = await self._hashing.model()
         return model if self._dimension is None else EmbeddingModel("scripted", self._dimension)
 
-    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
         self._called()
         self.texts += texts
         if self._dimension is None and not self._vectors:

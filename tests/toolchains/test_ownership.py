@@ -311,7 +311,7 @@ class Leaping(ScriptedEmbedder):
         self._hands = hands
         self.leap_s = 0.0
 
-    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
         self._hands.ahead_s, self.leap_s = self._hands.ahead_s + self.leap_s, 0.0
         return await super().embed(texts)
 

@@ -97,11 +97,11 @@ class RecordedEmbedder:
         self._check(model.dimension)
         return model
 
-    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
         if not texts:
-            return await self._embedder.embed(texts)
+            return await self._embedder.embed(texts, namespace)
         with self._recorder.call(), self._metrics.model_seconds.time():
-            vectors = await self._embedder.embed(texts)
+            vectors = await self._embedder.embed(texts, namespace)
             self._check(vectors.shape[1])
             return vectors
 

@@ -137,25 +137,27 @@ class Gatherer:
         out: list[Gathered] = []
         for start in range(0, len(found), TURN):
             async with self._turns.of(record.namespace):
-                out.extend(self._one(*each, policy.language) for each in found[start : start + TURN])
+                out.extend(self._one(*each, record) for each in found[start : start + TURN])
         return [replace(part, unrated=True) if place in unrated else part for place, part in enumerate(out)]
 
     def _own(self, vectors: Mapping[str, Vector], embedding: Embedding) -> Mapping[str, Vector]:
         return vectors if embedding.name == self._embeddings.in_force.name else {}
 
     def _one(
-        self, fragment: Fragment, importance: float, embedded: Embedded, beside: Embedded | None, language: str
+        self, fragment: Fragment, importance: float, embedded: Embedded, beside: Embedded | None, record: MemoryRecord
     ) -> Gathered:
         return Gathered(
             fragment=fragment.but(importance=importance, model="" if embedded.vector is None else embedded.space),
-            terms=self._analyzer.terms(lexical_text(fragment), language),
+            terms=self._analyzer.terms(lexical_text(fragment), record.policy.language, record.namespace),
             embedded=embedded,
             beside=beside,
         )
 
-    async def content_vectors(self, texts: Sequence[str], embedding: Embedding) -> npt.NDArray[np.float32]:
+    async def content_vectors(
+        self, texts: Sequence[str], record: MemoryRecord, embedding: Embedding
+    ) -> npt.NDArray[np.float32]:
         """Vectors of contents alone, (len(texts), dimension). Raises ModelUnavailable or ModelRefused."""
-        return await embedding.embedder.embed([clip_for_index(text) for text in texts])
+        return await embedding.embedder.embed([clip_for_index(text) for text in texts], record.namespace)
 
     async def embedded(
         self, fragments: Sequence[Fragment], content: bool, record: MemoryRecord, embedding: Embedding
@@ -287,11 +289,11 @@ class Gatherer:
     async def _rows(self, texts: list[str], record: MemoryRecord, embedding: Embedding) -> Sequence[Vector]:
         """One each, of nothing that is refused. What is computed here takes turns."""
         if not embedding.model.instant:
-            return list(await embedding.embedder.embed(texts))
+            return list(await embedding.embedder.embed(texts, record.namespace))
         rows: list[Vector] = []
         for start in range(0, len(texts), TEXTS):
             async with self._turns.of(record.namespace):
-                rows.extend(await embedding.embedder.embed(texts[start : start + TEXTS]))
+                rows.extend(await embedding.embedder.embed(texts[start : start + TEXTS], record.namespace))
         return rows
 
 

@@ -267,7 +267,7 @@ async def _content_vectors(
     if embedded:
         try:
             texts = [found.content for found in embedded]
-            rows = await dependencies.gatherer.content_vectors(texts, actor.working.embedding)
+            rows = await dependencies.gatherer.content_vectors(texts, record, actor.working.embedding)
         except ModelUnavailable as error:
             raise ModelDown(f"the embedding model does not answer: {error.summary}", retry_after_s=1.0) from error
         except ModelRefused:  # then they had none before either, and are compared with nobody

@@ -94,12 +94,12 @@ async def recall(
     await _visible(actor, query)
     watch.step("wait")
     while True:
-        space = actor.working.embedding
-        asked = None if space.model.instant else await _query_vector(space, query, dependencies, vectors)
+        space, namespace = actor.working.embedding, actor.working.record.namespace
+        asked = None if space.model.instant else await _query_vector(space, query, namespace, dependencies, vectors)
         watch.step("embed")
         async with _turn(actor.working, dependencies):
             watch.step("wait")
-            vector, degraded = asked or await _query_vector(space, query, dependencies, vectors)
+            vector, degraded = asked or await _query_vector(space, query, namespace, dependencies, vectors)
             watch.step("embed")
             if actor.working.embedding is not space:
                 continue  # the memory is in another space by now, in which this vector means nothing
@@ -149,7 +149,7 @@ async def _visible(actor: Actor, query: Query) -> None:
 
 
 async def _query_vector(
-    space: Embedding, query: Query, dependencies: Dependencies, vectors: dict[str, Vector]
+    space: Embedding, query: Query, namespace: str, dependencies: Dependencies, vectors: dict[str, Vector]
 ) -> tuple[Vector | None, str]:
     if query.vector is not None and len(query.vector) == space.model.dimension:
         return query.vector, ""
@@ -157,7 +157,7 @@ async def _query_vector(
         return known, ""
     try:
         async with asyncio.timeout(dependencies.limits.embed_deadline_s):
-            vectors[space.name] = (await space.embedder.embed([query.text]))[0]
+            vectors[space.name] = (await space.embedder.embed([query.text], namespace))[0]
         return vectors[space.name], ""
     except (ModelError, TimeoutError) as error:
         text = error.summary if isinstance(error, ModelError) else "no answer in time"
@@ -200,7 +200,7 @@ def _no_cosines(count: int) -> Cosines:
 
 def _question(working: WorkingSet, query: Query, vector: Vector | None, dependencies: Dependencies) -> Question:
     policy = working.record.policy
-    terms = dependencies.analyzer.terms(query.text, policy.language)
+    terms = dependencies.analyzer.terms(query.text, policy.language, working.record.namespace)
     given = policy.recall
     limit, reranking = _limit(policy, query), _reranking(working, dependencies)
     ranked = limit if reranking is None else max(limit, reranking.candidates)

@@ -190,7 +190,7 @@ class Reinforcement:
         keys = {one.id: (record.uid, one.id, one.version, space.name) for one in embedded}
         missing = [one for one in embedded if keys[one.id] not in self._content]
         if missing:
-            rows = await dependencies.gatherer.content_vectors([one.content for one in missing], space)
+            rows = await dependencies.gatherer.content_vectors([one.content for one in missing], record, space)
             for fragment, row in zip(missing, rows, strict=True):
                 self._content[keys[fragment.id]] = row
         made = {id_: self._content[key] for id_, key in keys.items()}

@@ -136,8 +136,11 @@ class Embedder(Protocol):
         """Asks the endpoint for its dimension the first time. Raises ModelUnavailable."""
         ...
 
-    async def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """(len(texts), dimension), rows of unit length. Long texts are cut to the model's limit."""
+    async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
+        """(len(texts), dimension), rows of unit length. Long texts are cut to the model's limit.
+
+        What an adapter keeps of words is kept for `namespace` alone.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -175,8 +178,11 @@ class Analyzer(Protocol):
         """To be awaited before `terms` is asked in a language. Raises ValueError: it is not to be had here, and why."""
         ...
 
-    def terms(self, text: str, language: str) -> Terms:
-        """Stemmed words without stop words, CJK as characters and pairs; hashes ascending with counts."""
+    def terms(self, text: str, language: str, namespace: str = "") -> Terms:
+        """Stemmed words without stop words, CJK as characters and pairs; hashes ascending with counts.
+
+        What is kept of words is kept for `namespace` alone.
+        """
         ...
 
 

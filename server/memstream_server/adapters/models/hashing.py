@@ -8,13 +8,16 @@ adds little beside BM25, hence the small weight, but gives every fragment a vect
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from memstream_server.adapters.models.analyzer import term_hash
+from memstream_server.adapters.models.per_namespace import PerNamespace
 from memstream_server.adapters.models.words import Stems, words
 from memstream_server.core.arrays import Growing
 from memstream_server.ports.models import EmbeddingModel
@@ -34,9 +37,10 @@ MODEL = EmbeddingModel(
 _PAIR_WEIGHT = 0.5
 _GRAMS_WEIGHT = 0.5
 """Length of a word's n-gram features together, beside 1 for its stem."""
-_KNOWN_WORDS_MAX = 32_768
 _KNOWN_FEATURES_MAX = 1 << 20
-"""Past either all words are forgotten and learned anew: a few hundred microseconds a text, once in a long while."""
+"""Of one namespace. Past them its words are learned anew: a few hundred microseconds a text, once in a long while."""
+_ALL_FEATURES_MAX = 4 << 20
+"""Of all namespaces: some 70 MB."""
 _BATCH = 64
 """Texts hashed between two turns of the event loop."""
 _FEW_WORDS = 32
@@ -46,13 +50,13 @@ _VERBATIM = "\0"
 """Before a word that is taken as it is, stop list and stemmer aside; no word starts with it."""
 
 
-def _place(hashed: int) -> tuple[int, float]:
-    return hashed % DIMENSION, 1.0 if hashed >> 63 else -1.0
-
-
-def _grams(word: str) -> list[str]:
+def _gram_hashes(word: str) -> list[int]:
+    """Of the word's characters in threes and fours, its ends marked: the place and the sign of a feature each."""
     framed = f"<{word}>"
-    return [framed[start : start + size] for size in (3, 4) for start in range(len(framed) - size + 1)]
+    count = len(framed)
+    grams = [framed[at : at + 3] for at in range(count - 2)] + [framed[at : at + 4] for at in range(count - 3)]
+    digests = b"".join([blake2b(f"#{gram}".encode(errors="surrogatepass"), digest_size=8).digest() for gram in grams])
+    return list(struct.unpack(f"<{len(grams)}Q", digests))
 
 
 class _Lexicon(dict[str, int]):
@@ -61,9 +65,8 @@ class _Lexicon(dict[str, int]):
     Flat arrays, so that a batch of texts becomes vectors in a few numpy calls and not in a few for every word.
     """
 
-    def __init__(self) -> None:
-        # One language for all memories: a vector's space is the server's, not the memory's.
-        self._stems = Stems("english")
+    def __init__(self, stems: Stems) -> None:
+        self._stems = stems
         self.hashes = Growing(np.uint64)
         self.starts = Growing(np.int64)
         self.places = Growing(np.int32)
@@ -78,16 +81,14 @@ class _Lexicon(dict[str, int]):
     @property
     def full(self) -> bool:
         """Whether it is time to start anew."""
-        return len(self) > _KNOWN_WORDS_MAX or len(self.places) > _KNOWN_FEATURES_MAX
+        return len(self.places) > _KNOWN_FEATURES_MAX
 
     def _learn(self, word: str, stem: str) -> int:
         hashed = term_hash(stem)
-        grams = _grams(word[:INPUT_CHARACTERS_MAX])
-        features = [(*_place(hashed), 1.0)]
+        grams = _gram_hashes(word[:INPUT_CHARACTERS_MAX])
         each = _GRAMS_WEIGHT / max(len(grams), 1) ** 0.5
-        features += [(*_place(term_hash(f"#{gram}")), each) for gram in grams]
-        self.places.extend([place for place, _, _ in features])
-        self.weights.extend([sign * weight for _, sign, weight in features])
+        self.places.extend([hashed % DIMENSION, *[gram % DIMENSION for gram in grams]])
+        self.weights.extend([1.0 if hashed >> 63 else -1.0, *[each if gram >> 63 else -each for gram in grams]])
         self.hashes.append(hashed)
         self.starts.append(len(self.places))
         return len(self.hashes) - 1
@@ -97,33 +98,36 @@ class HashingEmbedder:
     """ports.models.Embedder. Deterministic, needs nothing, never unavailable; refuses no text."""
 
     def __init__(self) -> None:
-        self._lexicon = _Lexicon()
+        # One language for all memories: a vector's space is the server's, not the memory's.
+        self._stems = Stems("english")
+        self._lexicons = PerNamespace(lambda _: _Kept(_Lexicon(self._stems)), _ALL_FEATURES_MAX)
 
     async def model(self) -> EmbeddingModel:
         """The space, known without asking anyone."""
         return MODEL
 
-    async def embed(self, texts: Sequence[str]) -> Floats:
+    async def embed(self, texts: Sequence[str], namespace: str = "") -> Floats:
         """(len(texts), 384), rows of unit length, finite for every text; an empty one gets a fixed direction."""
         vectors = np.empty((len(texts), DIMENSION), np.float32)
         for start in range(0, len(texts), _BATCH):
             if start:
                 await asyncio.sleep(0)
             batch = texts[start : start + _BATCH]
-            vectors[start : start + len(batch)] = self.vectors(batch)
+            vectors[start : start + len(batch)] = self.vectors(batch, namespace)
         return vectors
 
     async def close(self) -> None:
         """Nothing to release."""
 
-    def vectors(self, texts: Sequence[str]) -> Floats:
+    def vectors(self, texts: Sequence[str], namespace: str = "") -> Floats:
         """The same, synchronously."""
-        if self._lexicon.full:
-            self._lexicon = _Lexicon()
-        known = self._lexicon
-        per_text = [self._words(text) for text in texts]
+        kept = self._lexicons.of(namespace)
+        if kept.lexicon.full:
+            kept.lexicon = _Lexicon(self._stems)
+        known = kept.lexicon
+        per_text = [_numbers_of(known, text) for text in texts]
         if len(texts) == 1 and len(per_text[0]) <= _FEW_WORDS:
-            return _unit(self._few(per_text[0])[None])
+            return _unit(_few(known, per_text[0])[None])
         found = np.fromiter(chain.from_iterable(per_text), np.int64)
         rows = np.repeat(np.arange(len(texts)), [len(each) for each in per_text])
         first, sizes = known.starts.view[found], known.starts.view[found + 1] - known.starts.view[found]
@@ -137,24 +141,35 @@ class HashingEmbedder:
         sums = np.bincount(places, weights, len(texts) * DIMENSION).astype(np.float64, copy=False)
         return _unit(sums.reshape(len(texts), DIMENSION))
 
-    def _few(self, found: list[int]) -> npt.NDArray[np.float64]:
-        """The sums of one text of a few words, a question's: the same numbers in the same order, in half the calls."""
-        known = self._lexicon
-        at = np.array(found, np.int64)
-        spans = list(map(slice, known.starts.view[at].tolist(), known.starts.view[at + 1].tolist()))
-        pair_places, pair_weights = _pairs(known.hashes.view[at])
-        places = np.concatenate([*map(known.places.view.__getitem__, spans), pair_places])
-        weights = np.concatenate([*map(known.weights.view.__getitem__, spans), pair_weights])
-        return np.bincount(places, weights, DIMENSION).astype(np.float64, copy=False)
 
-    def _words(self, text: str) -> list[int]:
-        """Stop words count only where there is nothing else, and bare signs only where there are no words."""
-        number = self._lexicon.__getitem__
-        found = words(text[:INPUT_CHARACTERS_MAX])
-        features = [each for each in map(number, found) if each != _STOP]
-        if features:
-            return features
-        return [number(_VERBATIM + word) for word in found or text[:INPUT_CHARACTERS_MAX].split()]
+class _Kept:
+    """A namespace's lexicon, as large as its features."""
+
+    def __init__(self, lexicon: _Lexicon) -> None:
+        self.lexicon = lexicon
+
+    def __len__(self) -> int:
+        return len(self.lexicon.places)
+
+
+def _few(known: _Lexicon, found: list[int]) -> npt.NDArray[np.float64]:
+    """The sums of one text of a few words, a question's: the same numbers in the same order, in half the calls."""
+    at = np.array(found, np.int64)
+    spans = list(map(slice, known.starts.view[at].tolist(), known.starts.view[at + 1].tolist()))
+    pair_places, pair_weights = _pairs(known.hashes.view[at])
+    places = np.concatenate([*map(known.places.view.__getitem__, spans), pair_places])
+    weights = np.concatenate([*map(known.weights.view.__getitem__, spans), pair_weights])
+    return np.bincount(places, weights, DIMENSION).astype(np.float64, copy=False)
+
+
+def _numbers_of(known: _Lexicon, text: str) -> list[int]:
+    """Stop words count only where there is nothing else, and bare signs only where there are no words."""
+    number = known.__getitem__
+    found = words(text[:INPUT_CHARACTERS_MAX])
+    features = [each for each in map(number, found) if each != _STOP]
+    if features:
+        return features
+    return [number(_VERBATIM + word) for word in found or text[:INPUT_CHARACTERS_MAX].split()]
 
 
 def _pairs(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Floats]:

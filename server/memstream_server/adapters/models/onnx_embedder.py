@@ -48,7 +48,7 @@ class OnnxEmbedder:
         """The space, known since loading."""
         return self._model
 
-    async def embed(self, texts: Sequence[str]) -> Floats:
+    async def embed(self, texts: Sequence[str], namespace: str = "") -> Floats:
         """(len(texts), dimension), rows of unit length. Raises ModelRefused for texts without any token."""
         loop = asyncio.get_running_loop()
         vectors = np.zeros((len(texts), self._dimension), np.float32)

@@ -95,7 +95,7 @@ class OpenAIEmbedder:
         """The space; the endpoint is asked for its dimension the first time. Raises ModelUnavailable."""
         return self._model or await self._asking.outcome()
 
-    async def embed(self, texts: Sequence[str]) -> Floats:
+    async def embed(self, texts: Sequence[str], namespace: str = "") -> Floats:
         """(len(texts), dimension), rows of unit length.
 
         Raises ModelUnavailable, or ModelRefused with the places of the texts the model will never take.

@@ -69,12 +69,15 @@ def _pieces(run: str) -> list[str]:
 
 
 class Stems:
-    """Word to stem in one language; "" for stop words. Thread-safe; callers cache what they make of a stem."""
+    """Word to stem in one language; "" for stop words. Thread-safe; callers cache what they make of a stem.
+
+    Without the stemmer's own cache, which would be that of all namespaces.
+    """
 
     def __init__(self, language: str) -> None:
         """`language`: a Snowball algorithm's name. Raises ValueError for one that does not exist."""
         try:
-            self._stemmer = Stemmer.Stemmer(language)
+            self._stemmer = Stemmer.Stemmer(language, 0)
         except KeyError as error:
             raise ValueError(f"no stemmer for {language!r}; there are {', '.join(languages())}") from error
         self._stop = STOP_WORDS.get(language, frozenset())
