@@ -114,7 +114,7 @@ def _shown(value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
+    return f"{int(value):,}" if float(value).is_integer() else f"{value:g}"
 
 
 def _bounds(low: float | None, high: float | None) -> str:

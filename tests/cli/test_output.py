@@ -7,12 +7,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from rich.text import Text
 
 from memstream.errors import NotFound
 from memstream.resources import Cursor
 from memstream.values import Answer, Explanation, Fragment, FragmentKind, Recollection, ScorePart, Structured, Tier
+from memstream_server.cli.failures import Failure
 from memstream_server.cli.output import console as new_console
-from memstream_server.cli.output import facts, one_line, plain, print_json, shown, table, words, write
+from memstream_server.cli.output import facts, one_line, plain, print_json, say, shown, table, words, write
 from memstream_server.cli.recall import print_answer, sum_of_parts
 
 NOON = datetime(2026, 5, 8, 12, tzinfo=UTC)
@@ -114,9 +116,38 @@ def test_an_empty_answer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_memory_cannot_drive_the_terminal() -> None:
-    assert shown("a\x1b[2Jb\x9bc\u202ed\te\nf").plain == "a\ufffd[2Jb\ufffdc\ufffdd\te\nf"
+    assert shown("a\x1b[2Jb\x9bc\u202ed\te\nf").plain == "a\\x1b[2Jb\\x9bc\\u202ed\te\nf"
     assert one_line("a\n\n b\tc", 10).plain == "a b c"
     assert shown("abcdef", 4).plain == "abc…"
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202e\u2066\u200f\x7f"
+
+
+def test_nothing_printed_drives_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    said = replace(fragment(HOSTILE), speaker=HOSTILE, session=HOSTILE)
+    parts = (ScorePart(HOSTILE, 0.9, 0.45, 0.405, {}),)
+    hit = Recollection(said, 0.4, 0.4, 1, True, Explanation(parts, HOSTILE))
+    grid = table("name", "said")
+    grid.add_row(HOSTILE, Text(HOSTILE))
+    write(new_console(), grid, facts([(HOSTILE, HOSTILE), ("map", {HOSTILE: HOSTILE})]), Text(HOSTILE), HOSTILE)
+    print_answer(replace(answer(hit, degraded=HOSTILE), working_memory=(said,)), explain=True, working=True)
+    say(HOSTILE)
+    Failure(f"the server says {HOSTILE}").show()
+    out, err = capsys.readouterr()
+    assert not {one for one in out + err if not one.isprintable()} - {"\n"}
+    assert "\\x1b]0;owned\\x07" in out
+    assert "\\x1b[2J" in err
+
+
+def test_json_is_not_escaped_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json(fragment(HOSTILE))
+    assert json.loads(capsys.readouterr().out)["content"] == HOSTILE
+
+
+def test_facts_are_shown_as_given(capsys: pytest.CaptureFixture[str]) -> None:
+    write(new_console(), facts([("a", 1_000_001.0), ("b", timedelta(days=4_000)), ("c", 0.1), ("d", 12_345_678)]))
+    assert capsys.readouterr().out.split() == ["a", "1000001", "b", "345600000", "s", "c", "0.1", "d", "12,345,678"]
 
 
 def test_tables_have_no_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:

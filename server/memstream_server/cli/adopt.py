@@ -21,7 +21,7 @@ from memstream.memory import Memory
 from memstream.resources import Operation
 from memstream_server.cli.failures import Failure, Missing, Misuse
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import print_json
+from memstream_server.cli.output import print_json, say
 from memstream_server.cli.rows import Adoption, Columns, Unfit, fragment, opening
 from memstream_server.cli.server import Server, server_options
 from memstream_server.cli.transfer import bar
@@ -300,8 +300,8 @@ def _report(done: Adopted, as_json: bool) -> None:
         print_json(done)
         return
     if done.empty:
-        click.echo(f"left out {done.empty:,} rows without text", err=True)
+        say(f"left out {done.empty:,} rows without text", err=True)
     if done.changed:
-        click.echo(f"adopted {done.fragments:,} rows of {done.collection} as long-term memory of {done.memory}")
+        say(f"adopted {done.fragments:,} rows of {done.collection} as long-term memory of {done.memory}")
     else:
-        click.echo(f"{done.memory} has the {done.fragments:,} rows of {done.collection} already: nothing was changed")
+        say(f"{done.memory} has the {done.fragments:,} rows of {done.collection} already: nothing was changed")

@@ -11,7 +11,7 @@ import click
 
 from memstream_server.cli.failures import Failure, Missing, Misuse
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import print_json
+from memstream_server.cli.output import print_json, say
 from memstream_server.settings import SettingsError, load
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,7 +90,7 @@ def backup_command(file: Path, data_dir: Path, as_json: bool) -> None:
     if as_json:
         print_json({"data_dir": str(data_dir.absolute()), "file": str(file.absolute()), "bytes": size})
     else:
-        click.echo(f"copied the journal of {data_dir} to {file} ({size:,} bytes)")
+        say(f"copied the journal of {data_dir} to {file} ({size:,} bytes)")
 
 
 @click.command("restore", short_help="Put a backup into a data directory whose server is stopped.")
@@ -124,6 +124,4 @@ def restore_command(file: Path, data_dir: Path, force: bool, as_json: bool) -> N
         print_json({"data_dir": str(data_dir.absolute()), "file": str(file), "bytes": size, "replaced": replaced})
     else:
         lost = "; the journal that was there is gone" if replaced else ""
-        click.echo(
-            f"restored {file} into {data_dir} ({size:,} bytes){lost}; the index is filled again by the next start"
-        )
+        say(f"restored {file} into {data_dir} ({size:,} bytes){lost}; the index is filled again by the next start")

@@ -8,6 +8,10 @@ from typing import IO, Any, ClassVar
 
 import click
 
+from memstream_server.core.printable import printable
+
+_LINE_BREAK = "\n"
+
 
 class Exit(IntEnum):
     """What the exit code says."""
@@ -47,7 +51,7 @@ class Failure(click.ClickException):
             error = {"exit_code": self.exit_code, "reason": self.reason, "message": self.message}
             click.echo(json.dumps({"error": error}, ensure_ascii=False), file=file, err=file is None)
         else:
-            click.echo(f"memstream: {self.message}", file=file, err=file is None)
+            click.echo(f"memstream: {printable(self.message, keep=_LINE_BREAK)}", file=file, err=file is None)
 
 
 class Misuse(Failure):

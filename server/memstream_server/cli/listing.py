@@ -12,7 +12,7 @@ from memstream.client import Client
 from memstream.resources import MemoryInfo, Namespace
 from memstream.values import Filter, Fragment
 from memstream_server.cli.options import filter_options, json_option
-from memstream_server.cli.output import console, one_line, print_json, table, when, words, write
+from memstream_server.cli.output import console, one_line, print_json, say, table, when, words, write
 from memstream_server.cli.server import Server, server_options
 
 T = TypeVar("T")
@@ -122,6 +122,6 @@ def _print(grid: Table, more: bool, most: int, as_json: bool, nothing: str) -> N
     if grid.row_count:
         write(console(), grid)
     else:
-        click.echo(nothing, err=True)
+        say(nothing, err=True)
     if more:
-        click.echo(f"the first {most:,}; there are more: --limit 0 shows all", err=True)
+        say(f"the first {most:,}; there are more: --limit 0 shows all", err=True)

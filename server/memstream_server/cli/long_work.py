@@ -14,7 +14,7 @@ from memstream.resources import Operation
 from memstream.values import Filter, OperationState
 from memstream_server.cli.failures import Failure
 from memstream_server.cli.options import filter_options, json_option
-from memstream_server.cli.output import console, facts, print_json, table, when, write
+from memstream_server.cli.output import console, facts, print_json, say, table, when, write
 from memstream_server.cli.server import Server, server_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,7 +55,7 @@ def list_operations(name: str, limit: int, server: Server, as_json: bool) -> Non
         count = 0
         async for each in client.operations(namespace, memory):
             if limit and count == limit:
-                click.echo(f"the first {limit:,}; there are more: --limit 0 shows all", err=True)
+                say(f"the first {limit:,}; there are more: --limit 0 shows all", err=True)
                 return
             count += 1
             if as_json:
@@ -68,7 +68,7 @@ def list_operations(name: str, limit: int, server: Server, as_json: bool) -> Non
     if grid.row_count:
         write(console(), grid)
     elif not as_json:
-        click.echo("no operation", err=True)
+        say("no operation", err=True)
 
 
 @operations_command.command("get")
@@ -169,7 +169,7 @@ def _follow(server: Server, begin: Callable[[Client], Awaitable[Operation]], wai
     if operation.state is OperationState.CANCELLED:
         raise Failure("it was cancelled; what it had done stays done")
     if not wait and not as_json:
-        click.echo(f"it goes on by itself: memstream operations wait {operation.id}", err=True)
+        say(f"it goes on by itself: memstream operations wait {operation.id}", err=True)
 
 
 @asynccontextmanager

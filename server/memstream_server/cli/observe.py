@@ -17,7 +17,7 @@ from memstream.values import MemoryKind
 from memstream_server.cli.failures import Exit, Failure, Missing, Misuse
 from memstream_server.cli.feeds import STDIN, Contents, Feed, Problem, contents, plan, records
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, print_json
+from memstream_server.cli.output import console, print_json, say
 from memstream_server.cli.records import Format, Malformed
 from memstream_server.cli.server import Server, server_options
 from memstream_server.cli.tally import Tally
@@ -93,7 +93,7 @@ def observe_command(
         raise click.UsageError("--kind and --profile say how a memory is made: they go with --create.")
     tallies = [_tally(feed, Format(form)) for feed in _planned(files, producer, resume)]
     if files in ((), (STDIN,)) and sys.stdin.isatty():
-        click.echo("reading from the keyboard; Ctrl-D ends", err=True)
+        say("reading from the keyboard; Ctrl-D ends", err=True)
 
     async def observed(client: Client) -> None:
         named = client.memory(memory)
@@ -170,7 +170,7 @@ async def _send(memory: Memory, tally: Tally, form: Format, session: str, quiet:
 
 def _warn_if_short(tally: Tally, skip: int) -> None:
     if tally.expected is not None and skip > tally.expected:
-        click.echo(
+        say(
             f"memstream: warning: producer {tally.feed.producer} has sent {skip:,} observations before, "
             f"{tally.feed.name} holds {tally.expected:,}: none is new. Another file? Give it a --producer",
             err=True,
@@ -215,7 +215,7 @@ def _broken_off(tallies: list[Tally]) -> None:
             continue
         so_far = f"{tally.received:,} received of {len(tally.places):,} sent"
         again = "the same command again sends the rest" if tally.feed.resume else "the rest of the pipe is not sent"
-        click.echo(
+        say(
             f"memstream: {tally.feed.name}: broken off, {so_far}; {again}",
             err=True,
         )
@@ -242,14 +242,14 @@ def _print_tally(memory: str, tally: Tally) -> None:
         parts.append(f"{tally.skipped:,} skipped, as they were received before")
     if tally.rejected_count:
         parts.append(f"{tally.rejected_count:,} rejected")
-    click.echo(f"{tally.feed.name}: {', '.join(parts)}")
+    say(f"{tally.feed.name}: {', '.join(parts)}")
     problems = tally.problems()[:PROBLEMS_SHOWN]
     for problem in problems:
-        click.echo(f"  {problem}", err=True)
+        say(f"  {problem}", err=True)
     if tally.rejected_count > len(problems):
-        click.echo(f"  and {tally.rejected_count - len(problems):,} more", err=True)
+        say(f"  and {tally.rejected_count - len(problems):,} more", err=True)
     if refused and tally.feed.resume:
-        click.echo("  their numbers are used up: send corrected ones from another file", err=True)
+        say("  their numbers are used up: send corrected ones from another file", err=True)
 
 
 def _figures(tally: Tally) -> dict[str, object]:

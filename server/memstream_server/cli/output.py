@@ -7,7 +7,6 @@ UTC, durations in seconds, enums by value. A listing is one JSON object a line, 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -23,8 +22,10 @@ from rich.text import Text
 
 from memstream.errors import MemstreamError
 from memstream.values import Fragment
+from memstream_server.core.printable import number_text, printable
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_LAYOUT = "\n\t"
+"""What a text of several lines may have of what does not print."""
 UNSIZED_WIDTH = 160
 """Columns of a table that is not written to a terminal."""
 
@@ -63,19 +64,39 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def write(out: Console, *parts: RenderableType) -> None:
-    """Print tables and texts without the blanks that fill up their lines."""
+    """Print tables and texts without the blanks that fill up their lines; texts from outside are escaped."""
     with out.capture() as captured:
         for part in parts:
-            out.print(part)
+            out.print(_escaped(part) if isinstance(part, str | Text) else part)
     lines = [line.rstrip() for line in captured.get().splitlines()]
     click.echo("\n".join(lines), err=out.stderr)
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line for people; what it repeats from outside is escaped."""
+    click.echo(printable(text, _LAYOUT), err=err)
+
+
+class SafeTable(Table):
+    """A table whose cells cannot drive the terminal, whatever a memory or a server says."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*(_escaped(cell) if isinstance(cell, str | Text) else cell for cell in cells), **options)
+
+
+def _escaped(text: str | Text) -> Text:
+    if isinstance(text, str):
+        return Text(printable(text, _LAYOUT))
+    if text.plain == printable(text.plain, _LAYOUT):
+        return text
+    return Text(printable(text.plain, _LAYOUT), style=text.style)
+
+
 def shown(text: str, longest: int | None = None) -> Text:
-    """Text of a memory, cut at `longest`; control characters are made visible, or a memory could drive the terminal."""
+    """Text of a memory, cut at `longest`; what does not print is escaped, or a memory could drive the terminal."""
     if longest is not None and len(text) > longest:
         text = text[: longest - 1].rstrip() + "…"
-    return Text(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text))
+    return _escaped(text)
 
 
 def one_line(text: str, longest: int) -> Text:
@@ -96,9 +117,9 @@ def words(fragment: Fragment) -> str:
     return "\n".join(f"{name}: {value}" for name, value in values if value)
 
 
-def table(*columns: str, numbers: Iterable[str] = (), wide: str = "") -> Table:
+def table(*columns: str, numbers: Iterable[str] = (), wide: str = "") -> SafeTable:
     """An empty table; `numbers` are set to the right, `wide` takes what room there is."""
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    grid = SafeTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     right = set(numbers)
     for name in columns:
         if name == wide:
@@ -108,9 +129,9 @@ def table(*columns: str, numbers: Iterable[str] = (), wide: str = "") -> Table:
     return grid
 
 
-def facts(pairs: Iterable[tuple[str, object]]) -> Table:
+def facts(pairs: Iterable[tuple[str, object]]) -> SafeTable:
     """Names and values in two columns; what is empty or None is left out."""
-    grid = Table.grid(padding=(0, 2))
+    grid = SafeTable(box=None, padding=(0, 2), show_header=False, pad_edge=False, collapse_padding=True)
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in pairs:
@@ -132,9 +153,9 @@ def _fact(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return _number(value)
+        return number_text(value)
     if isinstance(value, timedelta):
-        return f"{_number(value.total_seconds())} s"
+        return f"{number_text(value.total_seconds())} s"
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={_fact(item)}" for key, item in value.items())
     if isinstance(value, Iterable) and not isinstance(value, str):

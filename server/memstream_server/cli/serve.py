@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from memstream_server.cli.failures import Failure, Misuse
+from memstream_server.core.printable import number_text
 from memstream_server.settings import Settings, SettingsError, load, unknown_variables
 
 _SHORT = {"data_dir": "--data"}
@@ -88,7 +89,7 @@ def _default(field: FieldInfo, extra: dict[str, Any]) -> str:
     if isinstance(default, Enum):
         return str(default.value)
     if isinstance(default, float):
-        return f"{default:g}"
+        return number_text(default)
     return "none" if default in (None, "") else str(default)
 
 

@@ -17,7 +17,7 @@ from memstream.client import Client
 from memstream.resources import Operation
 from memstream_server.cli.failures import Failure, Missing, Misuse
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, print_json
+from memstream_server.cli.output import console, print_json, say
 from memstream_server.cli.server import Server, server_options
 
 
@@ -70,7 +70,7 @@ def export_command(what: str, output: Path | None, vectors: bool, server: Server
     if as_json:
         print_json({"file": str(output), "fragments": count, "bytes": size})
     else:
-        click.echo(f"exported {count:,} fragments of {what} to {output} ({size:,} bytes)", err=True)
+        say(f"exported {count:,} fragments of {what} to {output} ({size:,} bytes)", err=True)
 
 
 async def _export(client: Client, namespace: str, memory: str, vectors: bool, file: IO[bytes]) -> int:
@@ -135,10 +135,10 @@ def import_command(
     if as_json:
         print_json(operation)
     elif validate_only:
-        click.echo(f"{file} is whole and can be imported: {operation.total:,} fragments")
+        say(f"{file} is whole and can be imported: {operation.total:,} fragments")
     elif operation.end_time is None:
-        click.echo(f"the import began as operation {operation.id}")
+        say(f"the import began as operation {operation.id}")
     elif operation.state.value == "succeeded":
-        click.echo(f"imported {operation.done:,} fragments of {file} into {namespace}")
+        say(f"imported {operation.done:,} fragments of {file} into {namespace}")
     else:
         raise Failure(f"the import was {operation.state.value} after {operation.done:,} fragments")

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from memstream_server.cli.data import place_options
 from memstream_server.cli.failures import Exit, Failure
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, print_json, shown, table, write
+from memstream_server.cli.output import console, print_json, say, shown, table, write
 from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ def _show(where: str, report: Report) -> None:
     out = console()
     write(out, grid)
     for name, first in report.compacted.items():
-        click.echo(f"{name}: its events are kept from revision {first} on, so older fragments were compared only since")
+        say(f"{name}: its events are kept from revision {first} on, so older fragments were compared only since")
     for id_, what in report.unfinished.items():
-        click.echo(f"operation {id_} has not ended: {shown(what)}")
+        say(f"operation {id_} has not ended: {shown(what)}")
     if report.violations:
         found = table("check", "memory", "fragment", "what is wrong", wide="what is wrong")
         for each in report.violations:
@@ -101,4 +101,4 @@ def _show(where: str, report: Report) -> None:
         write(out, found)
     count = sum(report.violated.values())
     more = f", {len(report.violations):,} of them shown" if count > len(report.violations) else ""
-    click.echo(f"{where}: {f'{count:,} violations{more}' if count else 'everything is as its events say'}")
+    say(f"{where}: {f'{count:,} violations{more}' if count else 'everything is as its events say'}")
