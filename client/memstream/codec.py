@@ -74,13 +74,16 @@ def observation_to_wire(what: Observable, **said: Unpack[ObservationFields]) -> 
     """An observation; `said` overrides what an Observation says itself."""
     if isinstance(what, str) and not said:
         return _words(what)
-    value = what if isinstance(what, Observation) else Observation(what)
-    return _observation_to_wire(replace(value, **said) if said else value)
+    if not isinstance(what, Observation):
+        return _observation_to_wire(Observation(what, **said))
+    return _observation_to_wire(replace(what, **said) if said else what)
 
 
 def _words(content: str) -> fragment_pb2.Observation:
-    with encoding("content"):  # lone surrogates have no UTF-8
+    try:
         return fragment_pb2.Observation(content=content)
+    except ValueError as error:  # lone surrogates have no UTF-8
+        raise invalid("content", str(error)) from error
 
 
 def _body(body: str | Structured) -> fragment_pb2.Observation:

@@ -43,8 +43,14 @@ class Kind:
         """Whether the value is of this kind, as far as one sees without looking inside."""
         raise NotImplementedError
 
+    def surely(self, value: Any) -> bool:
+        """Whether a quick look is enough to accept the value, as for nearly all; False says nothing."""
+        return False
+
     def check(self, path: str, value: object) -> None:
         """Raises InvalidArgument, which names `path`."""
+        if self.surely(value):
+            return
         if not self.takes(value):
             raise InvalidArgument(path, f"must be {self.name}, not {self.describe(value)}")
         self.check_inside(path, value)
@@ -66,6 +72,9 @@ class _Plain(Kind):
     def takes(self, value: object) -> bool:
         return isinstance(value, self._classes)
 
+    def surely(self, value: Any) -> bool:
+        return value.__class__ in self._classes
+
 
 class _Anything(Kind):
     name, plural = "anything", "anything"
@@ -80,9 +89,10 @@ class _Text(Kind):
     def takes(self, value: object) -> bool:
         return isinstance(value, str)
 
+    def surely(self, value: Any) -> bool:
+        return value.__class__ is str and value.isascii()
+
     def check_inside(self, path: str, value: Any) -> None:
-        if value.isascii():
-            return
         try:
             value.encode()
         except UnicodeEncodeError as error:
@@ -100,6 +110,9 @@ class _Whole(Kind):
     def takes(self, value: object) -> bool:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
+    def surely(self, value: Any) -> bool:
+        return value.__class__ is int and self._low <= value <= self._high
+
     def check_inside(self, path: str, value: Any) -> None:
         if not self._low <= value <= self._high:
             raise InvalidArgument(path, f"must be between {self._low} and {self._high}, not {shown(value)}")
@@ -113,6 +126,9 @@ class _Number(Kind):
 
     def takes(self, value: object) -> bool:
         return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+    def surely(self, value: Any) -> bool:
+        return value.__class__ is float and self._low <= value <= self._high and math.isfinite(value)
 
     def check_inside(self, path: str, value: Any) -> None:
         try:
@@ -170,6 +186,9 @@ class _Items(Kind):
     def takes(self, value: object) -> bool:
         return isinstance(value, self._base) and not isinstance(value, str | bytes | bytearray | memoryview | Mapping)
 
+    def surely(self, value: Any) -> bool:
+        return value.__class__ in (list, tuple) and self.takes(value) and all(map(self._element.surely, value))
+
     def check_inside(self, path: str, value: Any) -> None:
         if isinstance(value, Collection):
             for number, item in enumerate(value):
@@ -204,6 +223,11 @@ class _Map(Kind):
     def takes(self, value: object) -> bool:
         return isinstance(value, Mapping)
 
+    def surely(self, value: Any) -> bool:
+        return value.__class__ is dict and all(
+            self._key.surely(key) and self._value.surely(item) for key, item in value.items()
+        )
+
     def check_inside(self, path: str, value: Any) -> None:
         for key, item in value.items():
             self._key.check(f"a key of {path}", key)
@@ -223,16 +247,21 @@ class _Record(Kind):
     def __init__(self, kind: type[Any]) -> None:
         self._class = kind
         self._inside: dict[str, Kind] | None = None
+        self._checked = bool(getattr(kind, CHECKED, False))
         self.name, self.plural = with_article(kind), f"{kind.__name__}s"
 
     def takes(self, value: object) -> bool:
         return isinstance(value, self._class)
 
+    def surely(self, value: Any) -> bool:
+        return self._checked and value.__class__ is self._class
+
     def check_inside(self, path: str, value: Any) -> None:
+        if self._checked:
+            return
         if self._inside is None:
             hints = get_type_hints(self._class, include_extras=True)
-            checked = getattr(self._class, CHECKED, False)
-            self._inside = {} if checked else {each.name: kind_of(hints[each.name]) for each in fields(self._class)}
+            self._inside = {each.name: kind_of(hints[each.name]) for each in fields(self._class)}
         for name, kind in self._inside.items():
             kind.check(f"{path}.{name}", getattr(value, name))
 
@@ -260,15 +289,28 @@ class _Options(Kind):
             kind.check(f"{path}.{key}", item)
 
 
+_EXAMPLES: dict[type, object] = {str: "x", int: 1, float: 1.0, bool: True, type(None): None, dict: {}, list: []}
+"""Of the classes that nearly all values have."""
+
+
 class _Union(Kind):
     def __init__(self, kinds: Sequence[Kind]) -> None:
         self._kinds = kinds
+        self._first = {
+            each: next(kind for kind in kinds if kind.takes(example))
+            for each, example in _EXAMPLES.items()
+            if any(kind.takes(example) for kind in kinds)
+        }
         numbers = any(isinstance(kind, _Number) for kind in kinds)
         named = [kind for kind in kinds if not (numbers and isinstance(kind, _Whole))]
         self.name, self.plural = _either([kind.name for kind in named]), _either([kind.plural for kind in named])
 
     def takes(self, value: object) -> bool:
         return any(kind.takes(value) for kind in self._kinds)
+
+    def surely(self, value: Any) -> bool:
+        first = self._first.get(value.__class__)
+        return first is not None and first.surely(value)
 
     def check_inside(self, path: str, value: Any) -> None:
         next(kind for kind in self._kinds if kind.takes(value)).check_inside(path, value)
