@@ -14,7 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from memstream.errors import InvalidArgument
-from memstream.kinds import CHECKED, Kind, kind_of
+from memstream.kinds import kind_of
+from memstream.value_kinds import Kind
+
+CHECKED = "__checks_its_fields__"
+"""Set on dataclasses that check their fields when they are made."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type[Any])

@@ -88,6 +88,8 @@ VALUES: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: memstream.Structured("x", question="y"), "question", "is given to Structured() twice"),
     (lambda: memstream.Structured(*["x"] * 9), "Structured", "takes 8 arguments by position at most"),
     (lambda: memstream.Weights(alpha="1"), "alpha", "must be a number or None, not the string '1'"),
+    (lambda: memstream.Cursor("x", True), "revision", "must be a whole number, not True (bool)"),
+    (lambda: memstream.Cursor("x", -1), "revision", "must be between 0 and 9223372036854775807, not -1 (int)"),
     (lambda: memstream.Observation(), "body", "is required by Observation()"),
     (lambda: memstream.Retry(first_s=-1), "first_s", "must be between 0 and"),
     (lambda: memstream.connect(7700), "target", "must be a string, not 7700 (int)"),
@@ -172,7 +174,6 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("watch", ("yesterday",), {}, "start"),
     ("watch", (), {"types": "promoted"}, "types"),
     ("watch", (), {"types": [memstream.EventType.UNKNOWN]}, "types"),
-    ("watch", (memstream.Cursor("x", True),), {}, "start.revision"),
     ("observe", ("p",), {"outcomes": 1}, "outcomes"),
 ]
 
