@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
 from typing import TypeAlias, Unpack
 
+from memstream.argument_types import Several
 from memstream.resources import Cursor, Event, ImportedFragment, ModelUse
 from memstream.status import from_status
 from memstream.v1 import (
@@ -124,7 +125,7 @@ def ack_level_to_wire(level: AckLevel) -> stream_service_pb2.AckLevel.ValueType:
     return stream_service_pb2.AckLevel.Value(f"ACK_LEVEL_{AckLevel(level).name}")
 
 
-def tiers_to_wire(tiers: Collection[Tier]) -> list[fragment_pb2.Tier.ValueType]:
+def tiers_to_wire(tiers: Several[Tier]) -> list[fragment_pb2.Tier.ValueType]:
     """Tiers."""
     return [fragment_pb2.Tier.Value(f"TIER_{Tier(tier).name}") for tier in tiers]
 
@@ -134,7 +135,7 @@ def kind_to_wire(kind: MemoryKind | None) -> memory_pb2.MemoryKind.ValueType:
     return memory_pb2.MemoryKind.Value(f"MEMORY_KIND_{'UNSPECIFIED' if kind is None else MemoryKind(kind).name}")
 
 
-def event_types_to_wire(types: Collection[EventType]) -> list[event_pb2.EventType.ValueType]:
+def event_types_to_wire(types: Several[EventType]) -> list[event_pb2.EventType.ValueType]:
     """Event types."""
     with encoding("types"):
         return [event_pb2.EventType.Value(f"EVENT_TYPE_{EventType(each).name}") for each in types]

@@ -7,13 +7,14 @@ UTF-8, and a string is no collection of strings.
 from __future__ import annotations
 
 import types
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from memstream.argument_types import Bounds, Secret, VectorLike, with_article
+from memstream.argument_types import Bounds, ListLike, Secret, VectorLike, with_article
 from memstream.value_kinds import (
     Anything,
     Choice,
@@ -65,7 +66,7 @@ def kind_of(hint: Any) -> Kind:
     if origin is Annotated:
         return _annotated(inside[0], inside[1:])
     if origin in (Union, types.UnionType):
-        return _union([kind_of(each) for each in inside])
+        return _union(inside)
     if origin is Literal:
         return OneOf(inside)
     if origin is Required:
@@ -109,7 +110,16 @@ def _annotated(hint: Any, notes: tuple[object, ...]) -> Kind:
     return kind_of(hint)
 
 
-def _union(kinds: list[Kind]) -> Kind:
+def _union(hints: tuple[Any, ...]) -> Kind:
+    origins = {get_origin(each) for each in hints}
+    kinds: list[Kind] = []
+    for each in hints:
+        if get_origin(each) is ListLike:
+            base, examples = _ITEMS[Iterable if Iterator in origins else Collection]
+            kinds.append(Items(kind_of(get_args(each)[0]), base, examples))
+        elif ListLike not in origins or get_origin(each) not in (AbstractSet, Iterator):
+            kinds.append(kind_of(each))
     if any(isinstance(kind, Anything) for kind in kinds):
         return _PLAIN[Any]
-    return Either([*(kind for kind in kinds if kind is not _NOTHING), *(kind for kind in kinds if kind is _NOTHING)])
+    last = [kind for kind in kinds if kind is _NOTHING]
+    return Either([*(kind for kind in kinds if kind is not _NOTHING), *last]) if kinds[1:] else kinds[0]
