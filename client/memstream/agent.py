@@ -14,10 +14,10 @@ To read or write differently, subclass it and override `read_memories`, `write_m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, Self, TypedDict
 
+from memstream.argument_types import Several
 from memstream.arguments import check_fields, check_made, check_methods
 from memstream.client import Client
 from memstream.conversations import Conversation
@@ -201,7 +201,7 @@ class AgentMemory(AgentTemplates):
         content = self.memory_content(question, ai_message, action_output, check_pass, check_fail_reason)
         await self.observe([content])
 
-    async def observe(self, contents: Sequence[str | Structured]) -> None:
+    async def observe(self, contents: Several[str | Structured]) -> None:
         """Observes texts or steps in order, once each; raises why one was refused."""
         observations = [Observation(content, session=self.session) for content in contents]
         result = await self.memory.observe_batch(observations)

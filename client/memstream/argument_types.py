@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -28,6 +30,26 @@ Seconds: TypeAlias = Annotated[float, Bounds(0, 1e9)]
 """Not negative, and within what clocks can count."""
 KeepaliveSeconds: TypeAlias = Annotated[float, Bounds(0.001, INT32_MAX / 1000)]
 """What gRPC takes, in milliseconds, as an int32."""
+
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ListLike(Protocol[T_co]):
+    """A list, a tuple or the like: no string, which contains strings alone, and no mapping, which has no places."""
+
+    def __contains__(self, value: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[T_co]: ...
+    def __len__(self) -> int: ...
+    def index(self, value: Any, /) -> int: ...
+    def count(self, value: Any, /) -> int: ...
+
+
+Several: TypeAlias = ListLike[T] | AbstractSet[T]
+"""A list, tuple or set; a string or a mapping is a mistake that a type checker finds."""
+Items: TypeAlias = ListLike[T] | AbstractSet[T] | Iterator[T]
+"""The same, or what gives one item after another."""
 
 
 class Secret:

@@ -14,7 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from memstream.errors import InvalidArgument
-from memstream.kinds import CHECKED, Kind, kind_of
+from memstream.kinds import kind_of
+from memstream.value_kinds import Kind
+
+CHECKED = "__checks_its_fields__"
+"""Set on dataclasses that check their fields when they are made."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type[Any])
@@ -28,7 +32,8 @@ class _Signature:
         self._name = name
         self._kinds: dict[str, Kind] = {}
         self._positional: list[tuple[str, Kind]] = []
-        self._required: list[str] = []
+        self._required: list[tuple[str, int]] = []
+        """(name, place) of what must be given."""
         for each in list(inspect.signature(function).parameters.values())[bound:]:
             if each.kind is each.VAR_KEYWORD:
                 options = get_type_hints(get_args(hints[each.name])[0], include_extras=True)
@@ -38,23 +43,25 @@ class _Signature:
             if each.kind is each.POSITIONAL_OR_KEYWORD:
                 self._positional.append((each.name, self._kinds[each.name]))
             if each.default is each.empty:
-                self._required.append(each.name)
+                self._required.append((each.name, len(self._positional) - 1))
 
     def check(self, positional: tuple[object, ...], named: Mapping[str, object]) -> None:
         """Raises InvalidArgument."""
         if len(positional) > len(self._positional):
             raise InvalidArgument(self._name, f"takes {len(self._positional)} arguments by position at most")
         for (name, kind), value in zip(self._positional, positional, strict=False):
-            kind.check(name, value)
             if name in named:
                 raise InvalidArgument(name, f"is given to {self._name}() twice")
+            if not kind.surely(value):
+                kind.check(name, value)
         for name, value in named.items():
             kind_or_none = self._kinds.get(name)
             if kind_or_none is None:
                 raise unknown(name, name, f"{self._name}()", self._kinds)
-            kind_or_none.check(name, value)
-        for name in self._required:
-            if name not in named and all(name != given for given, _ in self._positional[: len(positional)]):
+            if not kind_or_none.surely(value):
+                kind_or_none.check(name, value)
+        for name, place in self._required:
+            if place >= len(positional) and name not in named:
                 raise InvalidArgument(name, f"is required by {self._name}()")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
 from typing import TypeAlias, Unpack
 
+from memstream.argument_types import Several
 from memstream.resources import Cursor, Event, ImportedFragment, ModelUse
 from memstream.status import from_status
 from memstream.v1 import (
@@ -74,13 +75,16 @@ def observation_to_wire(what: Observable, **said: Unpack[ObservationFields]) -> 
     """An observation; `said` overrides what an Observation says itself."""
     if isinstance(what, str) and not said:
         return _words(what)
-    value = what if isinstance(what, Observation) else Observation(what)
-    return _observation_to_wire(replace(value, **said) if said else value)
+    if not isinstance(what, Observation):
+        return _observation_to_wire(Observation(what, **said))
+    return _observation_to_wire(replace(what, **said) if said else what)
 
 
 def _words(content: str) -> fragment_pb2.Observation:
-    with encoding("content"):  # lone surrogates have no UTF-8
+    try:
         return fragment_pb2.Observation(content=content)
+    except ValueError as error:  # lone surrogates have no UTF-8
+        raise invalid("content", str(error)) from error
 
 
 def _body(body: str | Structured) -> fragment_pb2.Observation:
@@ -121,7 +125,7 @@ def ack_level_to_wire(level: AckLevel) -> stream_service_pb2.AckLevel.ValueType:
     return stream_service_pb2.AckLevel.Value(f"ACK_LEVEL_{AckLevel(level).name}")
 
 
-def tiers_to_wire(tiers: Collection[Tier]) -> list[fragment_pb2.Tier.ValueType]:
+def tiers_to_wire(tiers: Several[Tier]) -> list[fragment_pb2.Tier.ValueType]:
     """Tiers."""
     return [fragment_pb2.Tier.Value(f"TIER_{Tier(tier).name}") for tier in tiers]
 
@@ -131,7 +135,7 @@ def kind_to_wire(kind: MemoryKind | None) -> memory_pb2.MemoryKind.ValueType:
     return memory_pb2.MemoryKind.Value(f"MEMORY_KIND_{'UNSPECIFIED' if kind is None else MemoryKind(kind).name}")
 
 
-def event_types_to_wire(types: Collection[EventType]) -> list[event_pb2.EventType.ValueType]:
+def event_types_to_wire(types: Several[EventType]) -> list[event_pb2.EventType.ValueType]:
     """Event types."""
     with encoding("types"):
         return [event_pb2.EventType.Value(f"EVENT_TYPE_{EventType(each).name}") for each in types]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from types import TracebackType
 from typing import Self, TypeAlias, Unpack
 
 import grpc.aio
 
-from memstream.argument_types import Count, Int32, Position
+from memstream.argument_types import Count, Int32, Items, Position, Several
 from memstream.arguments import check_methods, checked_items
 from memstream.backoff import Backoff, persist
 from memstream.channel import Link, MemoryPath, new_request_id, pages, read_message
@@ -120,7 +120,7 @@ class Conversation:
 
     # Plans.
 
-    async def save_plans(self, plans: Iterable[Plan]) -> tuple[Plan, ...]:
+    async def save_plans(self, plans: Items[Plan]) -> tuple[Plan, ...]:
         """Saves plans together; one of an existing number replaces it. As saved, with their times."""
         request = pb.SavePlansRequest(
             namespace=self.namespace,
@@ -132,7 +132,7 @@ class Conversation:
         return tuple(plan_from_wire(wire) for wire in answer.plans)
 
     async def plans(
-        self, numbers: Collection[Int32] = (), *, to_do: bool = False, page_size: Count = 0
+        self, numbers: Several[Int32] = (), *, to_do: bool = False, page_size: Count = 0
     ) -> AsyncIterator[Plan]:
         """By number: all, those of `numbers`, or those to do (TODO or RETRYING)."""
 

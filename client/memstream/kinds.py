@@ -1,316 +1,53 @@
-"""What an argument may be, read from its annotation, and a plain sentence where it is something else.
+"""From an annotation to what an argument may be.
 
-`kind_of(hint)` gives a Kind: `takes` looks at the value alone, `check` at all that is inside it. Rules beyond the
-annotation: a bool is no number, a number is finite, a time has a zone, a string can be written as UTF-8, and a string
-is no collection of strings.
+Rules beyond the annotation: a bool is no number, a number is finite, a time has a zone, a string can be written as
+UTF-8, and a string is no collection of strings.
 """
 
 from __future__ import annotations
 
-import math
 import types
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Required,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
+from typing import Annotated, Any, Literal, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from memstream.argument_types import Bounds, ListLike, Secret, VectorLike, with_article
+from memstream.value_kinds import (
+    Anything,
+    Choice,
+    Either,
+    FixedTuple,
+    Function,
+    Hidden,
+    Items,
+    Kind,
+    Map,
+    Number,
+    OneOf,
+    Options,
+    Plain,
+    Text,
+    Time,
+    VectorOfNumbers,
+    Whole,
 )
 
-import numpy as np
-
-from memstream.argument_types import INT64_MAX, Bounds, Secret, VectorLike, quoted, shown, with_article
-from memstream.errors import InvalidArgument
-
-
-class Kind:
-    """What a value may be. `name` says it of one value, `plural` of several."""
-
-    name: str
-    plural: str
-
-    def takes(self, value: object) -> bool:
-        """Whether the value is of this kind, as far as one sees without looking inside."""
-        raise NotImplementedError
-
-    def check(self, path: str, value: object) -> None:
-        """Raises InvalidArgument, which names `path`."""
-        if not self.takes(value):
-            raise InvalidArgument(path, f"must be {self.name}, not {self.describe(value)}")
-        self.check_inside(path, value)
-
-    def check_inside(self, path: str, value: Any) -> None:
-        """What `takes` does not see."""
-
-    def describe(self, value: object) -> str:
-        """What came."""
-        return shown(value)
-
-
-class _Plain(Kind):
-    """An instance of a class."""
-
-    def __init__(self, name: str, plural: str, *classes: type) -> None:
-        self.name, self.plural, self._classes = name, plural, classes
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, self._classes)
-
-
-class _Anything(Kind):
-    name, plural = "anything", "anything"
-
-    def takes(self, value: object) -> bool:
-        return True
-
-
-class _Text(Kind):
-    name, plural = "a string", "strings"
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, str)
-
-    def check_inside(self, path: str, value: Any) -> None:
-        if value.isascii():
-            return
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(
-                path, f"has a lone surrogate ({value[error.start]!a}) at character {error.start + 1}"
-            ) from None
-
-
-class _Whole(Kind):
-    name, plural = "a whole number", "whole numbers"
-
-    def __init__(self, low: float = -INT64_MAX - 1, high: float = INT64_MAX) -> None:
-        self._low, self._high = low, high
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-    def check_inside(self, path: str, value: Any) -> None:
-        if not self._low <= value <= self._high:
-            raise InvalidArgument(path, f"must be between {self._low} and {self._high}, not {shown(value)}")
-
-
-class _Number(Kind):
-    name, plural = "a number", "numbers"
-
-    def __init__(self, low: float = -math.inf, high: float = math.inf) -> None:
-        self._low, self._high = low, high
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-
-    def check_inside(self, path: str, value: Any) -> None:
-        try:
-            finite = math.isfinite(value)
-        except OverflowError:
-            finite = False
-        if not finite:
-            raise InvalidArgument(path, f"must be a finite number, not {shown(value)}")
-        if not self._low <= value <= self._high:
-            raise InvalidArgument(path, f"must be between {self._low} and {self._high}, not {shown(value)}")
-
-
-class _Time(Kind):
-    name, plural = "an aware datetime", "aware datetimes"
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, datetime)
-
-    def check_inside(self, path: str, value: Any) -> None:
-        if value.utcoffset() is None:
-            raise InvalidArgument(path, "must be an aware datetime (datetime.now(UTC)), not one without a time zone")
-
-
-class _Choice(Kind):
-    """A member of an enum, or its value."""
-
-    def __init__(self, enum: type[Enum]) -> None:
-        self._enum = enum
-        self._values = [member.value for member in enum]
-        self.name = f"one of {', '.join(value for value in self._values if value != 'unknown')}"
-        self.plural = f"values among {self.name.removeprefix('one of ')}"
-
-    def takes(self, value: object) -> bool:
-        if isinstance(value, Enum):
-            return isinstance(value, self._enum)
-        return isinstance(value, str) and value in self._values
-
-
-class _Literal(Kind):
-    def __init__(self, values: tuple[object, ...]) -> None:
-        self._values = values
-        self.name = self.plural = " or ".join(map(repr, values))
-
-    def takes(self, value: object) -> bool:
-        return any(isinstance(value, type(each)) and value == each for each in self._values)
-
-
-class _Items(Kind):
-    """Several values; those of an iterator are looked at by who takes them out of it."""
-
-    def __init__(self, element: Kind, base: type, examples: str) -> None:
-        self._element, self._base = element, base
-        self.name = self.plural = f"{examples} of {element.plural}"
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, self._base) and not isinstance(value, str | bytes | bytearray | memoryview | Mapping)
-
-    def check_inside(self, path: str, value: Any) -> None:
-        if isinstance(value, Collection):
-            for number, item in enumerate(value):
-                self._element.check(f"{path}[{number}]", item)
-
-    def describe(self, value: object) -> str:
-        if isinstance(value, str) and self._element.takes(value):
-            return f"{shown(value)}; for one, write [{quoted(value)}]"
-        return shown(value)
-
-
-class _Tuple(Kind):
-    """A tuple of so many values."""
-
-    def __init__(self, elements: Sequence[Kind]) -> None:
-        self._elements = elements
-        self.name = self.plural = f"a tuple of {' and '.join(kind.name for kind in elements)}"
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, tuple) and len(value) == len(self._elements)
-
-    def check_inside(self, path: str, value: Any) -> None:
-        for number, (kind, item) in enumerate(zip(self._elements, value, strict=True)):
-            kind.check(f"{path}[{number}]", item)
-
-
-class _Map(Kind):
-    def __init__(self, key: Kind, value: Kind) -> None:
-        self._key, self._value = key, value
-        self.name = self.plural = f"a mapping of {key.plural} to {value.plural}"
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, Mapping)
-
-    def check_inside(self, path: str, value: Any) -> None:
-        for key, item in value.items():
-            self._key.check(f"a key of {path}", key)
-            self._value.check(f"{path}.{key if isinstance(key, str) else shown(key)}", item)
-
-
-class _Vector(Kind):
-    name, plural = "a numpy array or a sequence of numbers", "numpy arrays or sequences of numbers"
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, np.ndarray | Sequence) and not isinstance(value, str | bytes)
-
-
-class _Record(Kind):
-    """A dataclass of the SDK; one that checked itself when it was made is not looked into again."""
-
-    def __init__(self, kind: type[Any]) -> None:
-        self._class = kind
-        self._inside: dict[str, Kind] | None = None
-        self.name, self.plural = with_article(kind), f"{kind.__name__}s"
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, self._class)
-
-    def check_inside(self, path: str, value: Any) -> None:
-        if self._inside is None:
-            hints = get_type_hints(self._class, include_extras=True)
-            checked = getattr(self._class, CHECKED, False)
-            self._inside = {} if checked else {each.name: kind_of(hints[each.name]) for each in fields(self._class)}
-        for name, kind in self._inside.items():
-            kind.check(f"{path}.{name}", getattr(value, name))
-
-
-CHECKED = "__checks_its_fields__"
-"""Set on dataclasses that check their fields when they are made."""
-
-
-class _Options(Kind):
-    """A mapping of the shape of a TypedDict."""
-
-    def __init__(self, kind: type[Any]) -> None:
-        hints = get_type_hints(kind, include_extras=True)
-        self._inside = {name: kind_of(hint) for name, hint in hints.items()}
-        self.name = self.plural = f"a mapping with keys among {', '.join(hints)}"
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, Mapping)
-
-    def check_inside(self, path: str, value: Any) -> None:
-        for key, item in value.items():
-            kind = self._inside.get(key) if isinstance(key, str) else None
-            if kind is None:
-                raise InvalidArgument(path, f"has no key {shown(key)}; there are {', '.join(self._inside)}")
-            kind.check(f"{path}.{key}", item)
-
-
-class _Union(Kind):
-    def __init__(self, kinds: Sequence[Kind]) -> None:
-        self._kinds = kinds
-        numbers = any(isinstance(kind, _Number) for kind in kinds)
-        named = [kind for kind in kinds if not (numbers and isinstance(kind, _Whole))]
-        self.name, self.plural = _either([kind.name for kind in named]), _either([kind.plural for kind in named])
-
-    def takes(self, value: object) -> bool:
-        return any(kind.takes(value) for kind in self._kinds)
-
-    def check_inside(self, path: str, value: Any) -> None:
-        next(kind for kind in self._kinds if kind.takes(value)).check_inside(path, value)
-
-    def describe(self, value: object) -> str:
-        said = [kind.describe(value) for kind in self._kinds]
-        return next((text for text in said if text != shown(value)), shown(value))
-
-
-class _Hidden(Kind):
-    """Of a value that no error shows."""
-
-    def __init__(self, kind: Kind) -> None:
-        self._kind, self.name, self.plural = kind, kind.name, kind.plural
-
-    def takes(self, value: object) -> bool:
-        return self._kind.takes(value)
-
-    def describe(self, value: object) -> str:
-        return with_article(type(value))
-
-
-class _Function(Kind):
-    name, plural = "a function", "functions"
-
-    def takes(self, value: object) -> bool:
-        return callable(value)
-
-
-_NOTHING = _Plain("None", "None", type(None))
+_NOTHING = Plain("None", "None", type(None))
 _PLAIN: dict[object, Kind] = {
-    Any: _Anything(),
-    object: _Anything(),
+    Any: Anything(),
+    object: Anything(),
     None: _NOTHING,
     type(None): _NOTHING,
-    str: _Text(),
-    int: _Whole(),
-    float: _Number(),
-    bool: _Plain("a bool", "bools", bool),
-    bytes: _Plain("bytes", "bytes", bytes),
-    datetime: _Time(),
-    timedelta: _Plain("a timedelta", "timedeltas", timedelta),
+    str: Text(),
+    int: Whole(),
+    float: Number(),
+    bool: Plain("a bool", "bools", bool),
+    bytes: Plain("bytes", "bytes", bytes),
+    datetime: Time(),
+    timedelta: Plain("a timedelta", "timedeltas", timedelta),
 }
 _ITEMS: dict[object, tuple[type, str]] = {
     Collection: (Collection, "a list, tuple or set"),
@@ -329,50 +66,60 @@ def kind_of(hint: Any) -> Kind:
     if origin is Annotated:
         return _annotated(inside[0], inside[1:])
     if origin in (Union, types.UnionType):
-        return _union([kind_of(each) for each in inside])
+        return _union(inside)
     if origin is Literal:
-        return _Literal(inside)
+        return OneOf(inside)
     if origin is Required:
         return kind_of(inside[0])
     if origin in _ITEMS:
-        return _Items(kind_of(inside[0]), *_ITEMS[origin])
+        return Items(kind_of(inside[0]), *_ITEMS[origin])
     if origin is tuple:
-        return _Tuple([kind_of(each) for each in inside])
+        return _tuple(inside)
     if origin is Mapping:
-        return _Map(kind_of(inside[0]), kind_of(inside[1]))
+        return Map(kind_of(inside[0]), kind_of(inside[1]))
     if origin is Callable:
-        return _Function()
+        return Function()
     return _class(origin or hint)
+
+
+def _tuple(inside: tuple[Any, ...]) -> Kind:
+    if inside[-1] is ...:
+        return Items(kind_of(inside[0]), tuple, "a tuple")
+    return FixedTuple([kind_of(each) for each in inside])
 
 
 def _class(kind: Any) -> Kind:
     if is_typeddict(kind):
-        return _Options(kind)
+        hints = get_type_hints(kind, include_extras=True)
+        return Options({name: kind_of(hint) for name, hint in hints.items()})
     if issubclass(kind, Enum):
-        return _Choice(kind)
-    if is_dataclass(kind):
-        return _Record(cast("type[Any]", kind))
+        return Choice(kind)
     if getattr(kind, "_is_protocol", False):
-        return _Anything()
-    return _Plain(with_article(kind), f"{kind.__name__}s", kind)
+        return Anything()
+    return Plain(with_article(kind), f"{kind.__name__}s", kind)
 
 
 def _annotated(hint: Any, notes: tuple[object, ...]) -> Kind:
     for note in notes:
         if note is VectorLike:
-            return _Vector()
+            return VectorOfNumbers()
         if note is Secret:
-            return _Hidden(kind_of(hint))
+            return Hidden(kind_of(hint))
         if isinstance(note, Bounds):
-            return _Whole(note.low, note.high) if hint is int else _Number(note.low, note.high)
+            return Whole(note.low, note.high) if hint is int else Number(note.low, note.high)
     return kind_of(hint)
 
 
-def _either(names: Sequence[str]) -> str:
-    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
-
-
-def _union(kinds: list[Kind]) -> Kind:
-    if any(isinstance(kind, _Anything) for kind in kinds):
+def _union(hints: tuple[Any, ...]) -> Kind:
+    origins = {get_origin(each) for each in hints}
+    kinds: list[Kind] = []
+    for each in hints:
+        if get_origin(each) is ListLike:
+            base, examples = _ITEMS[Iterable if Iterator in origins else Collection]
+            kinds.append(Items(kind_of(get_args(each)[0]), base, examples))
+        elif ListLike not in origins or get_origin(each) not in (AbstractSet, Iterator):
+            kinds.append(kind_of(each))
+    if any(isinstance(kind, Anything) for kind in kinds):
         return _PLAIN[Any]
-    return _Union([*(kind for kind in kinds if kind is not _NOTHING), *(kind for kind in kinds if kind is _NOTHING)])
+    last = [kind for kind in kinds if kind is _NOTHING]
+    return Either([*(kind for kind in kinds if kind is not _NOTHING), *last]) if kinds[1:] else kinds[0]

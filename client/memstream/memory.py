@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from typing import Literal, Unpack
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from memstream.argument_types import Count, Position, Seconds
+from memstream.argument_types import Count, Items, Position, Seconds, Several
 from memstream.arguments import check_methods, checked_items
 from memstream.channel import Link, MemoryPath, memory_path, new_request_id
 from memstream.codec import (
@@ -102,7 +102,7 @@ class Memory:
         self,
         start: Start = "now",
         *,
-        types: Collection[EventType] = (),
+        types: Several[EventType] = (),
         include_fragments: bool = False,
         progress_interval: timedelta | None = None,
     ) -> Watch:
@@ -124,7 +124,7 @@ class Memory:
 
     async def observe_batch(
         self,
-        observations: Iterable[Observable],
+        observations: Items[Observable],
         *,
         producer: str = "",
         first_sequence: Position = 0,
@@ -202,7 +202,7 @@ class Memory:
         await self._link.call(self._link.memories.CloneMemory, request, self._path)
         return Memory(self._link, path)
 
-    async def clear(self, tiers: Collection[Tier] = ()) -> int:
+    async def clear(self, tiers: Several[Tier] = ()) -> int:
         """Empties the tiers named (none: all) for good; how many fragments that were, forgotten ones included."""
         request = pb.ClearMemoryRequest(
             namespace=self.namespace, memory=self.name, tiers=tiers_to_wire(tiers), request_id=new_request_id()
@@ -313,7 +313,7 @@ class Memory:
         answer = await self._link.call(self._link.memories.UpdateFragment, request, self._path)
         return fragment_from_wire(answer.fragment)
 
-    async def forget_fragments(self, ids: Collection[str] = (), *, filter: Filter | None = None) -> int:
+    async def forget_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
         """Takes fragments out of recall, restorable within the grace; how many that were. By ids, or by filter."""
         request = pb.ForgetFragmentsRequest(
             namespace=self.namespace,
@@ -324,7 +324,7 @@ class Memory:
         )
         return (await self._link.call(self._link.memories.ForgetFragments, request, self._path)).forgotten
 
-    async def restore_fragments(self, ids: Collection[str] = (), *, filter: Filter | None = None) -> int:
+    async def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
         """Brings forgotten fragments back; how many that were. By ids, or by filter."""
         request = pb.RestoreFragmentsRequest(
             namespace=self.namespace,
@@ -335,7 +335,7 @@ class Memory:
         )
         return (await self._link.call(self._link.memories.RestoreFragments, request, self._path)).restored
 
-    async def erase_fragments(self, ids: Collection[str] = (), *, filter: Filter | None = None) -> Operation:
+    async def erase_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> Operation:
         """Starts to remove content and vectors for good, with what was derived from them. By ids, or by filter."""
         request = pb.EraseFragmentsRequest(
             namespace=self.namespace,

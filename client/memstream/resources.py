@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from memstream.argument_types import Count, Position
+from memstream.arguments import check_fields
 from memstream.errors import MemstreamError
 from memstream.policy import Policy
 from memstream.values import (
@@ -21,13 +23,14 @@ from memstream.values import (
 )
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """A place in a memory's history: everything up to `revision` was seen, and `ordinal` events of the next one."""
 
     memory_uid: str
-    revision: int
-    ordinal: int = 0
+    revision: Position
+    ordinal: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

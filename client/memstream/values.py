@@ -5,7 +5,7 @@ The meaning of every field is written in the contract (memstream/v1/*.proto); he
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias, TypedDict, overload
 import numpy as np
 import numpy.typing as npt
 
-from memstream.argument_types import Count, Position, Seconds, VectorLike
+from memstream.argument_types import Count, Position, Seconds, Several, VectorLike
 from memstream.arguments import check_fields
 from memstream.errors import MemstreamError
 
@@ -222,18 +222,18 @@ class Filter:
     `observe_time_min` is inclusive, `observe_time_max` exclusive.
     """
 
-    sessions: Collection[str] = ()
-    speakers: Collection[str] = ()
-    kinds: Collection[FragmentKind] = ()
-    tiers: Collection[Tier] = ()
+    sessions: Several[str] = ()
+    speakers: Several[str] = ()
+    kinds: Several[FragmentKind] = ()
+    tiers: Several[Tier] = ()
     observe_time_min: datetime | None = None
     observe_time_max: datetime | None = None
     importance_min: float | None = None
     importance_max: float | None = None
-    metadata: Mapping[str, MetadataValue | Collection[MetadataValue]] = field(
-        default_factory=dict[str, "MetadataValue | Collection[MetadataValue]"]
+    metadata: Mapping[str, MetadataValue | Several[MetadataValue]] = field(
+        default_factory=dict[str, "MetadataValue | Several[MetadataValue]"]
     )
-    exclude_ids: Collection[str] = ()
+    exclude_ids: Several[str] = ()
 
 
 @check_fields

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection
 from datetime import timedelta
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
 import grpc.aio
 
+from memstream.argument_types import Several
 from memstream.backoff import Backoff, persist
 from memstream.channel import Link, MemoryPath, read_message
 from memstream.codec import cursor_from_wire, cursor_to_wire, event_from_wire, event_types_to_wire, fragment_from_wire
@@ -38,7 +38,7 @@ class Watch:
         link: Link,
         memory: MemoryPath,
         start: Start,
-        types: Collection[EventType],
+        types: Several[EventType],
         include_fragments: bool,
         progress_interval: timedelta | None,
     ) -> None:

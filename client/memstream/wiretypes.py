@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -32,15 +32,23 @@ def invalid(field: str, description: str) -> InvalidArgument:
     return InvalidArgument(field, description)
 
 
-@contextmanager
-def encoding(field: str) -> Iterator[None]:
-    """Around the making of a message: what protobuf refuses becomes an InvalidArgument."""
-    try:
-        yield
-    except InvalidArgument:
-        raise
-    except (AttributeError, OverflowError, TypeError, ValueError) as error:
-        raise InvalidArgument(field, str(error)) from error
+class encoding:  # noqa: N801 - used as a statement
+    """Around the making of a message: what protobuf refuses becomes an InvalidArgument, which names `field`."""
+
+    __slots__ = ("_field",)
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        refused = isinstance(error, AttributeError | OverflowError | TypeError | ValueError)
+        if refused and not isinstance(error, InvalidArgument):
+            raise InvalidArgument(self._field, str(error)) from error
 
 
 def timestamp(field: str, value: datetime) -> Timestamp:

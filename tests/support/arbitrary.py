@@ -84,7 +84,7 @@ _ODD: list[Any] = [
     memstream.Observation("x"),
     memstream.Structured(thought="x"),
     memstream.Policy(language="none"),
-    memstream.Cursor("x", -1),
+    memstream.Cursor("x", 2**63 - 1),
     memstream.Plan(number=1),
     object(),
     object,

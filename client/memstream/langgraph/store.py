@@ -28,6 +28,7 @@ from langgraph.store.base import (
     TTLConfig,
 )
 
+from memstream.argument_types import Several
 from memstream.arguments import check_made
 from memstream.channel import memory_path
 from memstream.errors import EtagMismatch, FragmentNotFound, MemoryExists, MemoryNotFound, NotFound
@@ -86,7 +87,7 @@ class MemstreamStore(BaseStore):
     supports_ttl = True
 
     def __init__(
-        self, client: Client, namespace: str, *, fields: Sequence[str] = (WHOLE,), ttl: TTLConfig | None = None
+        self, client: Client, namespace: str, *, fields: Several[str] = (WHOLE,), ttl: TTLConfig | None = None
     ) -> None:
         super().__init__()
         memory_path(f"{namespace}/n", "namespace")

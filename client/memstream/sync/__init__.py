@@ -13,13 +13,13 @@ other thread, and not after a fork. A program that runs an event loop of its own
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import memstream.client
-from memstream.argument_types import Count, KeepaliveSeconds, Seconds
+from memstream.argument_types import Count, Items, KeepaliveSeconds, Seconds
 from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Retry
 from memstream.channel import Tls, Token, Tracing
@@ -160,7 +160,7 @@ class Client:
     def import_(
         self,
         namespace: str,
-        source: Path | str | Iterable[bytes],
+        source: Path | str | Items[bytes],
         *,
         memory: str = "",
         request_id: str = "",

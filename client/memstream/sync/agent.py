@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Self
 
 from memstream.agent import ActionOutput, AgentTemplates, made_with
+from memstream.argument_types import Several
 from memstream.arguments import check_made
 from memstream.errors import MemoryExists
 from memstream.policy import PolicyLike
@@ -67,7 +67,7 @@ class AgentMemory(AgentTemplates):
         """Observes a turn; when this returns it is stored: every later read sees it."""
         self.observe([self.memory_content(question, ai_message, action_output, check_pass, check_fail_reason)])
 
-    def observe(self, contents: Sequence[str | Structured]) -> None:
+    def observe(self, contents: Several[str | Structured]) -> None:
         """Observes texts or steps in order, once each; raises why one was refused."""
         result = self.memory.observe_batch([Observation(content, session=self.session) for content in contents])
         for rejected in result.rejected:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Unpack
 
 import memstream.conversations as conversations
-from memstream.argument_types import Count, Int32, Position
+from memstream.argument_types import Count, Int32, Items, Position, Several
 from memstream.arguments import check_methods
 from memstream.conversation_values import Message, MessageFields, Plan, PlanState
 from memstream.sync.iterated import Iterated
@@ -69,11 +69,11 @@ class Conversation:
         """Deletes all messages; how many they were."""
         return LOOP.run(self._inner.delete_messages())
 
-    def save_plans(self, plans: Iterable[Plan]) -> tuple[Plan, ...]:
+    def save_plans(self, plans: Items[Plan]) -> tuple[Plan, ...]:
         """Saves plans together; one of an existing number replaces it."""
         return LOOP.run(self._inner.save_plans(plans))
 
-    def plans(self, numbers: Collection[Int32] = (), *, to_do: bool = False, page_size: Count = 0) -> Iterator[Plan]:
+    def plans(self, numbers: Several[Int32] = (), *, to_do: bool = False, page_size: Count = 0) -> Iterator[Plan]:
         """By number: all, those of `numbers`, or those to do (TODO or RETRYING)."""
         return LOOP.iterate(self._inner.plans(numbers, to_do=to_do, page_size=page_size))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Literal, Unpack
 
 import memstream.memory as memory
-from memstream.argument_types import Count, Position, Seconds
+from memstream.argument_types import Count, Items, Position, Seconds, Several
 from memstream.arguments import check_methods
 from memstream.codec import Observable
 from memstream.policy import PolicyLike
@@ -79,7 +79,7 @@ class Memory:
         self,
         start: Start = "now",
         *,
-        types: Collection[EventType] = (),
+        types: Several[EventType] = (),
         include_fragments: bool = False,
         progress_interval: timedelta | None = None,
     ) -> Watch:
@@ -96,7 +96,7 @@ class Memory:
 
     def observe_batch(
         self,
-        observations: Iterable[Observable],
+        observations: Items[Observable],
         *,
         producer: str = "",
         first_sequence: Position = 0,
@@ -134,7 +134,7 @@ class Memory:
         """A new memory (`namespace/name`) of the same structure and policy, without content."""
         return Memory(LOOP.run(self._inner.clone(new_path)))
 
-    def clear(self, tiers: Collection[Tier] = ()) -> int:
+    def clear(self, tiers: Several[Tier] = ()) -> int:
         """Empties the tiers named (none: all) for good; how many fragments that were, forgotten ones included."""
         return LOOP.run(self._inner.clear(tiers))
 
@@ -186,15 +186,15 @@ class Memory:
             )
         )
 
-    def forget_fragments(self, ids: Collection[str] = (), *, filter: Filter | None = None) -> int:
+    def forget_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
         """Takes fragments out of recall, restorable within the grace; how many that were. By ids, or by filter."""
         return LOOP.run(self._inner.forget_fragments(ids, filter=filter))
 
-    def restore_fragments(self, ids: Collection[str] = (), *, filter: Filter | None = None) -> int:
+    def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
         """Brings forgotten fragments back; how many that were. By ids, or by filter."""
         return LOOP.run(self._inner.restore_fragments(ids, filter=filter))
 
-    def erase_fragments(self, ids: Collection[str] = (), *, filter: Filter | None = None) -> Operation:
+    def erase_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> Operation:
         """Starts to remove content and vectors for good, with what was derived from them. By ids, or by filter."""
         return LOOP.run(self._inner.erase_fragments(ids, filter=filter))
 

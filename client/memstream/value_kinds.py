@@ -1,0 +1,298 @@
+"""What values may be: each Kind looks at a value, and says in a plain sentence what is wrong with it.
+
+`takes` looks at the value alone, `check` at all that is inside it, and `surely` accepts nearly all values at a glance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from memstream.argument_types import INT64_MAX, quoted, shown, with_article
+from memstream.errors import InvalidArgument
+
+
+class Kind:
+    """What a value may be. `name` says it of one value, `plural` of several."""
+
+    name: str
+    plural: str
+
+    def takes(self, value: object) -> bool:
+        """Whether the value is of this kind, as far as one sees without looking inside."""
+        raise NotImplementedError
+
+    def surely(self, value: Any) -> bool:
+        """Whether a quick look is enough to accept the value, as for nearly all; False says nothing."""
+        return False
+
+    def check(self, path: str, value: object) -> None:
+        """Raises InvalidArgument, which names `path`."""
+        if self.surely(value):
+            return
+        if not self.takes(value):
+            raise InvalidArgument(path, f"must be {self.name}, not {self.describe(value)}")
+        self.check_inside(path, value)
+
+    def check_inside(self, path: str, value: Any) -> None:
+        """What `takes` does not see."""
+
+    def describe(self, value: object) -> str:
+        """What came."""
+        return shown(value)
+
+
+class Plain(Kind):
+    """An instance of a class."""
+
+    def __init__(self, name: str, plural: str, *classes: type) -> None:
+        self.name, self.plural, self._classes = name, plural, classes
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, self._classes)
+
+    def surely(self, value: Any) -> bool:
+        return value.__class__ in self._classes
+
+
+class Anything(Kind):
+    name, plural = "anything", "anything"
+
+    def takes(self, value: object) -> bool:
+        return True
+
+
+class Text(Kind):
+    name, plural = "a string", "strings"
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, str)
+
+    def surely(self, value: Any) -> bool:
+        return value.__class__ is str and value.isascii()
+
+    def check_inside(self, path: str, value: Any) -> None:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                path, f"has a lone surrogate ({value[error.start]!a}) at character {error.start + 1}"
+            ) from None
+
+
+class Whole(Kind):
+    name, plural = "a whole number", "whole numbers"
+
+    def __init__(self, low: float = -INT64_MAX - 1, high: float = INT64_MAX) -> None:
+        self._low, self._high = low, high
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+    def surely(self, value: Any) -> bool:
+        return value.__class__ is int and self._low <= value <= self._high
+
+    def check_inside(self, path: str, value: Any) -> None:
+        if not self._low <= value <= self._high:
+            raise InvalidArgument(path, f"must be between {self._low} and {self._high}, not {shown(value)}")
+
+
+class Number(Kind):
+    name, plural = "a number", "numbers"
+
+    def __init__(self, low: float = -math.inf, high: float = math.inf) -> None:
+        self._low, self._high = low, high
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+    def surely(self, value: Any) -> bool:
+        return value.__class__ is float and self._low <= value <= self._high and math.isfinite(value)
+
+    def check_inside(self, path: str, value: Any) -> None:
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:
+            finite = False
+        if not finite:
+            raise InvalidArgument(path, f"must be a finite number, not {shown(value)}")
+        if not self._low <= value <= self._high:
+            raise InvalidArgument(path, f"must be between {self._low} and {self._high}, not {shown(value)}")
+
+
+class Time(Kind):
+    name, plural = "an aware datetime", "aware datetimes"
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, datetime)
+
+    def check_inside(self, path: str, value: Any) -> None:
+        if value.utcoffset() is None:
+            raise InvalidArgument(path, "must be an aware datetime (datetime.now(UTC)), not one without a time zone")
+
+
+class Choice(Kind):
+    """A member of an enum, or its value."""
+
+    def __init__(self, enum: type[Enum]) -> None:
+        self._enum = enum
+        self._values = [member.value for member in enum]
+        self.name = f"one of {', '.join(value for value in self._values if value != 'unknown')}"
+        self.plural = f"values among {self.name.removeprefix('one of ')}"
+
+    def takes(self, value: object) -> bool:
+        if isinstance(value, Enum):
+            return isinstance(value, self._enum)
+        return isinstance(value, str) and value in self._values
+
+
+class OneOf(Kind):
+    def __init__(self, values: tuple[object, ...]) -> None:
+        self._values = values
+        self.name = self.plural = " or ".join(map(repr, values))
+
+    def takes(self, value: object) -> bool:
+        return any(isinstance(value, type(each)) and value == each for each in self._values)
+
+
+class Items(Kind):
+    """Several values; those of an iterator are looked at by who takes them out of it."""
+
+    def __init__(self, element: Kind, base: type, examples: str) -> None:
+        self._element, self._base = element, base
+        self.name = self.plural = f"{examples} of {element.plural}"
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, self._base) and not isinstance(value, str | bytes | bytearray | memoryview | Mapping)
+
+    def surely(self, value: Any) -> bool:
+        return value.__class__ in (list, tuple) and self.takes(value) and all(map(self._element.surely, value))
+
+    def check_inside(self, path: str, value: Any) -> None:
+        if isinstance(value, Collection):
+            for number, item in enumerate(value):
+                self._element.check(f"{path}[{number}]", item)
+
+    def describe(self, value: object) -> str:
+        if isinstance(value, str) and self._element.takes(value):
+            return f"{shown(value)}; for one, write [{quoted(value)}]"
+        return shown(value)
+
+
+class FixedTuple(Kind):
+    """A tuple of so many values."""
+
+    def __init__(self, elements: Sequence[Kind]) -> None:
+        self._elements = elements
+        self.name = self.plural = f"a tuple of {' and '.join(kind.name for kind in elements)}"
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, tuple) and len(value) == len(self._elements)
+
+    def check_inside(self, path: str, value: Any) -> None:
+        for number, (kind, item) in enumerate(zip(self._elements, value, strict=True)):
+            kind.check(f"{path}[{number}]", item)
+
+
+class Map(Kind):
+    def __init__(self, key: Kind, value: Kind) -> None:
+        self._key, self._value = key, value
+        self.name = self.plural = f"a mapping of {key.plural} to {value.plural}"
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, Mapping)
+
+    def surely(self, value: Any) -> bool:
+        return value.__class__ is dict and all(
+            self._key.surely(key) and self._value.surely(item) for key, item in value.items()
+        )
+
+    def check_inside(self, path: str, value: Any) -> None:
+        for key, item in value.items():
+            self._key.check(f"a key of {path}", key)
+            self._value.check(f"{path}.{key if isinstance(key, str) else shown(key)}", item)
+
+
+class VectorOfNumbers(Kind):
+    name, plural = "a numpy array or a sequence of numbers", "numpy arrays or sequences of numbers"
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, np.ndarray | Sequence) and not isinstance(value, str | bytes)
+
+
+class Options(Kind):
+    """A mapping of the shape of a TypedDict."""
+
+    def __init__(self, inside: Mapping[str, Kind]) -> None:
+        self._inside = inside
+        self.name = self.plural = f"a mapping with keys among {', '.join(inside)}"
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, Mapping)
+
+    def check_inside(self, path: str, value: Any) -> None:
+        for key, item in value.items():
+            kind = self._inside.get(key) if isinstance(key, str) else None
+            if kind is None:
+                raise InvalidArgument(path, f"has no key {shown(key)}; there are {', '.join(self._inside)}")
+            kind.check(f"{path}.{key}", item)
+
+
+_EXAMPLES: dict[type, object] = {str: "x", int: 1, float: 1.0, bool: True, type(None): None, dict: {}, list: []}
+"""Of the classes that nearly all values have."""
+
+
+class Either(Kind):
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        self._kinds = kinds
+        self._first = {
+            each: next(kind for kind in kinds if kind.takes(example))
+            for each, example in _EXAMPLES.items()
+            if any(kind.takes(example) for kind in kinds)
+        }
+        numbers = any(isinstance(kind, Number) for kind in kinds)
+        named = [kind for kind in kinds if not (numbers and isinstance(kind, Whole))]
+        self.name, self.plural = _either([kind.name for kind in named]), _either([kind.plural for kind in named])
+
+    def takes(self, value: object) -> bool:
+        return any(kind.takes(value) for kind in self._kinds)
+
+    def surely(self, value: Any) -> bool:
+        first = self._first.get(value.__class__)
+        return first is not None and first.surely(value)
+
+    def check_inside(self, path: str, value: Any) -> None:
+        next(kind for kind in self._kinds if kind.takes(value)).check_inside(path, value)
+
+    def describe(self, value: object) -> str:
+        said = [kind.describe(value) for kind in self._kinds]
+        return next((text for text in said if text != shown(value)), shown(value))
+
+
+class Hidden(Kind):
+    """Of a value that no error shows."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind, self.name, self.plural = kind, kind.name, kind.plural
+
+    def takes(self, value: object) -> bool:
+        return self._kind.takes(value)
+
+    def describe(self, value: object) -> str:
+        return with_article(type(value))
+
+
+class Function(Kind):
+    name, plural = "a function", "functions"
+
+    def takes(self, value: object) -> bool:
+        return callable(value)
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
