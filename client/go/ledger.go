@@ -50,12 +50,16 @@ func (l *line) shift() item {
 // Rule 3: what is held and not received never exceeds the window granted, in observations and in bytes.
 // Rule 4: what the server had received before a connection, and had not acknowledged, is settled by the answer to its
 // repeat and not by its number: only that answer tells whether it was refused. A flush after the last repeat marks it.
+// Rule 5: up to `stored` every refusal and outcome is known here. A new connection asks for those of later numbers and
+// takes them before anything else, so that none is lost with a connection.
 type ledger struct {
 	received, stored, indexed, revision, last int64
 
 	rejected      []*v1.RejectedObservation
 	rejectedCount int64
 
+	known              *int64 // what an earlier process of the producer knew
+	resumption         *Resumption
 	started            bool
 	repeatsUpto        int64
 	batchMax           int
@@ -71,8 +75,31 @@ type ledger struct {
 	bare    line // as kept, but beyond the bytes worth holding: only their numbers are known
 }
 
-func newLedger() *ledger {
-	return &ledger{batchMax: batchMax, waiting: map[int64]*Sent{}}
+func newLedger(known *int64) *ledger {
+	return &ledger{batchMax: batchMax, waiting: map[int64]*Sent{}, known: known}
+}
+
+// knownSequence is what to say to the server that is known here; nil where there is nothing to ask for.
+func (l *ledger) knownSequence() *int64 {
+	if l.started {
+		return &l.stored
+	}
+	return l.known
+}
+
+// resumed takes all refusals and outcomes of before this connection that were asked for; it comes before opened.
+func (l *ledger) resumed(
+	opened *v1.ObserveOpened, rejected []*v1.RejectedObservation, outcomes []*v1.ObservationOutcome,
+) {
+	if l.started {
+		l.refuse(rejected)
+		l.note(outcomes)
+		return
+	}
+	l.resumption = &Resumption{
+		Rejected: rejected, Outcomes: outcomes,
+		RejectedSince: opened.GetRejectedSince(), OutcomesSince: opened.GetOutcomesSince(),
+	}
 }
 
 // opened: a connection is open; the first says where to go on numbering, later ones what to send again.
@@ -178,19 +205,8 @@ func (l *ledger) position(level v1.AckLevel) int64 {
 
 // acknowledged takes an acknowledgement; repeated and outdated ones change nothing. Whether there was progress.
 func (l *ledger) acknowledged(ack *v1.Ack) bool {
-	for _, refused := range ack.GetRejected() {
-		if sent := l.waiting[refused.GetSequence()]; sent != nil && sent.refuse(fromStatus(refused.GetStatus())) {
-			l.rejectedCount++
-			if l.rejected = append(l.rejected, refused); len(l.rejected) > rejectedKept {
-				l.rejected = l.rejected[1:]
-			}
-		}
-	}
-	for _, outcome := range ack.GetOutcomes() {
-		if sent := l.waiting[outcome.GetSequence()]; sent != nil {
-			sent.outcome = outcome
-		}
-	}
+	l.refuse(ack.GetRejected())
+	l.note(ack.GetOutcomes())
 	l.revision = max(l.revision, ack.GetRevision())
 	settled := ack.GetReceived()
 	if l.repeatsUpto > 0 {
@@ -202,6 +218,25 @@ func (l *ledger) acknowledged(ack *v1.Ack) bool {
 	l.store(stored)
 	l.indexed = max(l.indexed, min(ack.GetIndexed(), l.stored))
 	return progress
+}
+
+func (l *ledger) refuse(all []*v1.RejectedObservation) {
+	for _, refused := range all {
+		if sent := l.waiting[refused.GetSequence()]; sent != nil && sent.refuse(fromStatus(refused.GetStatus())) {
+			l.rejectedCount++
+			if l.rejected = append(l.rejected, refused); len(l.rejected) > rejectedKept {
+				l.rejected = l.rejected[1:]
+			}
+		}
+	}
+}
+
+func (l *ledger) note(all []*v1.ObservationOutcome) {
+	for _, outcome := range all {
+		if sent := l.waiting[outcome.GetSequence()]; sent != nil {
+			sent.outcome = outcome
+		}
+	}
 }
 
 // fail: the stream is over, and whoever waits for an observation is told.

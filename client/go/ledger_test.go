@@ -22,7 +22,7 @@ func opening(received, stored, revision int64, window int32) *v1.ObserveOpened {
 // filled is a ledger that has sent so many observations on its first connection.
 func filled(t *testing.T, count int64) (*ledger, []*Sent) {
 	t.Helper()
-	book := newLedger()
+	book := newLedger(nil)
 	if err := book.opened(opening(0, 0, 0, 100)); err != nil {
 		t.Fatal(err)
 	}

@@ -22,6 +22,21 @@ type ObserveOptions struct {
 	AckLevel v1.AckLevel
 	// Outcomes has the server say what became of each observation.
 	Outcomes bool
+	// KnownSequence is for a process that goes on where an earlier one of the producer ended: the last number up to which
+	// that one had every refusal and, with Outcomes, every outcome; 0 for none. The server sends those of later numbers
+	// again, which [ObserveStream.Resumption] has. Nil asks for none.
+	KnownSequence *int64
+}
+
+// Resumption is what became of the numbers that an earlier process of the producer had sent.
+type Resumption struct {
+	// Rejected are those that were refused, after KnownSequence.
+	Rejected []*v1.RejectedObservation
+	// Outcomes are those of what is stored, after KnownSequence, if the stream asked for outcomes.
+	Outcomes []*v1.ObservationOutcome
+	// RejectedSince and OutcomesSince are the numbers from which on all are there: KnownSequence + 1, or more where the
+	// server no longer has older ones.
+	RejectedSince, OutcomesSince int64
 }
 
 // ObserveStream is a producer's stream into one memory; made by [Memory.Observe].
@@ -58,7 +73,7 @@ func (m *Memory) Observe(ctx context.Context, producer string, options ObserveOp
 	ctx, cancel := m.client.life(withRoute(ctx, m.String()))
 	stream := &ObserveStream{
 		memory: m, producer: producer, options: options, end: cancel, over: make(chan struct{}),
-		turn: make(chan struct{}, 1), signal: newSignal(), ledger: newLedger(),
+		turn: make(chan struct{}, 1), signal: newSignal(), ledger: newLedger(options.KnownSequence),
 	}
 	go stream.run(ctx)
 	stream.lock()
@@ -86,6 +101,11 @@ func (s *ObserveStream) Indexed() int64 { return locked(s, func() int64 { return
 
 // Revision is the memory's that made Stored true: give it to a recall as min_revision.
 func (s *ObserveStream) Revision() int64 { return locked(s, func() int64 { return s.ledger.revision }) }
+
+// Resumption is what became of the producer's earlier numbers; nil unless ObserveOptions.KnownSequence was given.
+func (s *ObserveStream) Resumption() *Resumption {
+	return locked(s, func() *Resumption { return s.ledger.resumption })
+}
 
 // Connections counts those that were opened.
 func (s *ObserveStream) Connections() int { return locked(s, func() int { return s.connections }) }
@@ -270,33 +290,77 @@ func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClien
 	if level == v1.AckLevel_ACK_LEVEL_INDEXED {
 		level = v1.AckLevel_ACK_LEVEL_STORED
 	}
+	s.lock()
+	known := s.ledger.knownSequence()
+	if known != nil {
+		known = proto.Int64(*known) // it changes
+	}
+	s.unlock()
 	// What a broken Send says is io.EOF; Recv has the status.
 	_ = call.Send(&v1.ObserveRequest{Message: &v1.ObserveRequest_Open{Open: &v1.ObserveOpen{
 		Namespace: s.memory.Namespace, Memory: s.memory.Name, Producer: s.producer, Session: s.options.Session,
-		AckLevel: level, Outcomes: s.options.Outcomes,
+		AckLevel: level, Outcomes: s.options.Outcomes, KnownSequence: known,
 	}}})
-	response, err := call.Recv()
+	response, err := answerToOpen(call)
 	if err != nil {
-		if errors.Is(err, io.EOF) {
-			err = unavailable("the server ended the stream")
-		}
 		return nil, err
 	}
-	if going := response.GetGoingAway(); going != nil {
-		return nil, shuttingDown(going)
-	}
-	if response.GetOpened() == nil {
+	opened := response.GetOpened()
+	if opened == nil {
 		return nil, protocolViolation(fmt.Sprintf("the server answered open with %T", response.GetMessage()))
+	}
+	rejected, outcomes, err := readResumed(call, opened)
+	if err != nil {
+		return nil, err
 	}
 	s.lock()
 	defer s.unlock()
-	if err := s.ledger.opened(response.GetOpened()); err != nil {
+	if known != nil {
+		s.ledger.resumed(opened, rejected, outcomes)
+	}
+	if err := s.ledger.opened(opened); err != nil {
 		return nil, err
 	}
 	s.repeatsFlush, s.closeSent, s.draining = 0, false, false
 	s.connections++
 	s.notify()
 	return call, nil
+}
+
+// readResumed reads all that the server sends again, which comes before any other message.
+func readResumed(
+	call v1.StreamService_ObserveClient, opened *v1.ObserveOpened,
+) (rejected []*v1.RejectedObservation, outcomes []*v1.ObservationOutcome, err error) {
+	rejected, outcomes = opened.GetRejected(), opened.GetOutcomes()
+	for resumed := opened.GetResumed(); resumed < opened.GetResumeTo(); {
+		response, err := answerToOpen(call)
+		if err != nil {
+			return nil, nil, err
+		}
+		ack := response.GetAck()
+		if ack.GetResumed() <= resumed {
+			return nil, nil, protocolViolation(fmt.Sprintf(
+				"the server resumed up to %d of %d, and then sent %T", resumed, opened.GetResumeTo(), response.GetMessage()))
+		}
+		rejected, outcomes = append(rejected, ack.GetRejected()...), append(outcomes, ack.GetOutcomes()...)
+		resumed = ack.GetResumed()
+	}
+	return rejected, outcomes, nil
+}
+
+// answerToOpen reads the next message of a stream that is being opened.
+func answerToOpen(call v1.StreamService_ObserveClient) (*v1.ObserveResponse, error) {
+	response, err := call.Recv()
+	if errors.Is(err, io.EOF) {
+		return nil, unavailable("the server ended the stream")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if going := response.GetGoingAway(); going != nil {
+		return nil, shuttingDown(going)
+	}
+	return response, nil
 }
 
 // take takes one answer. It fails with SHUTTING_DOWN when it is time to reconnect.
@@ -345,6 +409,10 @@ func (s *ObserveStream) write(ctx context.Context, call v1.StreamService_Observe
 		}
 		if err := call.Send(request); err != nil {
 			return // the reader gets the status
+		}
+		if request.GetClose() != nil {
+			_ = call.CloseSend() // nothing may follow, and the server need not wait whether something does
+			return
 		}
 	}
 }

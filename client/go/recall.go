@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	v1 "memstream.dev/go/memstream/v1"
 )
@@ -138,7 +139,8 @@ func (m *Memory) Recall(ctx context.Context, session string) (*RecallStream, err
 }
 
 // Query asks and waits for the answer; the stream gives the query its id. When ctx ends, this query alone is given
-// up. A context without a deadline gets the client's timeout.
+// up. A context without a deadline gets the client's timeout. The server is told the time limit, and stops working on the
+// query then; a timeout of the query's own stays as it is.
 func (s *RecallStream) Query(ctx context.Context, query *v1.RecallQuery) (*Answer, error) {
 	if query.GetSubscribe() {
 		return nil, invalid("query.subscribe", "is set: Subscribe asks a query that stands")
@@ -186,6 +188,11 @@ func (s *RecallStream) first(ctx context.Context, asked *question) error {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, s.memory.client.options.timeout)
 		defer cancel()
+	}
+	if deadline, limited := ctx.Deadline(); limited && asked.query.Timeout == nil {
+		if left := time.Until(deadline); left > 0 {
+			asked.query.Timeout = durationpb.New(left)
+		}
 	}
 	s.lock()
 	defer s.unlock()
@@ -457,6 +464,10 @@ func (s *RecallStream) write(ctx context.Context, call v1.StreamService_RecallCl
 		}
 		if err := call.Send(request); err != nil {
 			return // the reader gets the status
+		}
+		if request.GetClose() != nil {
+			_ = call.CloseSend() // nothing may follow, and the server need not wait whether something does
+			return
 		}
 	}
 }

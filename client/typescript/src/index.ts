@@ -30,6 +30,7 @@ export { RETRY } from "./backoff.js";
 export type { Retry } from "./backoff.js";
 export { asError, ClosedError, MemstreamError, ServerBehindError } from "./errors.js";
 export type { Violation } from "./errors.js";
+export type { Resumption } from "./ledger.js";
 export type { Token } from "./calls.js";
 export type { MemoryPath, Pem, Settings, Tls } from "./link.js";
 export { ObserveStream } from "./observe.js";

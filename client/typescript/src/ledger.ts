@@ -7,6 +7,8 @@
  * Rule 3: what is held and not received never exceeds the window granted, in observations and in bytes.
  * Rule 4: what the server had received before a connection, and had not acknowledged, is settled by the answer to its
  * repeat and not by its number: only that answer tells whether it was refused. A flush after the last repeat marks it.
+ * Rule 5: up to `stored` every refusal and outcome is known here. A new connection asks for those of later numbers and
+ * takes them before anything else, so that none is lost with a connection.
  */
 import { create } from "@bufbuild/protobuf";
 import { Code } from "@connectrpc/connect";
@@ -18,6 +20,7 @@ import { AckLevel, ObservationBatchSchema } from "./gen/memstream/v1/stream_serv
 import type {
   Ack,
   ObservationBatch,
+  ObservationOutcome,
   ObserveClosed,
   ObserveOpened,
   RejectedObservation,
@@ -38,6 +41,18 @@ interface Item {
   readonly sent: Sent;
   readonly observation: Observation | undefined;
   readonly size: number;
+}
+
+/** What became of the numbers that an earlier process of the producer had sent. */
+export interface Resumption {
+  /** Those that were refused, after `knownSequence`. */
+  readonly rejected: readonly RejectedObservation[];
+  /** What became of those that are stored, after `knownSequence`, if the stream asked for outcomes. */
+  readonly outcomes: readonly ObservationOutcome[];
+  /** From this number on, every refusal is there: `knownSequence` + 1, or more where older ones are no longer kept. */
+  readonly rejectedSince: bigint;
+  /** From this number on, every outcome is there. */
+  readonly outcomesSince: bigint;
 }
 
 /** Items in order, and their bytes. */
@@ -103,6 +118,7 @@ export class Ledger {
   last = 0n;
   rejected: RejectedObservation[] = [];
   rejectedCount = 0;
+  resumption: Resumption | undefined;
 
   private started = false;
   private repeatsUpto = 0n;
@@ -120,6 +136,24 @@ export class Ledger {
   private readonly kept = new Line();
   /** As kept, but beyond the bytes worth holding: only their numbers are known. */
   private readonly bare = new Line();
+
+  /** `known` is what an earlier process of the producer knew. */
+  constructor(private readonly known: bigint | undefined) {}
+
+  /** What to say to the server that is known here; undefined where there is nothing to ask for. */
+  get knownSequence(): bigint | undefined {
+    return this.started ? this.stored : this.known;
+  }
+
+  /** Takes all refusals and outcomes of before this connection that were asked for; it comes before `opened`. */
+  resumed(opened: ObserveOpened, rejected: readonly RejectedObservation[], outcomes: readonly ObservationOutcome[]): void {
+    if (this.started) {
+      this.refuse(rejected);
+      this.note(outcomes);
+    } else {
+      this.resumption = { rejected, outcomes, rejectedSince: opened.rejectedSince, outcomesSince: opened.outcomesSince };
+    }
+  }
 
   /** A connection is open: the first says where to go on numbering, later ones what to send again. */
   opened(opened: ObserveOpened): void {
@@ -217,17 +251,8 @@ export class Ledger {
 
   /** Takes an acknowledgement; repeated and outdated ones change nothing. Whether there was progress. */
   acknowledged(ack: Ack | ObserveClosed): boolean {
-    for (const refused of ack.rejected) {
-      if (this.waiting.get(refused.sequence)?.refuse(fromStatus(refused.status))) {
-        this.rejectedCount += 1;
-        this.rejected.push(refused);
-        if (this.rejected.length > REJECTED_KEPT) this.rejected.shift();
-      }
-    }
-    for (const outcome of ack.outcomes) {
-      const sent = this.waiting.get(outcome.sequence);
-      if (sent) sent.outcome = outcome;
-    }
+    this.refuse(ack.rejected);
+    this.note(ack.outcomes);
     this.revision = larger(this.revision, ack.revision);
     const settled = this.repeatsUpto > 0n ? this.received : ack.received;
     const stored = smaller(ack.stored, larger(settled, this.received));
@@ -241,6 +266,22 @@ export class Ledger {
   /** The stream is over: whoever waits for an observation is told. */
   fail(error: Error): void {
     for (const sent of this.waiting.values()) sent.refuse(error);
+  }
+
+  private refuse(all: readonly RejectedObservation[]): void {
+    for (const refused of all) {
+      if (!this.waiting.get(refused.sequence)?.refuse(fromStatus(refused.status))) continue;
+      this.rejectedCount += 1;
+      this.rejected.push(refused);
+      if (this.rejected.length > REJECTED_KEPT) this.rejected.shift();
+    }
+  }
+
+  private note(all: readonly ObservationOutcome[]): void {
+    for (const outcome of all) {
+      const sent = this.waiting.get(outcome.sequence);
+      if (sent) sent.outcome = outcome;
+    }
   }
 
   private grant(opened: ObserveOpened): void {

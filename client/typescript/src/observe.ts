@@ -14,12 +14,19 @@ import type { MessageInitShape } from "@bufbuild/protobuf";
 
 import { Backoff, persist } from "./backoff.js";
 import { Changes } from "./changes.js";
-import { asError, ClosedError, invalid, notOpened, shuttingDown, unavailable } from "./errors.js";
+import { asError, ClosedError, invalid, notOpened, protocolViolation, shuttingDown, unavailable } from "./errors.js";
 import type { Observation } from "./gen/memstream/v1/fragment_pb.js";
 import { ObservationSchema } from "./gen/memstream/v1/fragment_pb.js";
 import { AckLevel, ObserveRequestSchema } from "./gen/memstream/v1/stream_service_pb.js";
-import type { ObserveRequest, ObserveResponse, RejectedObservation } from "./gen/memstream/v1/stream_service_pb.js";
+import type {
+  ObservationOutcome,
+  ObserveOpened,
+  ObserveRequest,
+  ObserveResponse,
+  RejectedObservation,
+} from "./gen/memstream/v1/stream_service_pb.js";
 import { Ledger } from "./ledger.js";
+import type { Resumption } from "./ledger.js";
 import type { Link, MemoryPath } from "./link.js";
 import { durationMs } from "./link.js";
 import type { Sent } from "./sent.js";
@@ -34,6 +41,12 @@ export interface ObserveOptions {
   readonly ackLevel?: AckLevel;
   /** Have the server say what became of each observation. */
   readonly outcomes?: boolean;
+  /**
+   * For a process that goes on where an earlier one of the producer ended: the last number up to which that one had every
+   * refusal and, with `outcomes`, every outcome; 0n for none. The server sends those of later numbers again, which
+   * `resumption` has.
+   */
+  readonly knownSequence?: bigint | undefined;
   /** Ends the stream: its opening, and later whatever waits for it, rejects with the signal's reason. */
   readonly signal?: AbortSignal | undefined;
 }
@@ -47,9 +60,21 @@ export interface WaitOptions {
 /** What was perceived: text, or an observation as the contract has it. */
 export type Observable = string | MessageInitShape<typeof ObservationSchema>;
 
+/** The answer to `open`, with all refusals and outcomes that follow it. */
+interface Opening {
+  readonly opened: ObserveOpened;
+  readonly rejected: RejectedObservation[];
+  readonly outcomes: ObservationOutcome[];
+  resumed: bigint;
+}
+
 /** A connection's own state; the next one begins anew. */
 class Connection {
   readonly abort = new AbortController();
+  /** What the server was told that is known here. */
+  known: bigint | undefined;
+  /** What the server sends again, until it is whole. */
+  opening: Opening | undefined;
   repeatsFlush = 0n;
   closeSent = false;
   draining = false;
@@ -61,7 +86,7 @@ export class ObserveStream {
   /** How many connections were opened. */
   connections = 0;
 
-  private readonly ledger = new Ledger();
+  private readonly ledger: Ledger;
   private readonly changes = new Changes();
   private readonly end = new AbortController();
   /** Aborted when the stream is over, with why. */
@@ -82,6 +107,7 @@ export class ObserveStream {
     readonly producer: string,
     private readonly options: ObserveOptions,
   ) {
+    this.ledger = new Ledger(options.knownSequence);
     this.life = AbortSignal.any([this.end.signal, link.closed, ...(options.signal ? [options.signal] : [])]);
     this.over = this.run();
   }
@@ -114,6 +140,11 @@ export class ObserveStream {
   /** The memory's revision that made `stored` true: give it to a recall as `minRevision`. */
   get revision(): bigint {
     return this.ledger.revision;
+  }
+
+  /** What became of the producer's earlier numbers; undefined unless `knownSequence` was given. */
+  get resumption(): Resumption | undefined {
+    return this.ledger.resumption;
   }
 
   /** The latest 1,000 observations that were refused, and why. */
@@ -244,8 +275,7 @@ export class ObserveStream {
       const headers = this.link.route(this.memory);
       for await (const response of this.link.streams.observe(this.requests(connection, signal), { signal, headers })) {
         if (!connection.isOpen) {
-          this.open(response, connection);
-          backoff.opened();
+          if (this.open(response, connection)) backoff.opened();
         } else if (this.answered(response, connection)) {
           backoff.progressed();
         }
@@ -258,14 +288,32 @@ export class ObserveStream {
     }
   }
 
-  private open(response: ObserveResponse, connection: Connection): void {
-    const answer = response.message;
-    if (answer.case === "goingAway") throw shuttingDown(answer.value);
-    if (answer.case !== "opened") throw notOpened(answer.case);
-    this.ledger.opened(answer.value);
+  /** Takes the answer to `open`, and all that the server sends again after it; whether that is whole. */
+  private open({ message }: ObserveResponse, connection: Connection): boolean {
+    if (message.case === "goingAway") throw shuttingDown(message.value);
+    const known = connection.known;
+    let { opening } = connection;
+    if (opening === undefined) {
+      if (message.case !== "opened") throw notOpened(message.case);
+      const { rejected, outcomes, resumed } = message.value;
+      opening = connection.opening = { opened: message.value, rejected, outcomes, resumed };
+    } else {
+      const resumed = message.case === "ack" ? message.value.resumed : 0n;
+      if (message.case !== "ack" || resumed <= opening.resumed) {
+        throw protocolViolation(`the server sent ${message.case ?? "nothing"} and no more of what it was to send again`);
+      }
+      opening.rejected.push(...message.value.rejected);
+      opening.outcomes.push(...message.value.outcomes);
+      opening.resumed = resumed;
+    }
+    const { opened, rejected, outcomes } = opening;
+    if (opening.resumed < opened.resumeTo) return false;
+    if (known !== undefined) this.ledger.resumed(opened, rejected, outcomes);
+    this.ledger.opened(opened);
     connection.isOpen = true;
     this.connections += 1;
     this.changes.notify();
+    return true;
   }
 
   /** Takes one answer; whether it was progress. Throws SHUTTING_DOWN when it is time to reconnect. */
@@ -301,9 +349,11 @@ export class ObserveStream {
     let { ackLevel = AckLevel.UNSPECIFIED } = this.options;
     // The level of the flush after repeats, the only one that is sent: that does not wait for the index.
     if (ackLevel === AckLevel.INDEXED) ackLevel = AckLevel.STORED;
+    const known = connection.known = this.ledger.knownSequence;
+    const resume = known === undefined ? {} : { knownSequence: known };
     yield request({
       case: "open",
-      value: { namespace, memory: name, producer: this.producer, session, ackLevel, outcomes },
+      value: { namespace, memory: name, producer: this.producer, session, ackLevel, outcomes, ...resume },
     });
     while (!signal.aborted) {
       const pause = this.pauseUntil - performance.now();

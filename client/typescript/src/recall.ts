@@ -2,6 +2,7 @@
 /** The Recall stream: many queries in flight, each answered, given up and asked again on its own. */
 import { clone, create } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
+import { durationFromMs } from "@bufbuild/protobuf/wkt";
 
 import { Backoff, persist } from "./backoff.js";
 import { Changes, raceSignal } from "./changes.js";
@@ -26,6 +27,8 @@ import type { StandingOptions } from "./standing.js";
 /** Queries in flight where the server does not say how many it takes. */
 const IN_FLIGHT_MAX = 64;
 const GRACE_MAX_MS = 1_000;
+/** The longest time that a timer takes. */
+const TIMEOUT_MAX_MS = 2 ** 31 - 1;
 /** After what will pass has ended a standing query, where the server does not say how long that takes. */
 const AGAIN_MS = 1_000;
 
@@ -62,6 +65,13 @@ export function toQuery(what: Query): RecallQuery {
     RecallQuerySchema,
     typeof what === "string" ? { observation: { case: "text", value: what } } : what,
   );
+}
+
+/** The query of a question, which the server gives up as well when the time is over. */
+function timed(what: Query, timeoutMs: number): RecallQuery {
+  const query = clone(RecallQuerySchema, toQuery(what));
+  if (timeoutMs > 0 && timeoutMs <= TIMEOUT_MAX_MS) query.timeout ??= durationFromMs(Math.ceil(timeoutMs));
+  return query;
 }
 
 /** The answer of its parts. */
@@ -153,12 +163,15 @@ export class RecallStream {
     await this.until(() => this.connections > 0, this.options.signal);
   }
 
-  /** Asks; aborting the signal, or the end of the time, gives up this query alone. */
+  /**
+   * Asks; aborting the signal, or the end of the time, gives up this query alone. The server is told the time limit, and
+   * stops working on the query then; a timeout of the query's own stays as it is.
+   */
   async query(what: Query, { signal, timeoutMs = this.link.timeoutMs }: QueryOptions = {}): Promise<Answer> {
-    const question = new Question(clone(RecallQuerySchema, toQuery(what)));
+    const question = new Question(timed(what, timeoutMs));
     const limit = new AbortController();
     const stop = (): void => { limit.abort(signal?.reason); };
-    const timer = setTimeout(() => { limit.abort(late(timeoutMs)); }, timeoutMs);
+    const timer = setTimeout(() => { limit.abort(late(timeoutMs)); }, Math.min(timeoutMs, TIMEOUT_MAX_MS));
     if (signal?.aborted) stop();
     signal?.addEventListener("abort", stop, { once: true });
     try {
@@ -176,11 +189,12 @@ export class RecallStream {
    * nothing is reinforced. It takes one of the places of queries in flight until it is closed.
    */
   subscribe(what: Query, options: StandingOptions = {}): StandingQuery {
-    const standing = new Standing(clone(RecallQuerySchema, toQuery(what)));
+    const timeoutMs = options.timeoutMs ?? this.link.timeoutMs;
+    const standing = new Standing(timed(what, timeoutMs));
     standing.query.subscribe = true;
     return new StandingQuery(
       standing,
-      { ...options, timeoutMs: options.timeoutMs ?? this.link.timeoutMs },
+      { ...options, timeoutMs },
       (signal) => this.put(standing, signal),
       () => { this.giveUp(standing); },
     );
@@ -374,7 +388,8 @@ export class RecallStream {
     while (!signal.aborted) {
       const next = this.connected ? this.outbox.shift() : undefined;
       if (next) yield next;
-      else await this.changes.next(signal).catch(() => undefined); // its end is seen above
+      if (next?.message.case === "close") return; // nothing may follow
+      if (!next) await this.changes.next(signal).catch(() => undefined); // its end is seen above
     }
   }
 }

@@ -141,7 +141,7 @@ export class StandingQuery implements AsyncIterable<AnswerChange> {
     const { timeoutMs } = this.options;
     const limit = new AbortController();
     const stop = (): void => { limit.abort(this.end.signal.reason); };
-    const timer = setTimeout(() => { limit.abort(late(timeoutMs)); }, timeoutMs);
+    const timer = setTimeout(() => { limit.abort(late(timeoutMs)); }, Math.min(timeoutMs, 2 ** 31 - 1));
     this.end.signal.addEventListener("abort", stop, { once: true });
     try {
       await this.ask(limit.signal);

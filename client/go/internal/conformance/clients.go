@@ -45,6 +45,8 @@ func client(address string, step object) error {
 		return one.listed(ctx)
 	case "refused":
 		return one.refused(ctx)
+	case "outcomes":
+		return one.outcomes(ctx)
 	case "recall":
 		return one.recall(ctx)
 	case "stand":
@@ -187,6 +189,49 @@ func (c *clientStep) refused(ctx context.Context) error {
 		return fmt.Errorf("refused are %v, stored is %d", refused, stream.Stored())
 	}
 	return nil
+}
+
+// outcomes finds that what became of each observation is told once: refused, or stored with its outcome.
+func (c *clientStep) outcomes(ctx context.Context) error {
+	stream, err := c.memory.Observe(ctx, c.producer, memstream.ObserveOptions{Outcomes: true})
+	if err != nil {
+		return err
+	}
+	defer stream.Abandon()
+	every := int64(c.object["refusedEvery"].(float64))
+	var sent []*memstream.Sent
+	for number := int64(1); number <= c.upto; number++ {
+		content := c.said(number)
+		if number%every == 0 {
+			content = strings.Repeat("x", 100_000)
+		}
+		one, err := stream.Send(ctx, memstream.Text(content))
+		if err != nil {
+			return err
+		}
+		sent = append(sent, one)
+		if err := c.disturb(number); err != nil {
+			return err
+		}
+	}
+	if err := stream.Flush(ctx); err != nil {
+		return err
+	}
+	ids := map[string]bool{}
+	for _, one := range sent {
+		_, err := one.Stored(ctx)
+		if refused := one.Sequence%every == 0; refused != c.expected(err) || !refused && err != nil {
+			return fmt.Errorf("%d ended with %w", one.Sequence, err)
+		}
+		if err == nil {
+			ids[one.Outcome().GetFragmentId()] = true
+		}
+	}
+	_, refused := stream.Rejected()
+	if delete(ids, ""); refused != c.upto/every || int64(len(ids)) != c.upto-refused {
+		return fmt.Errorf("%d were refused, there are outcomes of %d", refused, len(ids))
+	}
+	return stream.Close(ctx)
 }
 
 func (c *clientStep) expected(err error) bool {

@@ -34,13 +34,13 @@ const (
 	// INVALID_ARGUMENT. A field is missing, malformed or out of bounds; BadRequest says which.
 	// Example: an observation with empty content; page_size -1; a vector with NaN.
 	ErrorReason_ERROR_REASON_INVALID_FIELD ErrorReason = 1
-	// INVALID_ARGUMENT. Stream messages came in an order the contract does not allow.
-	// Example: a batch before `open`; a second `open`. What to do: fix the client.
+	// FAILED_PRECONDITION. Stream messages came in an order the contract does not allow.
+	// Example: a batch before `open`; a second `open`; a query after `close`. What to do: fix the client.
 	ErrorReason_ERROR_REASON_PROTOCOL_VIOLATION ErrorReason = 2
-	// INVALID_ARGUMENT. A batch does not start at the expected sequence number. metadata: expected_sequence.
+	// FAILED_PRECONDITION. A batch does not start at the expected sequence number. metadata: expected_sequence.
 	// Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
 	ErrorReason_ERROR_REASON_SEQUENCE_GAP ErrorReason = 3
-	// INVALID_ARGUMENT. A sequence number came again with other content. metadata: sequence.
+	// FAILED_PRECONDITION. A sequence number came again with other content. metadata: sequence.
 	// Example: two processes share a producer name. What to do: give each its own.
 	ErrorReason_ERROR_REASON_SEQUENCE_CONFLICT ErrorReason = 4
 	// INVALID_ARGUMENT. The metadata `memstream-memory` names another memory than the request.
@@ -102,6 +102,13 @@ const (
 	ErrorReason_ERROR_REASON_MEMORY_DELETED ErrorReason = 31
 	// INVALID_ARGUMENT. A page token was not made by this call, or with other arguments.
 	ErrorReason_ERROR_REASON_PAGE_TOKEN_INVALID ErrorReason = 32
+	// INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which goes on. metadata: query_id.
+	// What to do: give every query its own.
+	ErrorReason_ERROR_REASON_QUERY_ID_IN_USE ErrorReason = 40
+	// DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was there. The stream goes on.
+	ErrorReason_ERROR_REASON_QUERY_TIMEOUT ErrorReason = 41
+	// CANCELLED. The client cancelled the query.
+	ErrorReason_ERROR_REASON_QUERY_CANCELLED ErrorReason = 42
 )
 
 // Enum value maps for ErrorReason.
@@ -140,6 +147,9 @@ var (
 		30: "ERROR_REASON_INTERNAL",
 		31: "ERROR_REASON_MEMORY_DELETED",
 		32: "ERROR_REASON_PAGE_TOKEN_INVALID",
+		40: "ERROR_REASON_QUERY_ID_IN_USE",
+		41: "ERROR_REASON_QUERY_TIMEOUT",
+		42: "ERROR_REASON_QUERY_CANCELLED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -175,6 +185,9 @@ var (
 		"ERROR_REASON_INTERNAL":               30,
 		"ERROR_REASON_MEMORY_DELETED":         31,
 		"ERROR_REASON_PAGE_TOKEN_INVALID":     32,
+		"ERROR_REASON_QUERY_ID_IN_USE":        40,
+		"ERROR_REASON_QUERY_TIMEOUT":          41,
+		"ERROR_REASON_QUERY_CANCELLED":        42,
 	}
 )
 
@@ -209,7 +222,7 @@ var File_memstream_v1_error_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_error_proto_rawDesc = "" +
 	"\n" +
-	"\x18memstream/v1/error.proto\x12\fmemstream.v1*\xfd\b\n" +
+	"\x18memstream/v1/error.proto\x12\fmemstream.v1*\xe1\t\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12#\n" +
@@ -244,7 +257,10 @@ const file_memstream_v1_error_proto_rawDesc = "" +
 	"\x1eERROR_REASON_PERMISSION_DENIED\x10\x1d\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x1e\x12\x1f\n" +
 	"\x1bERROR_REASON_MEMORY_DELETED\x10\x1f\x12#\n" +
-	"\x1fERROR_REASON_PAGE_TOKEN_INVALID\x10 BK\n" +
+	"\x1fERROR_REASON_PAGE_TOKEN_INVALID\x10 \x12 \n" +
+	"\x1cERROR_REASON_QUERY_ID_IN_USE\x10(\x12\x1e\n" +
+	"\x1aERROR_REASON_QUERY_TIMEOUT\x10)\x12 \n" +
+	"\x1cERROR_REASON_QUERY_CANCELLED\x10*BK\n" +
 	"\x10dev.memstream.v1B\n" +
 	"ErrorProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 

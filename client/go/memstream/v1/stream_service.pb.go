@@ -218,8 +218,13 @@ type ObserveOpen struct {
 	Session string `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
 	// What `flush` waits for. Default STORED.
 	AckLevel AckLevel `protobuf:"varint,5,opt,name=ack_level,json=ackLevel,proto3,enum=memstream.v1.AckLevel" json:"ack_level,omitempty"`
-	// Send what became of each observation with the acknowledgements.
-	Outcomes      bool `protobuf:"varint,6,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
+	// Send what became of each observation with the acknowledgements. Outcomes are kept only of observations that were
+	// sent on a stream that asked for them, or by ObserveBatch.
+	Outcomes bool `protobuf:"varint,6,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
+	// What a client that resumes knows: the last number up to which it has every refusal and, if it asks for outcomes,
+	// every outcome; 0 for none. When it is set, the server sends those of later numbers again: in `opened`, and, where
+	// they are many, in acknowledgements that follow it before any other message. Unset: none is sent again.
+	KnownSequence *int64 `protobuf:"varint,7,opt,name=known_sequence,json=knownSequence,proto3,oneof" json:"known_sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -294,6 +299,13 @@ func (x *ObserveOpen) GetOutcomes() bool {
 		return x.Outcomes
 	}
 	return false
+}
+
+func (x *ObserveOpen) GetKnownSequence() int64 {
+	if x != nil && x.KnownSequence != nil {
+		return *x.KnownSequence
+	}
+	return 0
 }
 
 // Observations of one producer in order.
@@ -592,7 +604,25 @@ type ObserveOpened struct {
 	// Identity of the memory.
 	MemoryUid string `protobuf:"bytes,8,opt,name=memory_uid,json=memoryUid,proto3" json:"memory_uid,omitempty"`
 	// Its revision.
-	Revision      int64 `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision int64 `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Observations after `known_sequence` that were refused, up to `resumed`.
+	Rejected []*RejectedObservation `protobuf:"bytes,10,rep,name=rejected,proto3" json:"rejected,omitempty"`
+	// What became of observations after `known_sequence` that are stored, up to `resumed`, if the stream asked.
+	Outcomes []*ObservationOutcome `protobuf:"bytes,11,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
+	// Up to this number, refusals and outcomes after `known_sequence` are in this message; `Ack.resumed` continues it up
+	// to `resume_to`. 0 without `known_sequence`.
+	Resumed int64 `protobuf:"varint,12,opt,name=resumed,proto3" json:"resumed,omitempty"`
+	// The last number whose refusals are sent again: `received`, as are the outcomes of those up to `stored`. Outcomes of
+	// later numbers come as they are stored. 0 without `known_sequence`.
+	ResumeTo int64 `protobuf:"varint,13,opt,name=resume_to,json=resumeTo,proto3" json:"resume_to,omitempty"`
+	// From this number on, every refusal is sent again: `known_sequence` + 1, or more where older ones are no longer kept
+	// (those of a producer's last 100,000 numbers are, unless a fragment of the memory was erased since). 0 without
+	// `known_sequence`.
+	RejectedSince int64 `protobuf:"varint,14,opt,name=rejected_since,json=rejectedSince,proto3" json:"rejected_since,omitempty"`
+	// From this number on, the outcome of every number up to `stored` is sent again: `known_sequence` + 1, or more where
+	// older ones are not kept, as they were sent without asking for outcomes, or for the reasons of `rejected_since`.
+	// 0 without `known_sequence`, or where the stream does not ask for outcomes.
+	OutcomesSince int64 `protobuf:"varint,15,opt,name=outcomes_since,json=outcomesSince,proto3" json:"outcomes_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -690,6 +720,48 @@ func (x *ObserveOpened) GetRevision() int64 {
 	return 0
 }
 
+func (x *ObserveOpened) GetRejected() []*RejectedObservation {
+	if x != nil {
+		return x.Rejected
+	}
+	return nil
+}
+
+func (x *ObserveOpened) GetOutcomes() []*ObservationOutcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+func (x *ObserveOpened) GetResumed() int64 {
+	if x != nil {
+		return x.Resumed
+	}
+	return 0
+}
+
+func (x *ObserveOpened) GetResumeTo() int64 {
+	if x != nil {
+		return x.ResumeTo
+	}
+	return 0
+}
+
+func (x *ObserveOpened) GetRejectedSince() int64 {
+	if x != nil {
+		return x.RejectedSince
+	}
+	return 0
+}
+
+func (x *ObserveOpened) GetOutcomesSince() int64 {
+	if x != nil {
+		return x.OutcomesSince
+	}
+	return 0
+}
+
 // How far the observations have come; sent whenever that has changed. Levels are cumulative: everything up to the
 // number, rejected ones included.
 type Ack struct {
@@ -707,7 +779,10 @@ type Ack struct {
 	// What became of observations since the last acknowledgement, if the stream asked.
 	Outcomes []*ObservationOutcome `protobuf:"bytes,6,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
 	// The highest `flush_id` that is satisfied; 0 for none.
-	Flushed       int64 `protobuf:"varint,7,opt,name=flushed,proto3" json:"flushed,omitempty"`
+	Flushed int64 `protobuf:"varint,7,opt,name=flushed,proto3" json:"flushed,omitempty"`
+	// On a stream opened with `known_sequence`: up to this number, refusals and outcomes of before the stream have been
+	// sent again. All have been once it is `ObserveOpened.resume_to`.
+	Resumed       int64 `protobuf:"varint,8,opt,name=resumed,proto3" json:"resumed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -787,6 +862,13 @@ func (x *Ack) GetOutcomes() []*ObservationOutcome {
 func (x *Ack) GetFlushed() int64 {
 	if x != nil {
 		return x.Flushed
+	}
+	return 0
+}
+
+func (x *Ack) GetResumed() int64 {
+	if x != nil {
+		return x.Resumed
 	}
 	return 0
 }
@@ -1319,7 +1401,9 @@ func (x *RecallOpen) GetDoneInRecollections() bool {
 // Asks what the memory knows.
 type RecallQuery struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names the query among those in flight; not empty on a stream.
+	// Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
+	// with QUERY_ID_IN_USE. That `failed` is about the newer query alone: the older one goes on, and ends with its own
+	// `done` or `failed` of another reason. An id is free again once its last message has come.
 	QueryId string `protobuf:"bytes,1,opt,name=query_id,json=queryId,proto3" json:"query_id,omitempty"`
 	// What is looked for; exactly one is set.
 	//
@@ -1340,7 +1424,8 @@ type RecallQuery struct {
 	MinRelevance *float64 `protobuf:"fixed64,8,opt,name=min_relevance,json=minRelevance,proto3,oneof" json:"min_relevance,omitempty"`
 	// Which fragments are meant.
 	Filter *FragmentFilter `protobuf:"bytes,9,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Wait until this revision is visible, within the deadline. 0 does not wait.
+	// Wait until this revision is visible, within `timeout` and the deadline, on a stream without `timeout` 10 s at most.
+	// 0 does not wait.
 	MinRevision int64 `protobuf:"varint,10,opt,name=min_revision,json=minRevision,proto3" json:"min_revision,omitempty"`
 	// Say how each score came about.
 	Explain bool `protobuf:"varint,11,opt,name=explain,proto3" json:"explain,omitempty"`
@@ -1358,8 +1443,13 @@ type RecallQuery struct {
 	Subscribe bool `protobuf:"varint,15,opt,name=subscribe,proto3" json:"subscribe,omitempty"`
 	// Leave the working memory out of the answer.
 	OmitWorkingMemory bool `protobuf:"varint,16,opt,name=omit_working_memory,json=omitWorkingMemory,proto3" json:"omit_working_memory,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// How long to work on the answer, more than 0. When it has passed, the query fails with QUERY_TIMEOUT (or, while it
+	// waits for `min_revision`, REVISION_NOT_REACHED), both DEADLINE_EXCEEDED; the stream goes on. It counts from the
+	// query's arrival, does not count what the client takes to read the answer, and is bounded by the call's deadline.
+	// Of a standing query it is for the first answer. Unset: no limit but the deadline.
+	Timeout       *durationpb.Duration `protobuf:"bytes,17,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RecallQuery) Reset() {
@@ -1515,6 +1605,13 @@ func (x *RecallQuery) GetOmitWorkingMemory() bool {
 	return false
 }
 
+func (x *RecallQuery) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
 type isRecallQuery_Observation interface {
 	isRecallQuery_Observation()
 }
@@ -1597,7 +1694,8 @@ func (x *RecallWeights) GetGamma() float64 {
 	return 0
 }
 
-// Gives up one query. Its answer may still come; then no more does.
+// Gives up one query. The query ends all the same with exactly one message: `failed` with QUERY_CANCELLED, or the
+// `done` or `failed` that was already on its way. Cancelling a query that is not in flight does nothing.
 type RecallCancel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The query.
@@ -2842,7 +2940,8 @@ type ObserveBatchRequest struct {
 	Observations []*Observation `protobuf:"bytes,6,rep,name=observations,proto3" json:"observations,omitempty"`
 	// What to wait for. Default STORED.
 	AckLevel AckLevel `protobuf:"varint,7,opt,name=ack_level,json=ackLevel,proto3,enum=memstream.v1.AckLevel" json:"ack_level,omitempty"`
-	// Makes a repeat of this call return the first answer, for 24 hours.
+	// Makes a repeat of this call return the first answer, outcomes included, for 24 hours; it counts within the memory.
+	// The same id with anything else in the request is REQUEST_ID_CONFLICT.
 	RequestId     string `protobuf:"bytes,8,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2937,7 +3036,7 @@ func (x *ObserveBatchRequest) GetRequestId() string {
 // The batch has reached the level asked for.
 type ObserveBatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As on a stream; numbers count from 1 within the batch where there is no producer.
+	// As on a stream that asked for outcomes; numbers count from 1 within the batch where there is no producer.
 	Ack           *Ack `protobuf:"bytes,1,opt,name=ack,proto3" json:"ack,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3118,14 +3217,16 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\x05batch\x18\x02 \x01(\v2\x1e.memstream.v1.ObservationBatchH\x00R\x05batch\x122\n" +
 	"\x05flush\x18\x03 \x01(\v2\x1a.memstream.v1.ObserveFlushH\x00R\x05flush\x122\n" +
 	"\x05close\x18\x04 \x01(\v2\x1a.memstream.v1.ObserveCloseH\x00R\x05closeB\t\n" +
-	"\amessage\"\xca\x01\n" +
+	"\amessage\"\x89\x02\n" +
 	"\vObserveOpen\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x1a\n" +
 	"\bproducer\x18\x03 \x01(\tR\bproducer\x12\x18\n" +
 	"\asession\x18\x04 \x01(\tR\asession\x123\n" +
 	"\tack_level\x18\x05 \x01(\x0e2\x16.memstream.v1.AckLevelR\backLevel\x12\x1a\n" +
-	"\boutcomes\x18\x06 \x01(\bR\boutcomes\"x\n" +
+	"\boutcomes\x18\x06 \x01(\bR\boutcomes\x12*\n" +
+	"\x0eknown_sequence\x18\a \x01(\x03H\x00R\rknownSequence\x88\x01\x01B\x11\n" +
+	"\x0f_known_sequence\"x\n" +
 	"\x10ObservationBatch\x12%\n" +
 	"\x0efirst_sequence\x18\x01 \x01(\x03R\rfirstSequence\x12=\n" +
 	"\fobservations\x18\x02 \x03(\v2\x19.memstream.v1.ObservationR\fobservations\")\n" +
@@ -3139,7 +3240,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\n" +
 	"going_away\x18\x04 \x01(\v2\x17.memstream.v1.GoingAwayH\x00R\tgoingAway\x125\n" +
 	"\x06closed\x18\x05 \x01(\v2\x1b.memstream.v1.ObserveClosedH\x00R\x06closedB\t\n" +
-	"\amessage\"\xd4\x02\n" +
+	"\amessage\"\xd6\x04\n" +
 	"\rObserveOpened\x12\x1a\n" +
 	"\breceived\x18\x01 \x01(\x03R\breceived\x12\x16\n" +
 	"\x06stored\x18\x02 \x01(\x03R\x06stored\x12+\n" +
@@ -3150,7 +3251,14 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\x06limits\x18\a \x01(\v2\x14.memstream.v1.LimitsR\x06limits\x12\x1d\n" +
 	"\n" +
 	"memory_uid\x18\b \x01(\tR\tmemoryUid\x12\x1a\n" +
-	"\brevision\x18\t \x01(\x03R\brevision\"\x86\x02\n" +
+	"\brevision\x18\t \x01(\x03R\brevision\x12=\n" +
+	"\brejected\x18\n" +
+	" \x03(\v2!.memstream.v1.RejectedObservationR\brejected\x12<\n" +
+	"\boutcomes\x18\v \x03(\v2 .memstream.v1.ObservationOutcomeR\boutcomes\x12\x18\n" +
+	"\aresumed\x18\f \x01(\x03R\aresumed\x12\x1b\n" +
+	"\tresume_to\x18\r \x01(\x03R\bresumeTo\x12%\n" +
+	"\x0erejected_since\x18\x0e \x01(\x03R\rrejectedSince\x12%\n" +
+	"\x0eoutcomes_since\x18\x0f \x01(\x03R\routcomesSince\"\xa0\x02\n" +
 	"\x03Ack\x12\x1a\n" +
 	"\breceived\x18\x01 \x01(\x03R\breceived\x12\x16\n" +
 	"\x06stored\x18\x02 \x01(\x03R\x06stored\x12\x18\n" +
@@ -3158,7 +3266,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\brevision\x18\x04 \x01(\x03R\brevision\x12=\n" +
 	"\brejected\x18\x05 \x03(\v2!.memstream.v1.RejectedObservationR\brejected\x12<\n" +
 	"\boutcomes\x18\x06 \x03(\v2 .memstream.v1.ObservationOutcomeR\boutcomes\x12\x18\n" +
-	"\aflushed\x18\a \x01(\x03R\aflushed\"]\n" +
+	"\aflushed\x18\a \x01(\x03R\aflushed\x12\x18\n" +
+	"\aresumed\x18\b \x01(\x03R\aresumed\"]\n" +
 	"\x13RejectedObservation\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x03R\bsequence\x12*\n" +
 	"\x06status\x18\x02 \x01(\v2\x12.google.rpc.StatusR\x06status\"\xc1\x01\n" +
@@ -3193,7 +3302,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
 	"\asession\x18\x03 \x01(\tR\asession\x122\n" +
-	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xae\x05\n" +
+	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xe3\x05\n" +
 	"\vRecallQuery\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x12E\n" +
@@ -3214,7 +3323,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\treinforce\x18\r \x01(\bH\x03R\treinforce\x88\x01\x01\x12!\n" +
 	"\ftoken_budget\x18\x0e \x01(\x05R\vtokenBudget\x12\x1c\n" +
 	"\tsubscribe\x18\x0f \x01(\bR\tsubscribe\x12.\n" +
-	"\x13omit_working_memory\x18\x10 \x01(\bR\x11omitWorkingMemoryB\r\n" +
+	"\x13omit_working_memory\x18\x10 \x01(\bR\x11omitWorkingMemory\x123\n" +
+	"\atimeout\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\r\n" +
 	"\vobservationB\b\n" +
 	"\x06_limitB\x10\n" +
 	"\x0e_min_relevanceB\f\n" +
@@ -3438,71 +3548,74 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	12, // 9: memstream.v1.ObserveResponse.going_away:type_name -> memstream.v1.GoingAway
 	13, // 10: memstream.v1.ObserveResponse.closed:type_name -> memstream.v1.ObserveClosed
 	41, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
-	9,  // 12: memstream.v1.Ack.rejected:type_name -> memstream.v1.RejectedObservation
-	10, // 13: memstream.v1.Ack.outcomes:type_name -> memstream.v1.ObservationOutcome
-	42, // 14: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
-	43, // 15: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
-	44, // 16: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
-	45, // 17: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
-	45, // 18: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
-	9,  // 19: memstream.v1.ObserveClosed.rejected:type_name -> memstream.v1.RejectedObservation
-	10, // 20: memstream.v1.ObserveClosed.outcomes:type_name -> memstream.v1.ObservationOutcome
-	15, // 21: memstream.v1.RecallRequest.open:type_name -> memstream.v1.RecallOpen
-	16, // 22: memstream.v1.RecallRequest.query:type_name -> memstream.v1.RecallQuery
-	18, // 23: memstream.v1.RecallRequest.cancel:type_name -> memstream.v1.RecallCancel
-	19, // 24: memstream.v1.RecallRequest.close:type_name -> memstream.v1.RecallClose
-	46, // 25: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
-	47, // 26: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
-	17, // 27: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
-	48, // 28: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
-	21, // 29: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
-	22, // 30: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
-	27, // 31: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
-	28, // 32: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
-	12, // 33: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
-	29, // 34: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
-	41, // 35: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
-	23, // 36: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
-	49, // 37: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
-	27, // 38: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
-	49, // 39: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
-	24, // 40: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
-	25, // 41: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
-	38, // 42: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
-	26, // 43: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
-	39, // 44: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
-	42, // 45: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	50, // 46: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	43, // 47: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	45, // 48: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	32, // 49: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	33, // 50: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	12, // 51: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	51, // 52: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	49, // 53: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	50, // 54: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	47, // 55: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	40, // 56: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 57: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 58: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	16, // 59: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	22, // 60: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	27, // 61: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 62: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	14, // 63: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	30, // 64: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	34, // 65: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	36, // 66: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 67: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	20, // 68: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	31, // 69: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	35, // 70: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	37, // 71: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	67, // [67:72] is the sub-list for method output_type
-	62, // [62:67] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	9,  // 12: memstream.v1.ObserveOpened.rejected:type_name -> memstream.v1.RejectedObservation
+	10, // 13: memstream.v1.ObserveOpened.outcomes:type_name -> memstream.v1.ObservationOutcome
+	9,  // 14: memstream.v1.Ack.rejected:type_name -> memstream.v1.RejectedObservation
+	10, // 15: memstream.v1.Ack.outcomes:type_name -> memstream.v1.ObservationOutcome
+	42, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
+	43, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
+	44, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
+	45, // 19: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
+	45, // 20: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
+	9,  // 21: memstream.v1.ObserveClosed.rejected:type_name -> memstream.v1.RejectedObservation
+	10, // 22: memstream.v1.ObserveClosed.outcomes:type_name -> memstream.v1.ObservationOutcome
+	15, // 23: memstream.v1.RecallRequest.open:type_name -> memstream.v1.RecallOpen
+	16, // 24: memstream.v1.RecallRequest.query:type_name -> memstream.v1.RecallQuery
+	18, // 25: memstream.v1.RecallRequest.cancel:type_name -> memstream.v1.RecallCancel
+	19, // 26: memstream.v1.RecallRequest.close:type_name -> memstream.v1.RecallClose
+	46, // 27: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
+	47, // 28: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
+	17, // 29: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
+	48, // 30: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
+	45, // 31: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
+	21, // 32: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
+	22, // 33: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
+	27, // 34: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
+	28, // 35: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
+	12, // 36: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
+	29, // 37: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
+	41, // 38: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
+	23, // 39: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
+	49, // 40: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
+	27, // 41: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
+	49, // 42: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
+	24, // 43: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
+	25, // 44: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
+	38, // 45: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
+	26, // 46: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
+	39, // 47: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
+	42, // 48: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	50, // 49: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	43, // 50: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	45, // 51: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	32, // 52: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	33, // 53: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	12, // 54: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	51, // 55: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	49, // 56: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	50, // 57: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	47, // 58: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	40, // 59: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 60: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 61: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	16, // 62: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	22, // 63: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	27, // 64: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 65: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	14, // 66: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	30, // 67: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	34, // 68: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	36, // 69: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 70: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	20, // 71: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	31, // 72: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	35, // 73: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	37, // 74: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	70, // [70:75] is the sub-list for method output_type
+	65, // [65:70] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }
@@ -3519,6 +3632,7 @@ func file_memstream_v1_stream_service_proto_init() {
 		(*ObserveRequest_Flush)(nil),
 		(*ObserveRequest_Close)(nil),
 	}
+	file_memstream_v1_stream_service_proto_msgTypes[1].OneofWrappers = []any{}
 	file_memstream_v1_stream_service_proto_msgTypes[5].OneofWrappers = []any{
 		(*ObserveResponse_Opened)(nil),
 		(*ObserveResponse_Ack)(nil),

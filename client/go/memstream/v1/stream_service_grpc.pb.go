@@ -36,18 +36,23 @@ const (
 // consistent-hash routing; it must agree with the request.
 type StreamServiceClient interface {
 	// Streams observations in. The first message is `open`; then batches, flushes and one `close`. The end of the stream
-	// without `close` abandons the producer's stream and commits nothing beyond what was acknowledged.
+	// without `close` abandons the producer's stream and commits nothing beyond what was acknowledged. Messages before
+	// `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION. End your side of the
+	// stream after `close`: until it does, the server waits a moment for such a message before it sends `closed`.
 	//
 	// Every observation is acknowledged in three steps: *received* (durable: it survives kill -9 and power loss), *stored*
 	// (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
 	Observe(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ObserveRequest, ObserveResponse], error)
 	// Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-	// (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
+	// (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
+	// `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
+	// before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
 	Recall(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RecallRequest, RecallResponse], error)
 	// Streams one memory's events after a cursor, with progress marks while nothing happens.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 	// Observes one batch and returns when it has reached the level asked for. Safe to retry when it names a producer
-	// and a first_sequence, or a request_id.
+	// and a first_sequence, or a request_id. A retry by numbers is answered with the refusals and outcomes of the first
+	// call, as far as they are kept (`ObserveOpened.outcomes_since`); a retry by request_id gets the first answer.
 	ObserveBatch(ctx context.Context, in *ObserveBatchRequest, opts ...grpc.CallOption) (*ObserveBatchResponse, error)
 	// Answers one query.
 	RecallOnce(ctx context.Context, in *RecallOnceRequest, opts ...grpc.CallOption) (*RecallOnceResponse, error)
@@ -134,18 +139,23 @@ func (c *streamServiceClient) RecallOnce(ctx context.Context, in *RecallOnceRequ
 // consistent-hash routing; it must agree with the request.
 type StreamServiceServer interface {
 	// Streams observations in. The first message is `open`; then batches, flushes and one `close`. The end of the stream
-	// without `close` abandons the producer's stream and commits nothing beyond what was acknowledged.
+	// without `close` abandons the producer's stream and commits nothing beyond what was acknowledged. Messages before
+	// `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION. End your side of the
+	// stream after `close`: until it does, the server waits a moment for such a message before it sends `closed`.
 	//
 	// Every observation is acknowledged in three steps: *received* (durable: it survives kill -9 and power loss), *stored*
 	// (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
 	Observe(grpc.BidiStreamingServer[ObserveRequest, ObserveResponse]) error
 	// Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-	// (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
+	// (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
+	// `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
+	// before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
 	Recall(grpc.BidiStreamingServer[RecallRequest, RecallResponse]) error
 	// Streams one memory's events after a cursor, with progress marks while nothing happens.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	// Observes one batch and returns when it has reached the level asked for. Safe to retry when it names a producer
-	// and a first_sequence, or a request_id.
+	// and a first_sequence, or a request_id. A retry by numbers is answered with the refusals and outcomes of the first
+	// call, as far as they are kept (`ObserveOpened.outcomes_since`); a retry by request_id gets the first answer.
 	ObserveBatch(context.Context, *ObserveBatchRequest) (*ObserveBatchResponse, error)
 	// Answers one query.
 	RecallOnce(context.Context, *RecallOnceRequest) (*RecallOnceResponse, error)

@@ -3,7 +3,7 @@ import { Code } from "@connectrpc/connect";
 
 import { AckLevel, connect, EventType, MemstreamError } from "../index.js";
 import { Tier } from "../gen/memstream/v1/fragment_pb.js";
-import type { Client, Memory, RecallStream } from "../index.js";
+import type { Client, Memory, RecallStream, Sent } from "../index.js";
 import { differs, isObject, textOf } from "./matching.js";
 import type { JsonObject } from "./matching.js";
 import { ask, told, Wrong } from "./telling.js";
@@ -120,6 +120,32 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
     if (stream.stored !== 3n || stream.rejectedCount !== 1 || stream.rejected[0]?.sequence !== 2n) {
       throw new Wrong(`stored is ${stream.stored.toString()}, refused are ${stream.rejectedCount}`);
     }
+  },
+
+  /** What became of each observation is told once: refused, or stored with its outcome. */
+  async outcomes(step) {
+    const stream = await step.memory.observe(step.producer, { outcomes: true });
+    const every = Number(step.given["refusedEvery"]);
+    const sent: Sent[] = [];
+    for (let number = 1; number <= step.upto; number += 1) {
+      sent.push(await stream.send(number % every === 0 ? "x".repeat(100_000) : step.said(number)));
+      await step.disturb(number);
+    }
+    await stream.flush();
+    const ids = new Set<string>();
+    for (const one of sent) {
+      if (Number(one.sequence) % every === 0) {
+        await step.fails(one.stored);
+      } else {
+        await one.stored;
+        if (one.outcome) ids.add(one.outcome.fragmentId);
+      }
+    }
+    const refused = Math.floor(step.upto / every);
+    if (stream.rejectedCount !== refused || ids.size !== step.upto - refused || ids.has("")) {
+      throw new Wrong(`${stream.rejectedCount} were refused, there are outcomes of ${ids.size}`);
+    }
+    await stream.close();
   },
 
   async recall(step) {

@@ -22,7 +22,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/stream_service.proto.
  */
 export const file_memstream_v1_stream_service: GenFile = /*@__PURE__*/
-  fileDesc("CiFtZW1zdHJlYW0vdjEvc3RyZWFtX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLRAQoOT2JzZXJ2ZVJlcXVlc3QSKQoEb3BlbhgBIAEoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbkgAEi8KBWJhdGNoGAIgASgLMh4ubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uQmF0Y2hIABIrCgVmbHVzaBgDIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlRmx1c2hIABIrCgVjbG9zZRgEIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlQ2xvc2VIAEIJCgdtZXNzYWdlIpABCgtPYnNlcnZlT3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSKQoJYWNrX2xldmVsGAUgASgOMhYubWVtc3RyZWFtLnYxLkFja0xldmVsEhAKCG91dGNvbWVzGAYgASgIIlsKEE9ic2VydmF0aW9uQmF0Y2gSFgoOZmlyc3Rfc2VxdWVuY2UYASABKAMSLwoMb2JzZXJ2YXRpb25zGAIgAygLMhkubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uIiAKDE9ic2VydmVGbHVzaBIQCghmbHVzaF9pZBgBIAEoAyIOCgxPYnNlcnZlQ2xvc2Ui9wEKD09ic2VydmVSZXNwb25zZRItCgZvcGVuZWQYASABKAsyGy5tZW1zdHJlYW0udjEuT2JzZXJ2ZU9wZW5lZEgAEiAKA2FjaxgCIAEoCzIRLm1lbXN0cmVhbS52MS5BY2tIABIqCgh0aHJvdHRsZRgDIAEoCzIWLm1lbXN0cmVhbS52MS5UaHJvdHRsZUgAEi0KCmdvaW5nX2F3YXkYBCABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLQoGY2xvc2VkGAUgASgLMhsubWVtc3RyZWFtLnYxLk9ic2VydmVDbG9zZWRIAEIJCgdtZXNzYWdlIuMBCg1PYnNlcnZlT3BlbmVkEhAKCHJlY2VpdmVkGAEgASgDEg4KBnN0b3JlZBgCIAEoAxIZChFleHBlY3RlZF9zZXF1ZW5jZRgDIAEoAxIWCg5wcm9kdWNlcl9lcG9jaBgEIAEoAxIbChN3aW5kb3dfb2JzZXJ2YXRpb25zGAUgASgFEhQKDHdpbmRvd19ieXRlcxgGIAEoAxIkCgZsaW1pdHMYByABKAsyFC5tZW1zdHJlYW0udjEuTGltaXRzEhIKCm1lbW9yeV91aWQYCCABKAkSEAoIcmV2aXNpb24YCSABKAMixAEKA0FjaxIQCghyZWNlaXZlZBgBIAEoAxIOCgZzdG9yZWQYAiABKAMSDwoHaW5kZXhlZBgDIAEoAxIQCghyZXZpc2lvbhgEIAEoAxIzCghyZWplY3RlZBgFIAMoCzIhLm1lbXN0cmVhbS52MS5SZWplY3RlZE9ic2VydmF0aW9uEjIKCG91dGNvbWVzGAYgAygLMiAubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uT3V0Y29tZRIPCgdmbHVzaGVkGAcgASgDIksKE1JlamVjdGVkT2JzZXJ2YXRpb24SEAoIc2VxdWVuY2UYASABKAMSIgoGc3RhdHVzGAIgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXMilgEKEk9ic2VydmF0aW9uT3V0Y29tZRIQCghzZXF1ZW5jZRgBIAEoAxITCgtmcmFnbWVudF9pZBgCIAEoCRIlCgR0eXBlGAMgASgOMhcubWVtc3RyZWFtLnYxLkV2ZW50VHlwZRIQCghvdGhlcl9pZBgEIAEoCRIgCgR0aWVyGAUgASgOMhIubWVtc3RyZWFtLnYxLlRpZXIiTwoIVGhyb3R0bGUSLgoLcmV0cnlfZGVsYXkYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLZGVzY3JpcHRpb24YAiABKAkiSgoJR29pbmdBd2F5EigKBWdyYWNlGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhMKC2Rlc2NyaXB0aW9uGAIgASgJIqwBCg1PYnNlcnZlQ2xvc2VkEhAKCHJlY2VpdmVkGAEgASgDEg4KBnN0b3JlZBgCIAEoAxIQCghyZXZpc2lvbhgDIAEoAxIzCghyZWplY3RlZBgEIAMoCzIhLm1lbXN0cmVhbS52MS5SZWplY3RlZE9ic2VydmF0aW9uEjIKCG91dGNvbWVzGAUgAygLMiAubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uT3V0Y29tZSLKAQoNUmVjYWxsUmVxdWVzdBIoCgRvcGVuGAEgASgLMhgubWVtc3RyZWFtLnYxLlJlY2FsbE9wZW5IABIqCgVxdWVyeRgCIAEoCzIZLm1lbXN0cmVhbS52MS5SZWNhbGxRdWVyeUgAEiwKBmNhbmNlbBgDIAEoCzIaLm1lbXN0cmVhbS52MS5SZWNhbGxDYW5jZWxIABIqCgVjbG9zZRgEIAEoCzIZLm1lbXN0cmVhbS52MS5SZWNhbGxDbG9zZUgAQgkKB21lc3NhZ2UiXwoKUmVjYWxsT3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg8KB3Nlc3Npb24YAyABKAkSHQoVZG9uZV9pbl9yZWNvbGxlY3Rpb25zGAQgASgIIoUECgtSZWNhbGxRdWVyeRIQCghxdWVyeV9pZBgBIAEoCRIOCgR0ZXh0GAIgASgJSAASOQoKc3RydWN0dXJlZBgDIAEoCzIjLm1lbXN0cmVhbS52MS5TdHJ1Y3R1cmVkT2JzZXJ2YXRpb25IABIRCgllbWJlZGRpbmcYBCADKAISJwoDbm93GAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBISCgVsaW1pdBgGIAEoBUgBiAEBEiwKB3dlaWdodHMYByABKAsyGy5tZW1zdHJlYW0udjEuUmVjYWxsV2VpZ2h0cxIaCg1taW5fcmVsZXZhbmNlGAggASgBSAKIAQESLAoGZmlsdGVyGAkgASgLMhwubWVtc3RyZWFtLnYxLkZyYWdtZW50RmlsdGVyEhQKDG1pbl9yZXZpc2lvbhgKIAEoAxIPCgdleHBsYWluGAsgASgIEhMKC25lYXJfbWlzc2VzGAwgASgFEhYKCXJlaW5mb3JjZRgNIAEoCEgDiAEBEhQKDHRva2VuX2J1ZGdldBgOIAEoBRIRCglzdWJzY3JpYmUYDyABKAgSGwoTb21pdF93b3JraW5nX21lbW9yeRgQIAEoCEINCgtvYnNlcnZhdGlvbkIICgZfbGltaXRCEAoOX21pbl9yZWxldmFuY2VCDAoKX3JlaW5mb3JjZSJnCg1SZWNhbGxXZWlnaHRzEhIKBWFscGhhGAEgASgBSACIAQESEQoEYmV0YRgCIAEoAUgBiAEBEhIKBWdhbW1hGAMgASgBSAKIAQFCCAoGX2FscGhhQgcKBV9iZXRhQggKBl9nYW1tYSIgCgxSZWNhbGxDYW5jZWwSEAoIcXVlcnlfaWQYASABKAkiDQoLUmVjYWxsQ2xvc2UitAIKDlJlY2FsbFJlc3BvbnNlEiwKBm9wZW5lZBgBIAEoCzIaLm1lbXN0cmVhbS52MS5SZWNhbGxPcGVuZWRIABI0Cg1yZWNvbGxlY3Rpb25zGAIgASgLMhsubWVtc3RyZWFtLnYxLlJlY29sbGVjdGlvbnNIABIoCgRkb25lGAMgASgLMhgubWVtc3RyZWFtLnYxLlJlY2FsbERvbmVIABIsCgZmYWlsZWQYBCABKAsyGi5tZW1zdHJlYW0udjEuUmVjYWxsRmFpbGVkSAASLQoKZ29pbmdfYXdheRgFIAEoCzIXLm1lbXN0cmVhbS52MS5Hb2luZ0F3YXlIABIsCglyZXRyYWN0ZWQYBiABKAsyFy5tZW1zdHJlYW0udjEuUmV0cmFjdGVkSABCCQoHbWVzc2FnZSJaCgxSZWNhbGxPcGVuZWQSEgoKbWVtb3J5X3VpZBgBIAEoCRIQCghyZXZpc2lvbhgCIAEoAxIkCgZsaW1pdHMYAyABKAsyFC5tZW1zdHJlYW0udjEuTGltaXRzIsgBCg1SZWNvbGxlY3Rpb25zEhAKCHF1ZXJ5X2lkGAEgASgJEjEKDXJlY29sbGVjdGlvbnMYAiADKAsyGi5tZW1zdHJlYW0udjEuUmVjb2xsZWN0aW9uEhoKEndvcmtpbmdfbWVtb3J5X2lkcxgDIAMoCRIuCg53b3JraW5nX21lbW9yeRgEIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBImCgRkb25lGAUgASgLMhgubWVtc3RyZWFtLnYxLlJlY2FsbERvbmUiqwEKDFJlY29sbGVjdGlvbhIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBINCgVzY29yZRgCIAEoARIRCglyZWxldmFuY2UYAyABKAESDAoEcmFuaxgEIAEoBRIRCgl0cnVuY2F0ZWQYBSABKAgSLgoLZXhwbGFuYXRpb24YBiABKAsyGS5tZW1zdHJlYW0udjEuRXhwbGFuYXRpb24iRgoLRXhwbGFuYXRpb24SJgoFcGFydHMYASADKAsyFy5tZW1zdHJlYW0udjEuU2NvcmVQYXJ0Eg8KB2Zvcm11bGEYAiABKAkitQEKCVNjb3JlUGFydBIMCgRuYW1lGAEgASgJEg0KBXZhbHVlGAIgASgBEg4KBndlaWdodBgDIAEoARIUCgxjb250cmlidXRpb24YBCABKAESNQoHZGV0YWlscxgFIAMoCzIkLm1lbXN0cmVhbS52MS5TY29yZVBhcnQuRGV0YWlsc0VudHJ5Gi4KDERldGFpbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBInIKCE5lYXJNaXNzEhMKC2ZyYWdtZW50X2lkGAEgASgJEg0KBXN0YWdlGAIgASgJEhIKBXNjb3JlGAMgASgBSACIAQESFgoJcmVsZXZhbmNlGAQgASgBSAGIAQFCCAoGX3Njb3JlQgwKCl9yZWxldmFuY2UiugIKClJlY2FsbERvbmUSEAoIcXVlcnlfaWQYASABKAkSEAoIcmV2aXNpb24YAiABKAMSEAoIZWxpZ2libGUYAyABKAMSEgoKY29uc2lkZXJlZBgEIAEoAxIWCg5iZXN0X3JlbGV2YW5jZRgFIAEoARIQCghkZWdyYWRlZBgGIAEoCRIrCgtuZWFyX21pc3NlcxgHIAMoCzIWLm1lbXN0cmVhbS52MS5OZWFyTWlzcxI2Cgd0aW1pbmdzGAggAygLMiUubWVtc3RyZWFtLnYxLlJlY2FsbERvbmUuVGltaW5nc0VudHJ5Eg4KBnRva2VucxgJIAEoBRITCgtyYW5raW5nX2lkcxgKIAMoCRouCgxUaW1pbmdzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4ASJECgxSZWNhbGxGYWlsZWQSEAoIcXVlcnlfaWQYASABKAkSIgoGc3RhdHVzGAIgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXMiMwoJUmV0cmFjdGVkEhAKCHF1ZXJ5X2lkGAEgASgJEhQKDGZyYWdtZW50X2lkcxgCIAMoCSLQAQoMV2F0Y2hSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSJAoGY3Vyc29yGAMgASgLMhQubWVtc3RyZWFtLnYxLkN1cnNvchImCgV0eXBlcxgEIAMoDjIXLm1lbXN0cmVhbS52MS5FdmVudFR5cGUSNAoRcHJvZ3Jlc3NfaW50ZXJ2YWwYBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGQoRaW5jbHVkZV9mcmFnbWVudHMYBiABKAgipwEKDVdhdGNoUmVzcG9uc2USKwoGZXZlbnRzGAEgASgLMhkubWVtc3RyZWFtLnYxLldhdGNoRXZlbnRzSAASLwoIcHJvZ3Jlc3MYAiABKAsyGy5tZW1zdHJlYW0udjEuV2F0Y2hQcm9ncmVzc0gAEi0KCmdvaW5nX2F3YXkYAyABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SABCCQoHbWVzc2FnZSJdCgtXYXRjaEV2ZW50cxIjCgZldmVudHMYASADKAsyEy5tZW1zdHJlYW0udjEuRXZlbnQSKQoJZnJhZ21lbnRzGAIgAygLMhYubWVtc3RyZWFtLnYxLkZyYWdtZW50Il8KDVdhdGNoUHJvZ3Jlc3MSJAoGY3Vyc29yGAEgASgLMhQubWVtc3RyZWFtLnYxLkN1cnNvchIoCgR0aW1lGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCLjAQoTT2JzZXJ2ZUJhdGNoUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSFgoOZmlyc3Rfc2VxdWVuY2UYBSABKAMSLwoMb2JzZXJ2YXRpb25zGAYgAygLMhkubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uEikKCWFja19sZXZlbBgHIAEoDjIWLm1lbXN0cmVhbS52MS5BY2tMZXZlbBISCgpyZXF1ZXN0X2lkGAggASgJIjYKFE9ic2VydmVCYXRjaFJlc3BvbnNlEh4KA2FjaxgBIAEoCzIRLm1lbXN0cmVhbS52MS5BY2sicQoRUmVjYWxsT25jZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIPCgdzZXNzaW9uGAMgASgJEigKBXF1ZXJ5GAQgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFF1ZXJ5InAKElJlY2FsbE9uY2VSZXNwb25zZRIyCg1yZWNvbGxlY3Rpb25zGAEgASgLMhsubWVtc3RyZWFtLnYxLlJlY29sbGVjdGlvbnMSJgoEZG9uZRgCIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lKmoKCEFja0xldmVsEhkKFUFDS19MRVZFTF9VTlNQRUNJRklFRBAAEhYKEkFDS19MRVZFTF9SRUNFSVZFRBABEhQKEEFDS19MRVZFTF9TVE9SRUQQAhIVChFBQ0tfTEVWRUxfSU5ERVhFRBADMpADCg1TdHJlYW1TZXJ2aWNlEkoKB09ic2VydmUSHC5tZW1zdHJlYW0udjEuT2JzZXJ2ZVJlcXVlc3QaHS5tZW1zdHJlYW0udjEuT2JzZXJ2ZVJlc3BvbnNlKAEwARJHCgZSZWNhbGwSGy5tZW1zdHJlYW0udjEuUmVjYWxsUmVxdWVzdBocLm1lbXN0cmVhbS52MS5SZWNhbGxSZXNwb25zZSgBMAESQgoFV2F0Y2gSGi5tZW1zdHJlYW0udjEuV2F0Y2hSZXF1ZXN0GhsubWVtc3RyZWFtLnYxLldhdGNoUmVzcG9uc2UwARJVCgxPYnNlcnZlQmF0Y2gSIS5tZW1zdHJlYW0udjEuT2JzZXJ2ZUJhdGNoUmVxdWVzdBoiLm1lbXN0cmVhbS52MS5PYnNlcnZlQmF0Y2hSZXNwb25zZRJPCgpSZWNhbGxPbmNlEh8ubWVtc3RyZWFtLnYxLlJlY2FsbE9uY2VSZXF1ZXN0GiAubWVtc3RyZWFtLnYxLlJlY2FsbE9uY2VSZXNwb25zZUJTChBkZXYubWVtc3RyZWFtLnYxQhJTdHJlYW1TZXJ2aWNlUHJvdG9QAVopbWVtc3RyZWFtLmRldi9nby9tZW1zdHJlYW0vdjE7bWVtc3RyZWFtdjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_server_service]);
+  fileDesc("CiFtZW1zdHJlYW0vdjEvc3RyZWFtX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLRAQoOT2JzZXJ2ZVJlcXVlc3QSKQoEb3BlbhgBIAEoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbkgAEi8KBWJhdGNoGAIgASgLMh4ubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uQmF0Y2hIABIrCgVmbHVzaBgDIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlRmx1c2hIABIrCgVjbG9zZRgEIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlQ2xvc2VIAEIJCgdtZXNzYWdlIsABCgtPYnNlcnZlT3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSKQoJYWNrX2xldmVsGAUgASgOMhYubWVtc3RyZWFtLnYxLkFja0xldmVsEhAKCG91dGNvbWVzGAYgASgIEhsKDmtub3duX3NlcXVlbmNlGAcgASgDSACIAQFCEQoPX2tub3duX3NlcXVlbmNlIlsKEE9ic2VydmF0aW9uQmF0Y2gSFgoOZmlyc3Rfc2VxdWVuY2UYASABKAMSLwoMb2JzZXJ2YXRpb25zGAIgAygLMhkubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uIiAKDE9ic2VydmVGbHVzaBIQCghmbHVzaF9pZBgBIAEoAyIOCgxPYnNlcnZlQ2xvc2Ui9wEKD09ic2VydmVSZXNwb25zZRItCgZvcGVuZWQYASABKAsyGy5tZW1zdHJlYW0udjEuT2JzZXJ2ZU9wZW5lZEgAEiAKA2FjaxgCIAEoCzIRLm1lbXN0cmVhbS52MS5BY2tIABIqCgh0aHJvdHRsZRgDIAEoCzIWLm1lbXN0cmVhbS52MS5UaHJvdHRsZUgAEi0KCmdvaW5nX2F3YXkYBCABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLQoGY2xvc2VkGAUgASgLMhsubWVtc3RyZWFtLnYxLk9ic2VydmVDbG9zZWRIAEIJCgdtZXNzYWdlIqADCg1PYnNlcnZlT3BlbmVkEhAKCHJlY2VpdmVkGAEgASgDEg4KBnN0b3JlZBgCIAEoAxIZChFleHBlY3RlZF9zZXF1ZW5jZRgDIAEoAxIWCg5wcm9kdWNlcl9lcG9jaBgEIAEoAxIbChN3aW5kb3dfb2JzZXJ2YXRpb25zGAUgASgFEhQKDHdpbmRvd19ieXRlcxgGIAEoAxIkCgZsaW1pdHMYByABKAsyFC5tZW1zdHJlYW0udjEuTGltaXRzEhIKCm1lbW9yeV91aWQYCCABKAkSEAoIcmV2aXNpb24YCSABKAMSMwoIcmVqZWN0ZWQYCiADKAsyIS5tZW1zdHJlYW0udjEuUmVqZWN0ZWRPYnNlcnZhdGlvbhIyCghvdXRjb21lcxgLIAMoCzIgLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbk91dGNvbWUSDwoHcmVzdW1lZBgMIAEoAxIRCglyZXN1bWVfdG8YDSABKAMSFgoOcmVqZWN0ZWRfc2luY2UYDiABKAMSFgoOb3V0Y29tZXNfc2luY2UYDyABKAMi1QEKA0FjaxIQCghyZWNlaXZlZBgBIAEoAxIOCgZzdG9yZWQYAiABKAMSDwoHaW5kZXhlZBgDIAEoAxIQCghyZXZpc2lvbhgEIAEoAxIzCghyZWplY3RlZBgFIAMoCzIhLm1lbXN0cmVhbS52MS5SZWplY3RlZE9ic2VydmF0aW9uEjIKCG91dGNvbWVzGAYgAygLMiAubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uT3V0Y29tZRIPCgdmbHVzaGVkGAcgASgDEg8KB3Jlc3VtZWQYCCABKAMiSwoTUmVqZWN0ZWRPYnNlcnZhdGlvbhIQCghzZXF1ZW5jZRgBIAEoAxIiCgZzdGF0dXMYAiABKAsyEi5nb29nbGUucnBjLlN0YXR1cyKWAQoST2JzZXJ2YXRpb25PdXRjb21lEhAKCHNlcXVlbmNlGAEgASgDEhMKC2ZyYWdtZW50X2lkGAIgASgJEiUKBHR5cGUYAyABKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEhAKCG90aGVyX2lkGAQgASgJEiAKBHRpZXIYBSABKA4yEi5tZW1zdHJlYW0udjEuVGllciJPCghUaHJvdHRsZRIuCgtyZXRyeV9kZWxheRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtkZXNjcmlwdGlvbhgCIAEoCSJKCglHb2luZ0F3YXkSKAoFZ3JhY2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLZGVzY3JpcHRpb24YAiABKAkirAEKDU9ic2VydmVDbG9zZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhAKCHJldmlzaW9uGAMgASgDEjMKCHJlamVjdGVkGAQgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBSADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lIsoBCg1SZWNhbGxSZXF1ZXN0EigKBG9wZW4YASABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbkgAEioKBXF1ZXJ5GAIgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFF1ZXJ5SAASLAoGY2FuY2VsGAMgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbENhbmNlbEgAEioKBWNsb3NlGAQgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbENsb3NlSABCCQoHbWVzc2FnZSJfCgpSZWNhbGxPcGVuEhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIdChVkb25lX2luX3JlY29sbGVjdGlvbnMYBCABKAgisQQKC1JlY2FsbFF1ZXJ5EhAKCHF1ZXJ5X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABI5CgpzdHJ1Y3R1cmVkGAMgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhEKCWVtYmVkZGluZxgEIAMoAhInCgNub3cYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhIKBWxpbWl0GAYgASgFSAGIAQESLAoHd2VpZ2h0cxgHIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNhbGxXZWlnaHRzEhoKDW1pbl9yZWxldmFuY2UYCCABKAFIAogBARIsCgZmaWx0ZXIYCSABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISFAoMbWluX3JldmlzaW9uGAogASgDEg8KB2V4cGxhaW4YCyABKAgSEwoLbmVhcl9taXNzZXMYDCABKAUSFgoJcmVpbmZvcmNlGA0gASgISAOIAQESFAoMdG9rZW5fYnVkZ2V0GA4gASgFEhEKCXN1YnNjcmliZRgPIAEoCBIbChNvbWl0X3dvcmtpbmdfbWVtb3J5GBAgASgIEioKB3RpbWVvdXQYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CDQoLb2JzZXJ2YXRpb25CCAoGX2xpbWl0QhAKDl9taW5fcmVsZXZhbmNlQgwKCl9yZWluZm9yY2UiZwoNUmVjYWxsV2VpZ2h0cxISCgVhbHBoYRgBIAEoAUgAiAEBEhEKBGJldGEYAiABKAFIAYgBARISCgVnYW1tYRgDIAEoAUgCiAEBQggKBl9hbHBoYUIHCgVfYmV0YUIICgZfZ2FtbWEiIAoMUmVjYWxsQ2FuY2VsEhAKCHF1ZXJ5X2lkGAEgASgJIg0KC1JlY2FsbENsb3NlIrQCCg5SZWNhbGxSZXNwb25zZRIsCgZvcGVuZWQYASABKAsyGi5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbmVkSAASNAoNcmVjb2xsZWN0aW9ucxgCIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb25zSAASKAoEZG9uZRgDIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lSAASLAoGZmFpbGVkGAQgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbEZhaWxlZEgAEi0KCmdvaW5nX2F3YXkYBSABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLAoJcmV0cmFjdGVkGAYgASgLMhcubWVtc3RyZWFtLnYxLlJldHJhY3RlZEgAQgkKB21lc3NhZ2UiWgoMUmVjYWxsT3BlbmVkEhIKCm1lbW9yeV91aWQYASABKAkSEAoIcmV2aXNpb24YAiABKAMSJAoGbGltaXRzGAMgASgLMhQubWVtc3RyZWFtLnYxLkxpbWl0cyLIAQoNUmVjb2xsZWN0aW9ucxIQCghxdWVyeV9pZBgBIAEoCRIxCg1yZWNvbGxlY3Rpb25zGAIgAygLMhoubWVtc3RyZWFtLnYxLlJlY29sbGVjdGlvbhIaChJ3b3JraW5nX21lbW9yeV9pZHMYAyADKAkSLgoOd29ya2luZ19tZW1vcnkYBCADKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSJgoEZG9uZRgFIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lIqsBCgxSZWNvbGxlY3Rpb24SKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDQoFc2NvcmUYAiABKAESEQoJcmVsZXZhbmNlGAMgASgBEgwKBHJhbmsYBCABKAUSEQoJdHJ1bmNhdGVkGAUgASgIEi4KC2V4cGxhbmF0aW9uGAYgASgLMhkubWVtc3RyZWFtLnYxLkV4cGxhbmF0aW9uIkYKC0V4cGxhbmF0aW9uEiYKBXBhcnRzGAEgAygLMhcubWVtc3RyZWFtLnYxLlNjb3JlUGFydBIPCgdmb3JtdWxhGAIgASgJIrUBCglTY29yZVBhcnQSDAoEbmFtZRgBIAEoCRINCgV2YWx1ZRgCIAEoARIOCgZ3ZWlnaHQYAyABKAESFAoMY29udHJpYnV0aW9uGAQgASgBEjUKB2RldGFpbHMYBSADKAsyJC5tZW1zdHJlYW0udjEuU2NvcmVQYXJ0LkRldGFpbHNFbnRyeRouCgxEZXRhaWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4ASJyCghOZWFyTWlzcxITCgtmcmFnbWVudF9pZBgBIAEoCRINCgVzdGFnZRgCIAEoCRISCgVzY29yZRgDIAEoAUgAiAEBEhYKCXJlbGV2YW5jZRgEIAEoAUgBiAEBQggKBl9zY29yZUIMCgpfcmVsZXZhbmNlIroCCgpSZWNhbGxEb25lEhAKCHF1ZXJ5X2lkGAEgASgJEhAKCHJldmlzaW9uGAIgASgDEhAKCGVsaWdpYmxlGAMgASgDEhIKCmNvbnNpZGVyZWQYBCABKAMSFgoOYmVzdF9yZWxldmFuY2UYBSABKAESEAoIZGVncmFkZWQYBiABKAkSKwoLbmVhcl9taXNzZXMYByADKAsyFi5tZW1zdHJlYW0udjEuTmVhck1pc3MSNgoHdGltaW5ncxgIIAMoCzIlLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lLlRpbWluZ3NFbnRyeRIOCgZ0b2tlbnMYCSABKAUSEwoLcmFua2luZ19pZHMYCiADKAkaLgoMVGltaW5nc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEiRAoMUmVjYWxsRmFpbGVkEhAKCHF1ZXJ5X2lkGAEgASgJEiIKBnN0YXR1cxgCIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzIjMKCVJldHJhY3RlZBIQCghxdWVyeV9pZBgBIAEoCRIUCgxmcmFnbWVudF9pZHMYAiADKAki0AEKDFdhdGNoUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiQKBmN1cnNvchgDIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISJgoFdHlwZXMYBCADKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEjQKEXByb2dyZXNzX2ludGVydmFsGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhkKEWluY2x1ZGVfZnJhZ21lbnRzGAYgASgIIqcBCg1XYXRjaFJlc3BvbnNlEisKBmV2ZW50cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5XYXRjaEV2ZW50c0gAEi8KCHByb2dyZXNzGAIgASgLMhsubWVtc3RyZWFtLnYxLldhdGNoUHJvZ3Jlc3NIABItCgpnb2luZ19hd2F5GAMgASgLMhcubWVtc3RyZWFtLnYxLkdvaW5nQXdheUgAQgkKB21lc3NhZ2UiXQoLV2F0Y2hFdmVudHMSIwoGZXZlbnRzGAEgAygLMhMubWVtc3RyZWFtLnYxLkV2ZW50EikKCWZyYWdtZW50cxgCIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudCJfCg1XYXRjaFByb2dyZXNzEiQKBmN1cnNvchgBIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISKAoEdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi4wEKE09ic2VydmVCYXRjaFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIQCghwcm9kdWNlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEhYKDmZpcnN0X3NlcXVlbmNlGAUgASgDEi8KDG9ic2VydmF0aW9ucxgGIAMoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbhIpCglhY2tfbGV2ZWwYByABKA4yFi5tZW1zdHJlYW0udjEuQWNrTGV2ZWwSEgoKcmVxdWVzdF9pZBgIIAEoCSI2ChRPYnNlcnZlQmF0Y2hSZXNwb25zZRIeCgNhY2sYASABKAsyES5tZW1zdHJlYW0udjEuQWNrInEKEVJlY2FsbE9uY2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIoCgVxdWVyeRgEIAEoCzIZLm1lbXN0cmVhbS52MS5SZWNhbGxRdWVyeSJwChJSZWNhbGxPbmNlUmVzcG9uc2USMgoNcmVjb2xsZWN0aW9ucxgBIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb25zEiYKBGRvbmUYAiABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZSpqCghBY2tMZXZlbBIZChVBQ0tfTEVWRUxfVU5TUEVDSUZJRUQQABIWChJBQ0tfTEVWRUxfUkVDRUlWRUQQARIUChBBQ0tfTEVWRUxfU1RPUkVEEAISFQoRQUNLX0xFVkVMX0lOREVYRUQQAzKQAwoNU3RyZWFtU2VydmljZRJKCgdPYnNlcnZlEhwubWVtc3RyZWFtLnYxLk9ic2VydmVSZXF1ZXN0Gh0ubWVtc3RyZWFtLnYxLk9ic2VydmVSZXNwb25zZSgBMAESRwoGUmVjYWxsEhsubWVtc3RyZWFtLnYxLlJlY2FsbFJlcXVlc3QaHC5tZW1zdHJlYW0udjEuUmVjYWxsUmVzcG9uc2UoATABEkIKBVdhdGNoEhoubWVtc3RyZWFtLnYxLldhdGNoUmVxdWVzdBobLm1lbXN0cmVhbS52MS5XYXRjaFJlc3BvbnNlMAESVQoMT2JzZXJ2ZUJhdGNoEiEubWVtc3RyZWFtLnYxLk9ic2VydmVCYXRjaFJlcXVlc3QaIi5tZW1zdHJlYW0udjEuT2JzZXJ2ZUJhdGNoUmVzcG9uc2USTwoKUmVjYWxsT25jZRIfLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVxdWVzdBogLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVzcG9uc2VCUwoQZGV2Lm1lbXN0cmVhbS52MUISU3RyZWFtU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_server_service]);
 
 /**
  * A message of the client on an Observe stream.
@@ -120,11 +120,21 @@ export type ObserveOpen = Message<"memstream.v1.ObserveOpen"> & {
   ackLevel: AckLevel;
 
   /**
-   * Send what became of each observation with the acknowledgements.
+   * Send what became of each observation with the acknowledgements. Outcomes are kept only of observations that were
+   * sent on a stream that asked for them, or by ObserveBatch.
    *
    * @generated from field: bool outcomes = 6;
    */
   outcomes: boolean;
+
+  /**
+   * What a client that resumes knows: the last number up to which it has every refusal and, if it asks for outcomes,
+   * every outcome; 0 for none. When it is set, the server sends those of later numbers again: in `opened`, and, where
+   * they are many, in acknowledgements that follow it before any other message. Unset: none is sent again.
+   *
+   * @generated from field: optional int64 known_sequence = 7;
+   */
+  knownSequence?: bigint | undefined;
 };
 
 /**
@@ -327,6 +337,54 @@ export type ObserveOpened = Message<"memstream.v1.ObserveOpened"> & {
    * @generated from field: int64 revision = 9;
    */
   revision: bigint;
+
+  /**
+   * Observations after `known_sequence` that were refused, up to `resumed`.
+   *
+   * @generated from field: repeated memstream.v1.RejectedObservation rejected = 10;
+   */
+  rejected: RejectedObservation[];
+
+  /**
+   * What became of observations after `known_sequence` that are stored, up to `resumed`, if the stream asked.
+   *
+   * @generated from field: repeated memstream.v1.ObservationOutcome outcomes = 11;
+   */
+  outcomes: ObservationOutcome[];
+
+  /**
+   * Up to this number, refusals and outcomes after `known_sequence` are in this message; `Ack.resumed` continues it up
+   * to `resume_to`. 0 without `known_sequence`.
+   *
+   * @generated from field: int64 resumed = 12;
+   */
+  resumed: bigint;
+
+  /**
+   * The last number whose refusals are sent again: `received`, as are the outcomes of those up to `stored`. Outcomes of
+   * later numbers come as they are stored. 0 without `known_sequence`.
+   *
+   * @generated from field: int64 resume_to = 13;
+   */
+  resumeTo: bigint;
+
+  /**
+   * From this number on, every refusal is sent again: `known_sequence` + 1, or more where older ones are no longer kept
+   * (those of a producer's last 100,000 numbers are, unless a fragment of the memory was erased since). 0 without
+   * `known_sequence`.
+   *
+   * @generated from field: int64 rejected_since = 14;
+   */
+  rejectedSince: bigint;
+
+  /**
+   * From this number on, the outcome of every number up to `stored` is sent again: `known_sequence` + 1, or more where
+   * older ones are not kept, as they were sent without asking for outcomes, or for the reasons of `rejected_since`.
+   * 0 without `known_sequence`, or where the stream does not ask for outcomes.
+   *
+   * @generated from field: int64 outcomes_since = 15;
+   */
+  outcomesSince: bigint;
 };
 
 /**
@@ -391,6 +449,14 @@ export type Ack = Message<"memstream.v1.Ack"> & {
    * @generated from field: int64 flushed = 7;
    */
   flushed: bigint;
+
+  /**
+   * On a stream opened with `known_sequence`: up to this number, refusals and outcomes of before the stream have been
+   * sent again. All have been once it is `ObserveOpened.resume_to`.
+   *
+   * @generated from field: int64 resumed = 8;
+   */
+  resumed: bigint;
 };
 
 /**
@@ -686,7 +752,9 @@ export const RecallOpenSchema: GenMessage<RecallOpen> = /*@__PURE__*/
  */
 export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
   /**
-   * Names the query among those in flight; not empty on a stream.
+   * Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
+   * with QUERY_ID_IN_USE. That `failed` is about the newer query alone: the older one goes on, and ends with its own
+   * `done` or `failed` of another reason. An id is free again once its last message has come.
    *
    * @generated from field: string query_id = 1;
    */
@@ -758,7 +826,8 @@ export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
   filter?: FragmentFilter | undefined;
 
   /**
-   * Wait until this revision is visible, within the deadline. 0 does not wait.
+   * Wait until this revision is visible, within `timeout` and the deadline, on a stream without `timeout` 10 s at most.
+   * 0 does not wait.
    *
    * @generated from field: int64 min_revision = 10;
    */
@@ -809,6 +878,16 @@ export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
    * @generated from field: bool omit_working_memory = 16;
    */
   omitWorkingMemory: boolean;
+
+  /**
+   * How long to work on the answer, more than 0. When it has passed, the query fails with QUERY_TIMEOUT (or, while it
+   * waits for `min_revision`, REVISION_NOT_REACHED), both DEADLINE_EXCEEDED; the stream goes on. It counts from the
+   * query's arrival, does not count what the client takes to read the answer, and is bounded by the call's deadline.
+   * Of a standing query it is for the first answer. Unset: no limit but the deadline.
+   *
+   * @generated from field: google.protobuf.Duration timeout = 17;
+   */
+  timeout?: Duration | undefined;
 };
 
 /**
@@ -854,7 +933,8 @@ export const RecallWeightsSchema: GenMessage<RecallWeights> = /*@__PURE__*/
   messageDesc(file_memstream_v1_stream_service, 16);
 
 /**
- * Gives up one query. Its answer may still come; then no more does.
+ * Gives up one query. The query ends all the same with exactly one message: `failed` with QUERY_CANCELLED, or the
+ * `done` or `failed` that was already on its way. Cancelling a query that is not in flight does nothing.
  *
  * @generated from message memstream.v1.RecallCancel
  */
@@ -1571,7 +1651,8 @@ export type ObserveBatchRequest = Message<"memstream.v1.ObserveBatchRequest"> & 
   ackLevel: AckLevel;
 
   /**
-   * Makes a repeat of this call return the first answer, for 24 hours.
+   * Makes a repeat of this call return the first answer, outcomes included, for 24 hours; it counts within the memory.
+   * The same id with anything else in the request is REQUEST_ID_CONFLICT.
    *
    * @generated from field: string request_id = 8;
    */
@@ -1592,7 +1673,7 @@ export const ObserveBatchRequestSchema: GenMessage<ObserveBatchRequest> = /*@__P
  */
 export type ObserveBatchResponse = Message<"memstream.v1.ObserveBatchResponse"> & {
   /**
-   * As on a stream; numbers count from 1 within the batch where there is no producer.
+   * As on a stream that asked for outcomes; numbers count from 1 within the batch where there is no producer.
    *
    * @generated from field: memstream.v1.Ack ack = 1;
    */
@@ -1726,7 +1807,9 @@ export const AckLevelSchema: GenEnum<AckLevel> = /*@__PURE__*/
 export const StreamService: GenService<{
   /**
    * Streams observations in. The first message is `open`; then batches, flushes and one `close`. The end of the stream
-   * without `close` abandons the producer's stream and commits nothing beyond what was acknowledged.
+   * without `close` abandons the producer's stream and commits nothing beyond what was acknowledged. Messages before
+   * `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION. End your side of the
+   * stream after `close`: until it does, the server waits a moment for such a message before it sends `closed`.
    *
    * Every observation is acknowledged in three steps: *received* (durable: it survives kill -9 and power loss), *stored*
    * (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
@@ -1740,7 +1823,9 @@ export const StreamService: GenService<{
   },
   /**
    * Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-   * (`recollections`) and its end, `done`, in the last part or after it; or `failed`.
+   * (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
+   * `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
+   * before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
    *
    * @generated from rpc memstream.v1.StreamService.Recall
    */
@@ -1761,7 +1846,8 @@ export const StreamService: GenService<{
   },
   /**
    * Observes one batch and returns when it has reached the level asked for. Safe to retry when it names a producer
-   * and a first_sequence, or a request_id.
+   * and a first_sequence, or a request_id. A retry by numbers is answered with the refusals and outcomes of the first
+   * call, as far as they are kept (`ObserveOpened.outcomes_since`); a retry by request_id gets the first answer.
    *
    * @generated from rpc memstream.v1.StreamService.ObserveBatch
    */
