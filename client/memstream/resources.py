@@ -167,6 +167,10 @@ class Limits:
     recall_limit_max: int
     queries_in_flight_max: int
     request_id_retention: timedelta
+    message_fields_max: int
+    connection_streams_max: int
+    caller_streams_max: int
+    caller_calls_max: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ class Settings(BaseSettings):
     )
 
     caller_streams_max: int = _setting(
-        256, "streams one principal may have open at once; 0 is no limit", "streams", 0, 1_000_000
+        192, "streams one principal may have open at once; 0 is no limit", "streams", 0, 1_000_000
     )
     caller_calls_max: int = _setting(
         256, "calls of one answer that one principal may have under way at once; 0 is no limit", "calls", 0, 1_000_000
@@ -339,8 +339,9 @@ class Settings(BaseSettings):
         268_435_456,
     )
     message_fields_max: int = _setting(
-        65_536,
-        "fields of a gRPC message, those of its sub-messages counted; a field costs up to 150 bytes of RAM",
+        131_072,
+        "fields of a gRPC message of those rpcs, those of its sub-messages counted, others have at most an eighth; a "
+        "field costs up to 150 bytes of RAM",
         "fields",
         1_024,
         16_777_216,
@@ -365,7 +366,7 @@ class Settings(BaseSettings):
     )
     window_bytes: int = _setting(16_777_216, "bytes of content likewise", "bytes", 65_536, 1_073_741_824)
     connection_streams_max: int = _setting(
-        512,
+        256,
         "calls and streams that one connection may have open (HTTP/2); a client holds back what exceeds it",
         "streams",
         1,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import sys
@@ -112,6 +113,11 @@ def metadata_entries(size: int) -> bytes:
     """One observation with nothing but entries of metadata, each of another key."""
     entries = b"".join(field(7, field(1, number.to_bytes(3).hex().encode())) for number in range(size // 10))
     return named() + field(6, entries)
+
+
+def empty_conditions(size: int) -> bytes:
+    """A query with nothing but empty conditions."""
+    return named() + field(4, field(9, b"\x42\x00" * (size // 2)))
 
 
 # ---- calls
@@ -296,6 +302,26 @@ async def cancelled_calls(address: str) -> None:
     await asyncio.gather(*(storm(address, parts, 675) for _ in range(4)))
 
 
+async def bursts(address: str) -> None:
+    """250 whole calls in the same moment on each of twelve connections, over and over."""
+    body = message(named() + field(4, field(2, b"what is my name?")))
+
+    async def one() -> None:
+        while True:
+            with contextlib.suppress(ConnectionError):
+                async with connected(address) as connection:
+                    for first in range(1, 1 << 30, 500):
+                        calls = range(first, first + 500, 2)
+                        path = _STREAM + "RecallOnce"
+                        await connection.send(
+                            *(opening(path, stream) + frame(DATA, END_STREAM, stream, body) for stream in calls)
+                        )
+                        _came["sent"] += 250
+                        await asyncio.sleep(2.0)
+
+    await asyncio.gather(*(one() for _ in range(12)))
+
+
 async def cancelled_under_way(address: str) -> None:
     """As above by a client of gRPC, which cancels each call a few milliseconds after it was begun."""
     body = named() + field(4, field(2, b"what is my name?"))
@@ -338,6 +364,27 @@ async def half_bodies_that_flow(address: str) -> None:
 
     await asyncio.gather(one(), one())
     await asyncio.Event().wait()
+
+
+def compressed(make: Callable[[int], bytes], size: int) -> Callable[[str], Awaitable[None]]:
+    """Four connections with call after call of one message that was compressed by gzip."""
+
+    async def one(address: str, body: bytes) -> None:
+        while True:
+            with contextlib.suppress(ConnectionError):
+                async with Flowing.connected(address) as connection:
+                    for stream in range(1, 201, 2):
+                        await connection.send(opening(_STREAM + "ObserveBatch", stream, [("grpc-encoding", "gzip")]))
+                        await connection.flow(stream, b"\1" + len(body).to_bytes(4) + body)
+                        await connection.send(frame(DATA, END_STREAM, stream))
+                        _came["sent"] += 1
+                        await asyncio.sleep(0.05)
+
+    async def attack(address: str) -> None:
+        body = gzip.compress(make(size), 9)
+        await asyncio.gather(*(one(address, body) for _ in range(4)))
+
+    return attack
 
 
 async def half_prefaces(address: str) -> None:
@@ -418,10 +465,9 @@ async def queries(address: str) -> None:
 ATTACKS: dict[str, Callable[[str], Awaitable[None]]] = {
     "empty_observations": messages(empty_observations, _STREAM + "ObserveBatch", 4 * MB - 64),
     "empty_observations_16_mb": messages(empty_observations, _STREAM + "ObserveBatch", 16 * MB - 64),
-    "empty_observations_gzip": messages(
-        empty_observations, _STREAM + "ObserveBatch", 16 * MB - 64, 4, grpc.Compression.Gzip
-    ),
-    "gzip_bomb": messages(lambda size: bytes(size), _STREAM + "ObserveBatch", 400 * MB, 2, grpc.Compression.Gzip),
+    "empty_observations_gzip": compressed(empty_observations, 16 * MB - 64),
+    "gzip_bomb": compressed(bytes, 1_000 * MB),
+    "empty_conditions": messages(empty_conditions, _STREAM + "RecallOnce", 256 * 1024 - 64, 64),
     "empty_ids": messages(empty_ids, _MEMORY + "ForgetFragments", 4 * MB - 64),
     "nested": messages(nested, _STREAM + "ObserveBatch", 4 * MB),
     "unknown_fields": messages(unknown_fields, _STREAM + "RecallOnce", 4 * MB - 64),
@@ -432,6 +478,7 @@ ATTACKS: dict[str, Callable[[str], Awaitable[None]]] = {
     "health_message": messages(unknown_fields, "/grpc.health.v1.Health/Check", 4 * MB - 64),
     "rapid_resets": rapid_resets,
     "cancelled_calls": cancelled_calls,
+    "bursts": bursts,
     "cancelled_under_way": cancelled_under_way,
     "half_bodies": half_bodies,
     "half_bodies_that_flow": half_bodies_that_flow,

@@ -302,6 +302,10 @@ class Limits(_message.Message):
     RECALL_LIMIT_MAX_FIELD_NUMBER: _builtins.int
     QUERIES_IN_FLIGHT_MAX_FIELD_NUMBER: _builtins.int
     REQUEST_ID_RETENTION_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELDS_MAX_FIELD_NUMBER: _builtins.int
+    CONNECTION_STREAMS_MAX_FIELD_NUMBER: _builtins.int
+    CALLER_STREAMS_MAX_FIELD_NUMBER: _builtins.int
+    CALLER_CALLS_MAX_FIELD_NUMBER: _builtins.int
     content_bytes_max: _builtins.int
     """Bytes of an observation's content."""
     batch_max: _builtins.int
@@ -311,7 +315,9 @@ class Limits(_message.Message):
     window_bytes: _builtins.int
     """Bytes of one Observe stream in flight, not yet received."""
     message_bytes_max: _builtins.int
-    """Bytes of one gRPC message."""
+    """Bytes of one gRPC message of Observe, ObserveBatch, ImportMemories and SavePlans. Messages of other rpcs have less:
+    262,144 bytes, or four times `content_bytes_max` where that is more.
+    """
     name_bytes_max: _builtins.int
     """Bytes of a name or id."""
     metadata_bytes_max: _builtins.int
@@ -320,6 +326,18 @@ class Limits(_message.Message):
     """Recollections one query may ask for."""
     queries_in_flight_max: _builtins.int
     """Queries in flight on one Recall stream."""
+    message_fields_max: _builtins.int
+    """Fields of one gRPC message of the same rpcs, those of its sub-messages counted. Messages of other rpcs have at most
+    an eighth.
+    """
+    connection_streams_max: _builtins.int
+    """Calls and streams that one connection may have open. gRPC holds back further ones without an error until others
+    have ended: a client that needs more opens further connections.
+    """
+    caller_streams_max: _builtins.int
+    """Streams that one caller may have open; 0 for no limit."""
+    caller_calls_max: _builtins.int
+    """Calls of one answer that one caller may have under way; 0 for no limit."""
     @_builtins.property
     def request_id_retention(self) -> _duration_pb2.Duration:
         """How long the answer to a request_id is kept."""
@@ -337,10 +355,14 @@ class Limits(_message.Message):
         recall_limit_max: _builtins.int = ...,
         queries_in_flight_max: _builtins.int = ...,
         request_id_retention: _duration_pb2.Duration | None = ...,
+        message_fields_max: _builtins.int = ...,
+        connection_streams_max: _builtins.int = ...,
+        caller_streams_max: _builtins.int = ...,
+        caller_calls_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request_id_retention", b"request_id_retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max", b"batch_max", "content_bytes_max", b"content_bytes_max", "message_bytes_max", b"message_bytes_max", "metadata_bytes_max", b"metadata_bytes_max", "name_bytes_max", b"name_bytes_max", "queries_in_flight_max", b"queries_in_flight_max", "recall_limit_max", b"recall_limit_max", "request_id_retention", b"request_id_retention", "window_bytes", b"window_bytes", "window_observations", b"window_observations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max", b"batch_max", "caller_calls_max", b"caller_calls_max", "caller_streams_max", b"caller_streams_max", "connection_streams_max", b"connection_streams_max", "content_bytes_max", b"content_bytes_max", "message_bytes_max", b"message_bytes_max", "message_fields_max", b"message_fields_max", "metadata_bytes_max", b"metadata_bytes_max", "name_bytes_max", b"name_bytes_max", "queries_in_flight_max", b"queries_in_flight_max", "recall_limit_max", b"recall_limit_max", "request_id_retention", b"request_id_retention", "window_bytes", b"window_bytes", "window_observations", b"window_observations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -140,11 +140,6 @@ def facts(pairs: Iterable[tuple[str, object]]) -> SafeTable:
     return grid
 
 
-def _number(value: float) -> str:
-    """Never in powers of ten where it is whole or large."""
-    return f"{value:,.0f}" if value.is_integer() or abs(value) >= 1e6 else f"{value:g}"
-
-
 def _fact(value: object) -> str:
     if isinstance(value, datetime):
         return when(value)

@@ -134,8 +134,10 @@ class _Call:
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and gave_up(context):
                     raise
+                status = status_of_any(error)
+                release_frames(error)
                 await self._guard.due(error, context)
-                await abort(context, status_of_any(error))
+                await abort(context, status)
 
         return answer
 
@@ -155,8 +157,10 @@ class _Call:
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and gave_up(context):
                     raise
+                status = status_of_any(error)
+                release_frames(error)
                 await self._guard.due(error, context)
-                await abort(context, status_of_any(error))
+                await abort(context, status)
 
         return stream
 
@@ -175,6 +179,17 @@ class _Call:
         for given in self._routing:
             if named is not None and given != named:
                 raise RoutingMismatch(f"the metadata {ROUTING_KEY} is {given[:300]!a}, the request names {named!r}")
+
+
+def release_frames(error: BaseException) -> None:
+    """Lets go of the requests that the frames of an error hold, once it is logged.
+
+    gRPC keeps the error in a cycle (call, AbortError, its context), which only the garbage collector ends.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__
 
 
 def _named_memory(request: Any) -> str | None:

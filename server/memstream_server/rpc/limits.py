@@ -27,11 +27,15 @@ class Limits:
     message_bytes_max: int = 4 << 20
     small_message_bytes_max: int = 256 << 10
     """Of rpcs other than those that take observations, plans and imports."""
-    message_fields_max: int = 65_536
-    """Fields of one message, those of its sub-messages counted."""
+    message_fields_max: int = 131_072
+    """Fields of one message, those of its sub-messages counted; an eighth for those small ones."""
+    caller_streams_max: int = 0
+    """Streams that one principal may have open; 0 is no limit."""
+    caller_calls_max: int = 0
+    """Calls of one answer likewise."""
     caller_request_bytes_max: int = 64 << 20
     """Bytes of requests of one caller that are received or worked on at once; more wait."""
-    connection_streams_max: int = 512
+    connection_streams_max: int = 256
     """Calls and streams that one connection may have open; a client holds back more by itself."""
     name_bytes_max: int = 128
     metadata_entries_max: int = 64
@@ -66,6 +70,8 @@ class Limits:
             message_fields_max=settings.message_fields_max,
             caller_request_bytes_max=settings.caller_request_bytes_max,
             connection_streams_max=settings.connection_streams_max,
+            caller_streams_max=settings.caller_streams_max if settings.authenticates else 0,
+            caller_calls_max=settings.caller_calls_max if settings.authenticates else 0,
             name_bytes_max=settings.id_max_chars,
             metadata_entries_max=settings.metadata_entries_max,
             metadata_bytes_max=settings.metadata_max_bytes,
@@ -92,4 +98,8 @@ class Limits:
             recall_limit_max=self.recall_limit_max,
             queries_in_flight_max=self.queries_in_flight_max,
             request_id_retention=Duration(seconds=ANSWER_KEPT_S),
+            message_fields_max=self.message_fields_max,
+            connection_streams_max=self.connection_streams_max,
+            caller_streams_max=self.caller_streams_max,
+            caller_calls_max=self.caller_calls_max,
         )

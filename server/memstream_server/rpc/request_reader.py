@@ -5,7 +5,8 @@ Rule 2. What one caller has in RAM is bounded: what is being received counts as 
 as its bytes until its call ends or its stream reads on. Those who ask for more wait, in order, for their own calls.
 Rule 3. gRPC does not decompress, as it would before a handler is asked. A gzip member begins with bytes that no message
 begins with (a field of wire type 7), and is decompressed here, up to the limit of its rpc.
-Rule 4. The message of a call with one request must come within `opening_max_s`, as the first of a stream must. Of calls
+Rule 4. What takes long before a message is parsed is done for one message of a caller at a time, and with pauses.
+Rule 5. The message of a call with one request must come within `opening_max_s`, as the first of a stream must. Of calls
 that anybody may make, those that have waited longest for their message end first.
 """
 
@@ -15,7 +16,7 @@ import asyncio
 import contextlib
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from google.protobuf.message import DecodeError, Message
 
 from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import InvalidField, ProtocolViolation, QuotaExceeded
-from memstream_server.rpc.wire.scan import Table, exceeds_fields, sub_messages
+from memstream_server.rpc.wire.scan import Table, exceeds_fields, may_exceed, sub_messages
 
 if TYPE_CHECKING:
     from memstream_server.rpc.limits import Limits
@@ -39,7 +40,13 @@ ANYBODY_READS_MAX = 16
 """Messages of such calls that are being received at once."""
 _LARGE = frozenset({"Observe", "ObserveBatch", "ImportMemories", "SavePlans"})
 """Rpcs whose messages may be as large as the server takes any."""
+_SMALL_FIELDS = 8
+"""By this the fields are divided that a message of the other rpcs may have."""
 _GZIP_WINDOW_BITS = 31
+_INFLATED_AT_ONCE = 65_536
+"""Bytes that are decompressed by the event loop itself."""
+_PAUSE_S = 0.001
+"""Between two steps of a scan, so that it takes a third of the event loop at most."""
 _CANCELLED_S = 0.05
 """How long after the end of its messages a call may learn that it was cancelled."""
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -100,6 +107,7 @@ class _Rpc:
     """What the messages of an rpc may hold."""
 
     bytes_max: int
+    fields_max: int
     table: Table
 
 
@@ -108,10 +116,14 @@ class RequestReader:
 
     def __init__(self, limits: Limits) -> None:
         self.opening_max_s = limits.opening_max_s
-        self.fields_max = limits.message_fields_max
+        self._fields_max = limits.message_fields_max
         self.message_bytes_max = limits.message_bytes_max
         self.budget = ByteBudget(limits.caller_request_bytes_max)
-        self._small_bytes_max = min(limits.small_message_bytes_max, limits.message_bytes_max)
+        self.examined = ByteBudget(0)  # one message of each caller
+        self._small = (
+            min(limits.small_message_bytes_max, limits.message_bytes_max),
+            limits.message_fields_max // _SMALL_FIELDS,
+        )
         self._rpcs: dict[str, _Rpc] = {}
         self._anybody: dict[int, asyncio.Timeout] = {}
         self._read = 0
@@ -122,8 +134,9 @@ class RequestReader:
         if found is None:
             service, _, name = path[1:].rpartition("/")
             method = descriptor_pool.Default().FindMethodByName(f"{service}.{name}")
-            bytes_max = self.message_bytes_max if name in _LARGE else self._small_bytes_max
-            found = self._rpcs[path] = _Rpc(bytes_max, sub_messages(method.input_type))
+            table = sub_messages(method.input_type)
+            bounds = (self.message_bytes_max, self._fields_max) if name in _LARGE else self._small
+            found = self._rpcs[path] = _Rpc(*bounds, table)
         return found
 
     @contextlib.asynccontextmanager
@@ -187,7 +200,9 @@ class Requests:
             raise ProtocolViolation("the call has no message")
         if self._held:
             self._give(max(0, self._held - len(data)))
-        return self._parsed(data)
+        message = await self._parsed(data)
+        del data  # of what is raised below, the frames keep what they hold until the garbage collector comes
+        return self._checked(message)
 
     def __aiter__(self) -> Requests:
         return self
@@ -199,7 +214,9 @@ class Requests:
             raise StopAsyncIteration
         if self._holder:
             await self._take(len(data))
-        return self._parsed(data)
+        message = await self._parsed(data)
+        del data
+        return self._checked(message)
 
     # ---- inside
     async def _first(self) -> Any:
@@ -221,18 +238,38 @@ class Requests:
         what = "the stream's first message" if self._check is not None else "the call's message"
         return ProtocolViolation(f"{what} did not come within {number_text(self._reader.opening_max_s)} s")
 
-    def _parsed(self, data: bytes) -> Message:
+    async def _parsed(self, data: bytes) -> Message | str:
+        """The message, or why it is none."""
         rpc = self._reader.rpc(self._path)
         if data[:2] == GZIP:
-            data = _unzipped(data, rpc.bytes_max)
+            async with self._alone():
+                unzipped = await _unzipped(data, rpc.bytes_max)
+            if isinstance(unzipped, str):
+                return unzipped
+            data = unzipped
         if len(data) > rpc.bytes_max:
-            raise InvalidField(f"the message has {len(data)} bytes, this rpc takes at most {rpc.bytes_max}")
-        if exceeds_fields(data, rpc.table, self._reader.fields_max):
-            raise InvalidField(f"the message has more than {self._reader.fields_max} fields: send it in parts")
+            return f"the message has {len(data)} bytes, this rpc takes at most {rpc.bytes_max}"
+        if may_exceed(data, rpc.fields_max):
+            async with self._alone():
+                if await _counted(exceeds_fields(data, rpc.table, rpc.fields_max)):
+                    return f"the message has more than {rpc.fields_max} fields"
         try:
-            message = self._decode(data)
+            return self._decode(data)
         except DecodeError:
-            raise InvalidField("the bytes sent are not a message of this rpc's type") from None
+            return "the bytes sent are not a message of this rpc's type"
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """While no other message of the caller is examined."""
+        await self._reader.examined.take(self._holder, 1)
+        try:
+            yield
+        finally:
+            self._reader.examined.give(self._holder, 1)
+
+    def _checked(self, message: Message | str) -> Message:
+        if isinstance(message, str):
+            raise InvalidField(message)
         check, self._check = self._check, None
         if check is not None:
             check(message)
@@ -248,15 +285,28 @@ class Requests:
             self._reader.budget.give(self._holder, size)
 
 
-def _unzipped(data: bytes, bytes_max: int) -> bytes:
-    """Raises InvalidField."""
+async def _counted(scan: Generator[None, None, bool]) -> bool:
+    """The scan's answer."""
+    while True:
+        try:
+            next(scan)
+        except StopIteration as ended:
+            return bool(ended.value)
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _unzipped(data: bytes, bytes_max: int) -> bytes | str:
+    """What a gzip member holds, or why it cannot be read."""
     member = zlib.decompressobj(_GZIP_WINDOW_BITS)
     try:
-        found = member.decompress(data, bytes_max + 1)
+        found = member.decompress(data, min(bytes_max + 1, _INFLATED_AT_ONCE))
+        if member.unconsumed_tail and len(found) <= bytes_max:
+            rest = bytes_max + 1 - len(found)
+            found += await asyncio.to_thread(member.decompress, member.unconsumed_tail, rest)
     except zlib.error:
-        raise InvalidField("the message is not in order: its gzip data cannot be decompressed") from None
+        return "the message is not in order: its gzip data cannot be decompressed"
     if len(found) > bytes_max:
-        raise InvalidField(f"the message has more than {bytes_max} bytes once it is decompressed")
+        return f"the message has more than {bytes_max} bytes once it is decompressed"
     if not member.eof or member.unused_data:
-        raise InvalidField("the message is not in order: its gzip data are cut, or more follows them")
+        return "the message is not in order: its gzip data are cut, or more follows them"
     return found

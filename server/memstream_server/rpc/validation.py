@@ -13,6 +13,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-_.~]*")
 _FRAGMENT_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 PAGE_SIZE_DEFAULT = 100
+VIOLATIONS_MAX = 64
+"""Violations of one request that are kept; fewer still are answered."""
 
 
 class Violations:
@@ -24,7 +26,8 @@ class Violations:
         self.found: list[FieldViolation] = []
 
     def add(self, field: str, description: str) -> None:
-        self.found.append(FieldViolation(field, description))
+        if len(self.found) < VIOLATIONS_MAX:
+            self.found.append(FieldViolation(field, description))
 
     def check(self) -> None:
         """Raises InvalidField when anything was found."""

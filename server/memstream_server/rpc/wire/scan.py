@@ -6,8 +6,12 @@ type declares as messages. At bytes that are no message it stops: protobuf stops
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+STEP_FIELDS = 1_024
+"""Fields counted between two pauses: half a millisecond."""
 Table = dict[int, "Table"]
 """The tables of a message type's sub-messages, by the tag of their field."""
 
@@ -28,17 +32,23 @@ def sub_messages(message: Descriptor, known: dict[str, Table] | None = None) -> 
     return table
 
 
-def exceeds_fields(data: bytes, table: Table, fields_max: int) -> bool:
-    """Whether the message has more than `fields_max` fields, those of its sub-messages counted. Stops there."""
-    if len(data) <= 2 * fields_max:  # no field is shorter
-        return False
+def may_exceed(data: bytes, fields_max: int) -> bool:
+    """Whether so many bytes can be more than `fields_max` fields: none is shorter than two."""
+    return len(data) > 2 * fields_max
+
+
+def exceeds_fields(data: bytes, table: Table, fields_max: int) -> Generator[None, None, bool]:
+    """Whether the message has more than `fields_max` fields, those of its sub-messages counted. Stops there.
+
+    A generator that pauses after every STEP_FIELDS, so that a scan need not hold up the event loop.
+    """
     try:
-        return _exceeds(data, table, fields_max)
+        return (yield from _exceeds(data, table, fields_max))
     except IndexError:  # the message ends in the middle of a field
         return False
 
 
-def _exceeds(data: bytes, table: Table, fields_max: int) -> bool:
+def _exceeds(data: bytes, table: Table, fields_max: int) -> Generator[None, None, bool]:
     at, end, count = 0, len(data), 0
     outer: list[tuple[int, Table]] = []
     while True:
@@ -49,6 +59,8 @@ def _exceeds(data: bytes, table: Table, fields_max: int) -> bool:
         count += 1
         if count > fields_max:
             return True
+        if not count % STEP_FIELDS:
+            yield
         tag, at = data[at], at + 1
         if tag >= _CONTINUES:
             tag, at = _varint(data, at - 1)

@@ -1,0 +1,93 @@
+"""An attack of attacks.py in a process of its own, with what a server and its honest clients make of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import memstream
+from tests.support.attacks import NAMESPACE, TOKEN
+
+_ROOT = Path(__file__).parents[2]
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_LOOK_S = 0.005
+
+
+@dataclass
+class Seen:
+    """What came of an attack."""
+
+    before_bytes: int = 0
+    """Resident memory of the server before it."""
+    peak_bytes: int = 0
+    """The most while it lasted."""
+    answered: int = 0
+    """Honest calls that were answered."""
+    failures: list[str] = field(default_factory=list)
+    """Of honest calls."""
+    came: Counter[str] = field(default_factory=Counter)
+    """How the attacker's calls ended, by status or in its words; filled at the end of the block."""
+
+
+@asynccontextmanager
+async def attacking(
+    address: str, pid: int, name: str, memory: memstream.Memory, token: str = "", namespace: str = "attacker"
+) -> AsyncIterator[Seen]:
+    """The attack, while the block runs and an honest client uses its memory."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.support.attacks", address, name),
+        cwd=_ROOT,
+        env=os.environ | {TOKEN: token, NAMESPACE: namespace},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    seen = Seen(before_bytes=resident_bytes(pid))
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        assert await process.stdout.readline() == b"begun\n"
+        tasks = [asyncio.create_task(_look(pid, seen)), asyncio.create_task(_use(memory, seen))]
+        yield seen
+        process.stdin.close()
+        seen.came.update(json.loads(await process.stdout.readline()))
+        await process.wait()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process. Linux only."""
+    return int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) * _PAGE_BYTES
+
+
+async def _look(pid: int, seen: Seen) -> None:
+    while True:
+        seen.peak_bytes = max(seen.peak_bytes, resident_bytes(pid))
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _use(memory: memstream.Memory, seen: Seen) -> None:
+    number = 0
+    while True:
+        number += 1
+        for call in (memory.observe_batch([f"the code of day {number} is {number}"]), memory.recall_once("code")):
+            try:
+                await call
+                seen.answered += 1
+            except memstream.MemstreamError as error:
+                seen.failures.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(0.01)
