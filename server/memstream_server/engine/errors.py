@@ -91,7 +91,7 @@ class MemoryExists(EngineError):
 
     reason = "MEMORY_EXISTS"
     keys = ("namespace",)
-    optional_keys = ("memory", "conversation")
+    optional_keys = ("memory", "conversation", "differs")
 
 
 class FragmentNotFound(EngineError):
@@ -125,6 +125,7 @@ class QueryIdInUse(EngineError):
     """A query of that id is in flight on the stream."""
 
     reason = "QUERY_ID_IN_USE"
+    keys = ("query_id",)
 
 
 class QueryTimeout(EngineError):
