@@ -162,6 +162,15 @@ async def test_calls_at_once_share_one_answer(parts: Assembled) -> None:
     assert len(await contents(parts)) == 6 - 3  # the second call's words are repeats of held ones
 
 
+async def test_small_batch_is_one_write(parts: Assembled) -> None:
+    await batch(parts, LINES[:2], request="warm")
+    parts.journal.written.clear()
+    await batch(parts, LINES[2:4])
+    assert [
+        write for write in parts.journal.written if write in ("open_producer", "receive", "commit", "put_answer")
+    ] == ["commit"]
+
+
 async def test_caller_that_leaves_does_not_end_the_call(parts: Assembled) -> None:
     release = parts.journal.hold("commit")
     leaving, staying = (asyncio.create_task(batch(parts, LINES[:2])) for _ in range(2))
