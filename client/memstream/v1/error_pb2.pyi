@@ -86,7 +86,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CURSOR_COMPACTED: _ErrorReason.ValueType  # 24
     """OUT_OF_RANGE. Events that old are no longer kept. metadata: oldest_revision."""
     ERROR_REASON_CURSOR_VOID: _ErrorReason.ValueType  # 25
-    """OUT_OF_RANGE. The cursor is of an earlier memory of that name. What to do: start from ListFragments."""
+    """OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments."""
     ERROR_REASON_REVISION_NOT_REACHED: _ErrorReason.ValueType  # 26
     """DEADLINE_EXCEEDED. `min_revision` was not reached in time. metadata: revision."""
     ERROR_REASON_CAPABILITY_MISSING: _ErrorReason.ValueType  # 27
@@ -180,7 +180,7 @@ ERROR_REASON_KIND_MISMATCH: ErrorReason.ValueType  # 23
 ERROR_REASON_CURSOR_COMPACTED: ErrorReason.ValueType  # 24
 """OUT_OF_RANGE. Events that old are no longer kept. metadata: oldest_revision."""
 ERROR_REASON_CURSOR_VOID: ErrorReason.ValueType  # 25
-"""OUT_OF_RANGE. The cursor is of an earlier memory of that name. What to do: start from ListFragments."""
+"""OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments."""
 ERROR_REASON_REVISION_NOT_REACHED: ErrorReason.ValueType  # 26
 """DEADLINE_EXCEEDED. `min_revision` was not reached in time. metadata: revision."""
 ERROR_REASON_CAPABILITY_MISSING: ErrorReason.ValueType  # 27
