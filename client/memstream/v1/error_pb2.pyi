@@ -107,7 +107,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata: oldest_revision.
     """
     ERROR_REASON_CURSOR_VOID: _ErrorReason.ValueType  # 25
-    """OUT_OF_RANGE. The cursor is of an earlier memory of that name. What to do: start from ListFragments."""
+    """OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments."""
     ERROR_REASON_REVISION_NOT_REACHED: _ErrorReason.ValueType  # 26
     """DEADLINE_EXCEEDED. `min_revision` was not reached in time.
     Metadata: revision (the present one).
@@ -232,7 +232,7 @@ ERROR_REASON_CURSOR_COMPACTED: ErrorReason.ValueType  # 24
 Metadata: oldest_revision.
 """
 ERROR_REASON_CURSOR_VOID: ErrorReason.ValueType  # 25
-"""OUT_OF_RANGE. The cursor is of an earlier memory of that name. What to do: start from ListFragments."""
+"""OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments."""
 ERROR_REASON_REVISION_NOT_REACHED: ErrorReason.ValueType  # 26
 """DEADLINE_EXCEEDED. `min_revision` was not reached in time.
 Metadata: revision (the present one).

@@ -22,7 +22,7 @@ from memstream_server.engine.errors import JournalUnavailable, RequestIdConflict
 from memstream_server.engine.producers import ObserveSession
 from memstream_server.engine.requests import AckLevel, NewBatch, Progress
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.records import Answer
+from memstream_server.ports.journal.records import Answer, batch_request
 from memstream_server.ports.journal.writing import Outcome, Receipt
 
 if TYPE_CHECKING:
@@ -92,11 +92,12 @@ class BatchCalls:
             del self._running[key]
 
     async def _answer(self, actor: Actor, batch: NewBatch, call: _Call) -> Progress:
-        request = f"{actor.working.record.namespace}\nObserveBatchRequest\n{actor.uid}\n{batch.request_id}"
+        request = batch_request(actor.working.record.namespace, actor.uid, batch.request_id)
         with actor.used():
             stored = await self._stored(request)
             if stored is not None:
-                _check_same(stored.digest, batch)
+                if stored.digest:  # else something of the memory was erased since
+                    _check_same(stored.digest, batch)
                 if not stored.response:  # an earlier process received the batch
                     await actor.receiving.answered(request)
                     stored = await self._stored(request)
@@ -173,7 +174,5 @@ async def _complete(session: ObserveSession, progress: Progress, first: int, las
 
 
 def _check_same(digest: bytes, batch: NewBatch) -> None:
-    if not digest:
-        raise RequestIdConflict("this request came before, and what it was about was erased since")
     if digest != batch.digest:
         raise RequestIdConflict("this request_id came before with another request; use a new one for each")
