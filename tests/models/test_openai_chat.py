@@ -218,6 +218,32 @@ async def test_refused_question_leaves_schema_in_use() -> None:
         assert ["response_format" in seen.body for seen in fake.seen] == [True, True]
 
 
+async def test_malformed_answers_open_one_namespace_alone() -> None:
+    fragile = replace(QUICK, attempts=1, failures_to_open=2, open_s=60)
+    async with chatting(resilience=fragile) as (fake, chat):
+        fake.complete = lambda body: "nonsense" if "order" in str(body) else GOOD
+        order = replace(QUESTION, data={"texts": ["an order to talk nonsense"]})
+        for _ in range(2):
+            with pytest.raises(ModelUnavailable, match="malformed"):
+                await chat.ask(order, number, Account("attacker"))
+        with pytest.raises(ModelUnavailable, match="circuit open"):
+            await chat.ask(order, number, Account("attacker"))
+        assert len(fake.seen) == 2
+        assert await chat.ask(QUESTION, number, Account("victim")) == 7
+
+
+async def test_endpoint_that_fails_is_left_alone_by_all() -> None:
+    fragile = replace(QUICK, attempts=1, failures_to_open=2, open_s=60)
+    async with chatting(resilience=fragile) as (fake, chat):
+        fake.fail(*[Fault(status=503)] * 2)
+        for namespace in ("a", "b"):
+            with pytest.raises(ModelUnavailable, match="503"):
+                await chat.ask(QUESTION, number, Account(namespace))
+        with pytest.raises(ModelUnavailable, match="circuit open"):
+            await chat.ask(QUESTION, number, Account("c"))
+        assert len(fake.seen) == 2
+
+
 @pytest.mark.parametrize(("mode", "sent"), [(StructuredOutput.ON, True), (StructuredOutput.OFF, False)])
 async def test_schemas_are_as_the_setting_says(mode: StructuredOutput, sent: bool) -> None:
     async with chatting(structured=mode) as (fake, chat):

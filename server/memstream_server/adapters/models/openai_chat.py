@@ -6,13 +6,15 @@ Rule 3. Texts are data: they travel as JSON strings, which they cannot leave, in
 endpoint takes a system's message beside it. The form of the answer is the code's, whatever a text or a replaced
 prompt says.
 Rule 4. No reply is read beyond REPLY_BYTES_MAX, nor longer than the deadline.
-Rule 5. The texts of a question are of one memory: no tenant's words are in the prompt of another's.
+Rule 5. The texts of a question are of one memory: no tenant's words are in the prompt of another's. Answers without
+the form asked for open the circuit of that namespace alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,7 +22,7 @@ from typing import Any
 
 import structlog
 
-from memstream_server.adapters.models.budget import Allowance, Budget
+from memstream_server.adapters.models.budget import NAMESPACES_MAX, Allowance, Budget
 from memstream_server.adapters.models.endpoint import Endpoint, EndpointClient
 from memstream_server.adapters.models.negotiation import Part, negotiated
 from memstream_server.adapters.models.openai_errors import (
@@ -30,7 +32,13 @@ from memstream_server.adapters.models.openai_errors import (
     StatusError,
 )
 from memstream_server.adapters.models.replies import Read, Usage, Value, answer_of, usage_of
-from memstream_server.adapters.models.resilience import Resilience, ResilientCalls, TransientError
+from memstream_server.adapters.models.resilience import (
+    AnsweredError,
+    CircuitBreaker,
+    Resilience,
+    ResilientCalls,
+    TransientError,
+)
 from memstream_server.adapters.models.single_flight import SingleFlight
 from memstream_server.ports.models import Account, ModelUnavailable, Spent
 
@@ -160,6 +168,8 @@ class ChatModel:
             Endpoint(settings.base_url, settings.api_key, settings.headers, settings.query, settings.timeout_s)
         )
         self._checking = SingleFlight(self._check)
+        self._breakers: OrderedDict[str, CircuitBreaker] = OrderedDict()
+        """Of malformed answers, by namespace."""
         self._parts: frozenset[str] | None = None
         """What the endpoint takes, once it has been asked."""
 
@@ -178,6 +188,8 @@ class ChatModel:
         `account` says on whose budget, and is charged for it. Raises ModelUnavailable, or RefusedError when the
         endpoint or the model will not take the question.
         """
+        breaker = self._breaker_of(account.namespace if account is not None else "")
+        breaker.admit()
         await self.check()
         tokens = sum(len(one["content"].encode()) for one in messages_of(question)) // BYTES_PER_TOKEN + 1
         account = account or Account()
@@ -186,8 +198,12 @@ class ChatModel:
         allowance = await self._budget.admit(tokens, self._settings.resilience.deadline_s, account.namespace)
         try:
             async with self._slots:
-                return await self._calls.run(lambda: self._attempt(question, read, allowance, account))
-        except ModelUnavailable:
+                value = await self._calls.run(lambda: self._attempt(question, read, allowance, account))
+            breaker.succeeded()
+            return value
+        except ModelUnavailable as error:
+            if isinstance(error.__cause__, AnsweredError):
+                breaker.failed(error)
             if self._calls.breaker.open:  # what comes back may be another model
                 self.doubt()
             raise
@@ -198,6 +214,16 @@ class ChatModel:
         """Close the connections."""
         await self._checking.close()
         await self._client.close()
+
+    def _breaker_of(self, namespace: str) -> CircuitBreaker:
+        breaker = self._breakers.get(namespace)
+        if breaker is None:
+            chosen = self._settings.resilience
+            breaker = self._breakers[namespace] = CircuitBreaker(chosen.failures_to_open, chosen.open_s)
+            if len(self._breakers) > NAMESPACES_MAX:
+                self._breakers.popitem(last=False)
+        self._breakers.move_to_end(namespace)
+        return breaker
 
     async def _check(self) -> None:
         try:
@@ -290,7 +316,7 @@ class ChatModel:
 def _malformed(error: MalformedError | ForeignReplyError, question: Question) -> TransientError:
     if isinstance(error, ForeignReplyError):
         return TransientError(error.text(harmless=question.harmless), summary=error.summary)
-    return TransientError(f"malformed reply: {error}")
+    return AnsweredError(f"malformed reply: {error}")
 
 
 def _response_format(form: Form) -> dict[str, Any]:

@@ -32,6 +32,10 @@ class TransientError(Exception):
         self.summary = summary or message
 
 
+class AnsweredError(TransientError):
+    """The endpoint answered, if not as it was asked: perhaps because of the texts, which say nothing of others'."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resilience:
     """How long and how often a call is tried."""
@@ -116,7 +120,10 @@ class ResilientCalls:
                 answer = await self._tried(attempt)
         except (TransientError, TimeoutError) as error:
             failure = self._failure(error)
-            self.breaker.failed(failure)
+            if isinstance(error, AnsweredError):
+                self.breaker.succeeded()
+            else:
+                self.breaker.failed(failure)
             raise failure from error
         except ModelUnavailable as error:
             self.breaker.failed(error)
