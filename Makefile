@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-all crash check generate agree lock site bench bench-full bench-peers format sbom audit build clean
+.PHONY: help venv demo test test-all crash fuzz check generate agree lock site bench bench-full bench-peers format sbom audit build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ test-all: $(STAMP)  ## the tests that need another toolchain; each one that cann
 crash: $(STAMP)  ## kill -9 again and again with a ledger (CRASH_ROUNDS=60), then every n-th call of every port fails
 	MEMSTREAM_CRASH_ROUNDS=$${CRASH_ROUNDS:-60} $(BIN)/python -m pytest -s --timeout 7200 tests/server/test_crash.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/engine/test_faults.py tests/journal/test_faults.py tests/server/test_index.py $(PYTEST_ARGS)
+
+fuzz: $(STAMP)  ## 200,000 hostile calls over all rpcs, with and without credentials (FUZZ_CALLS, MEMSTREAM_FUZZ_SEED)
+	MEMSTREAM_FUZZ_CALLS=$${FUZZ_CALLS:-200000} $(BIN)/python -m pytest -rA -n 2 --timeout 14400 tests/rpc/test_fuzz_server.py $(PYTEST_ARGS)
 
 check: $(STAMP)  ## style, types, layers, contract, generated files
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

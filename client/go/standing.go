@@ -49,7 +49,7 @@ func (s *RecallStream) Subscribe(ctx context.Context, query *v1.RecallQuery) (*S
 }
 
 // Next waits for the next change: the first is the answer as it is. When ctx ends, this wait alone does. It fails with
-// why the query failed (MEMORY_NOT_FOUND: the memory was deleted), with what ended the stream, or with ErrClosed.
+// why the query failed (MEMORY_DELETED: the memory was deleted), with what ended the stream, or with ErrClosed.
 func (q *StandingQuery) Next(ctx context.Context) (AnswerChange, error) {
 	q.stream.lock()
 	defer q.stream.unlock()

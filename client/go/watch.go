@@ -76,7 +76,7 @@ func (m *Memory) cursor(ctx context.Context) (*v1.Cursor, error) {
 	return &v1.Cursor{MemoryUid: answer.GetMemory().GetUid(), Revision: answer.GetMemory().GetRevision()}, nil
 }
 
-// Next waits for the next event. It fails with CURSOR_COMPACTED, CURSOR_VOID or MEMORY_NOT_FOUND where there is no
+// Next waits for the next event. It fails with CURSOR_COMPACTED, CURSOR_VOID or MEMORY_DELETED where there is no
 // going on, with CANCELLED when the watch is closed, with CANCELLED or DEADLINE_EXCEEDED when its context ends, and with
 // ErrClosed when the client is closed.
 func (w *Watch) Next() (Happening, error) {

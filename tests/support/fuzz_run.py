@@ -99,6 +99,7 @@ async def _one(channel: grpc.aio.Channel, caller: Caller, method: MethodDescript
     deadline_s = WAITING.get(method.name, CALL_S)
     call = make(path_of(method))(None if method.client_streaming else sent[0], metadata=metadata, timeout=deadline_s)
     answers: list[bytes] = []
+    ended = False
     writing = asyncio.create_task(_write(call, sent)) if method.client_streaming else None
     try:
         ended = await _read(call, answers, method.server_streaming)
@@ -113,7 +114,7 @@ async def _one(channel: grpc.aio.Channel, caller: Caller, method: MethodDescript
             await asyncio.gather(writing, return_exceptions=True)
     for data in answers:
         _judge_answer(data, caller, method, sent, report)
-    if method.name == "ExportMemories" and answers:
+    if method.name == "ExportMemories" and ended:
         parts = [parsed(method, data) for data in answers]
         caller.fuzzer.learn_export(b"".join(part.lines for part in parts if part is not None))  # type: ignore[attr-defined]
 

@@ -20,8 +20,8 @@ from google.protobuf.message_factory import GetMessageClass
 from memstream_server.rpc import page_tokens
 
 _F = FieldDescriptor
-NAMESPACES = 3
 MEMORIES = ("m0", "m1", "m2", "m3")
+IMPORTED = tuple(f"i{number}" for number in range(8))
 TALKS = ("t0", "t1")
 POOL_MAX = 100
 """Values remembered of one field."""
@@ -118,9 +118,19 @@ class Fuzzer:
         """The bytes of a call's messages: one, or those of a stream in an order that may be wrong."""
         if not method.client_streaming:
             return [self._bytes(self.request(method))]
+        if method.name == "ImportMemories" and self.exports and self.draw.random() < 0.6:
+            return self._import(method)
         count = self.draw.choice([1, 2, 3, 4, 6, 12])
         sent = [self._streamed(method, place) for place in range(count)]
         return [self._bytes(each) for each in sent]
+
+    def _import(self, method: MethodDescriptor) -> list[bytes]:
+        """One that may be taken: an export, under a name that may be free."""
+        opening: Any = GetMessageClass(method.input_type)()
+        opening.open.namespace, opening.open.memory = self.draw.choice(self.names), self.draw.choice(IMPORTED)
+        lines: Any = GetMessageClass(method.input_type)()
+        lines.lines = self._import_lines()
+        return [opening.SerializeToString(), lines.SerializeToString()]
 
     def request(self, method: MethodDescriptor) -> Message:
         """One that is acceptable but for a few fields."""
@@ -266,7 +276,7 @@ class Fuzzer:
         if "namespace" in name:
             return self.draw.choice(self.names)
         if name in ("memory", "name", "new_memory"):
-            return self.draw.choice(MEMORIES)
+            return self.draw.choice(MEMORIES if self.draw.random() < 0.9 else IMPORTED)
         if name == "conversation":
             return self.draw.choice(TALKS)
         if name in ("ids", "exclude_ids"):

@@ -148,7 +148,7 @@ def test_a_stream_that_breaks_off_in_a_browser_has_its_status(envoy: Envoy) -> N
     program.write_text(BROKEN_OFF, "utf-8")
     begun, ended = languages.run("node", str(program), envoy.address, cwd=node.folder).splitlines()
     assert begun == "events"
-    assert ended.startswith("MEMORY_NOT_FOUND")
+    assert ended.startswith("MEMORY_DELETED")
     assert "was deleted" in ended
 
 

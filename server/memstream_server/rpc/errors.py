@@ -25,6 +25,8 @@ DOMAIN = "memstream.dev"
 STATUS_KEY = "grpc-status-details-bin"
 _MESSAGE_BYTES_MAX = 600
 _VIOLATIONS_MAX = 10
+_TOLD_MAX = 5
+"""Violations that a message names."""
 _DESCRIPTION_BYTES_MAX = 200
 """Details travel as trailing metadata, of which clients accept 8 KB."""
 
@@ -196,7 +198,9 @@ def pushback(status: status_pb2.Status) -> tuple[tuple[str, str], ...]:
 def violation_text(violations: Iterable[FieldViolation]) -> str:
     """ "field: what is wrong; field: ...": the whole message of an InvalidField, which a client shows by itself: the
     violations say nothing more. `violations_in` reads it back."""
-    return "; ".join(f"{each.field}: {each.description.replace('; ', ', ')}" for each in violations)
+    given = list(violations)
+    said = [f"{each.field}: {each.description.replace('; ', ', ')}" for each in given[:_TOLD_MAX]]
+    return "; ".join([*said, *([f"and {len(given) - _TOLD_MAX} more"] if len(given) > _TOLD_MAX else [])])
 
 
 def violations_in(message: str) -> tuple[FieldViolation, ...]:

@@ -32,7 +32,7 @@ class Violations:
     def check(self) -> None:
         """Raises InvalidField when anything was found."""
         if self.found:
-            raise InvalidField(violation_text(self.found[:5]), violations=tuple(self.found))
+            raise InvalidField(violation_text(self.found), violations=tuple(self.found))
 
 
 def invalid(field: str, description: str) -> InvalidField:

@@ -58,7 +58,7 @@ def read_item(
     item = read(found, message, digest, session, limits, dimension)
     if not found.found:
         return item
-    return Refusal(_INVALID, InvalidField.reason, violation_text(found.found[:5]), digest)
+    return Refusal(_INVALID, InvalidField.reason, violation_text(found.found), digest)
 
 
 def read(
