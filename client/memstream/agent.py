@@ -137,6 +137,7 @@ class AgentTemplates:
         return render("user_prompt_template", self.user_prompt_template, values)
 
 
+@check_methods
 @check_made
 class AgentMemory(AgentTemplates):
     """A memory and its conversation. `options` are those of every recall; `session` (the conversation's name, unless

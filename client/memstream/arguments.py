@@ -1,8 +1,9 @@
 """The check of every public call: its arguments against its annotations, before anything else is done.
 
-`@check_methods` on a class checks its public methods, `@check_fields` on a dataclass what it is made of, and
-`@check_arguments` one function. What does not fit raises InvalidArgument, which names the argument, says what came and
-what is allowed; so does an argument that there is not, one that is missing, and one too many.
+`@check_methods` on a class checks its public methods, `@check_made` what one is made with, `@check_fields` on a
+dataclass its fields, and `@check_arguments` one function. What does not fit raises InvalidArgument, which names the
+argument, says what came and what is allowed; so does an argument that there is not, one that is missing, and one too
+many.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def check_arguments(function: F) -> F:
 
 
 def check_methods(kind: C) -> C:
-    """The class, with the arguments of its public methods checked, and of its `__init__` if that is not private."""
+    """The class, with the arguments of its public methods checked."""
     for name, member in list(vars(kind).items()):
         if name.startswith("_") or isinstance(member, property):
             continue
@@ -91,9 +92,9 @@ def check_methods(kind: C) -> C:
 
 
 def check_made(kind: C) -> C:
-    """As `check_methods`, and the arguments that an object is made with."""
+    """The class, with the arguments checked that an object is made with."""
     kind.__init__ = _checking(kind.__init__, kind.__name__, bound=True, hints=lambda: _hints(kind.__init__))
-    return check_methods(kind)
+    return kind
 
 
 def check_fields(kind: C) -> C:

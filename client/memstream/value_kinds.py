@@ -141,7 +141,7 @@ class Choice(Kind):
 
     def __init__(self, enum: type[Enum]) -> None:
         self._enum = enum
-        self._values = [member.value for member in enum]
+        self._values = [str(member.value) for member in enum]
         self.name = f"one of {', '.join(value for value in self._values if value != 'unknown')}"
         self.plural = f"values among {self.name.removeprefix('one of ')}"
 

@@ -150,6 +150,13 @@ def test_with_json_a_failure_is_json() -> None:
     assert "no server answers" in said["message"]
 
 
+def test_wrong_values_are_json_too() -> None:
+    code, _, err = invoke("recall", "a/b", "q", "--alpha", "nan", "--json")
+    error = json.loads(err)["error"]
+    assert (code, error["exit_code"]) == (Exit.USAGE, Exit.USAGE)
+    assert error["message"].startswith("alpha: must be a finite number")
+
+
 def test_missing_files_exit_4(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     assert invoke("observe", "a/b", gone)[0] == Exit.NOT_FOUND

@@ -6,7 +6,7 @@ from typing import Self
 
 from memstream.agent import ActionOutput, AgentTemplates, made_with
 from memstream.argument_types import Several
-from memstream.arguments import check_made
+from memstream.arguments import check_made, check_methods
 from memstream.errors import MemoryExists
 from memstream.policy import PolicyLike
 from memstream.sync import Client, Memory
@@ -14,6 +14,7 @@ from memstream.sync.conversations import Conversation
 from memstream.values import MemoryKind, Observation, RecallOptions, Structured
 
 
+@check_methods
 @check_made
 class AgentMemory(AgentTemplates):
     """See memstream.agent.AgentMemory."""

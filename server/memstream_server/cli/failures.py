@@ -11,6 +11,8 @@ import click
 from memstream_server.core.printable import printable
 
 _LINE_BREAK = "\n"
+AS_JSON = "memstream.as_json"
+"""In the meta of a click context: whether the command line has --json, for failures outside of the command itself."""
 
 
 class Exit(IntEnum):
@@ -43,7 +45,7 @@ class Failure(click.ClickException):
         self.reason = reason
         # Taken now: click prints a failure after the command's context has ended.
         context = click.get_current_context(silent=True)
-        self._as_json = context is not None and bool(context.params.get("as_json"))
+        self._as_json = context is not None and bool(context.params.get("as_json") or context.meta.get(AS_JSON))
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print it: a line of text, or one of JSON."""

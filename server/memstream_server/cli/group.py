@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from memstream_server.cli.failures import EXIT_CODES, Failure, Misuse
+from memstream_server.cli.failures import AS_JSON, EXIT_CODES, Failure, Misuse
 
 COMMANDS = {
     "serve": ("serve", "Run a server until it is told to stop."),
@@ -79,6 +79,7 @@ class LazyGroup(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[AS_JSON] = "--json" in args
         for number, word in enumerate(args, 1):
             _check_decoded(number, word)
         return super().parse_args(ctx, args)
