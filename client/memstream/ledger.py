@@ -105,7 +105,7 @@ class Ledger:
 
     @property
     def known_sequence(self) -> int | None:
-        """What to tell the server that is known here; None: there is nothing to ask for."""
+        """What `open` says is known here; None asks for nothing."""
         return self.stored if self._started else self._known
 
     def resumed(

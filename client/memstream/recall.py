@@ -31,7 +31,7 @@ _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.RecallRequest, pb.RecallResponse
 IN_FLIGHT_MAX = 64
 """Queries in flight where the server does not say how many it takes."""
 TIMEOUT_MAX_S = 1e9
-"""The longest timeout of a query that the server is told."""
+"""The longest timeout of a query that is sent to the server."""
 AGAIN_S = 1.0
 """After what will pass has ended a standing query, where the server does not say how long that takes."""
 
@@ -82,8 +82,8 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
     async def query(self, what: str | Structured, **options: Unpack[RecallOptions]) -> Answer:
         """Asks and waits for the answer. Cancelling the wait gives the query up, and only this one.
 
-        Raises DeadlineExceeded after `timeout_s` (default: the client's), which the server is told: it stops working on
-        the query then. Raises the server's refusal of this query, and whatever ended the stream.
+        Raises DeadlineExceeded after `timeout_s` (default: the client's), when the server stops working on it, too; the
+        server's refusal of this query; and whatever ended the stream.
         """
         timeout_s = options.get("timeout_s", self._link.settings.timeout_s)
         query = _timed(query_to_wire(str(next(self._ids)), what, **options), timeout_s)

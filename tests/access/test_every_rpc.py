@@ -113,7 +113,7 @@ async def test_a_stream_cannot_go_on_to_another_memory(guarded: Guarded, channel
             if "producer" in request.open.DESCRIPTOR.fields_by_name:  # type: ignore[attr-defined]
                 put(request, "open.producer", "p")
         outcome = await called(channel, method, [first, second], guarded.keys["alice"])
-        assert outcome.code is grpc.StatusCode.INVALID_ARGUMENT, method.name
+        assert outcome.code is grpc.StatusCode.FAILED_PRECONDITION, method.name
         assert outcome.reason == "PROTOCOL_VIOLATION"
 
 

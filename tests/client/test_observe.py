@@ -289,6 +289,44 @@ async def test_a_refusal_is_the_same_after_a_break(memory: memstream.Memory, ser
         assert stream.rejected_count == 1
 
 
+@pytest.mark.parametrize("page", [1, 3, 1_000])
+async def test_missed_ends_come_with_new_connection(
+    memory: memstream.Memory, server: ScriptedServer, page: int
+) -> None:
+    """Stored and refused while nothing was acknowledged: the new connection brings what became of them."""
+    server.resume_page = page
+    async with memory.observe("p", outcomes=True) as stream:
+        first = await stream.send("one")
+        await first
+        server.acking.clear()
+        sent = [await stream.send(text) for text in ("two", "reject me", "four", "five")]
+        await until(lambda: len(server.contents()) == 5)
+        await server.stop()
+        server.acking.set()
+        await server.start(server.target)
+        ends = await asyncio.gather(*sent, return_exceptions=True)
+    assert server.known == [None, 1]
+    assert isinstance(ends[1], memstream.InvalidRequest)
+    outcomes = [end.outcome for end in ends if isinstance(end, memstream.Stored)]
+    assert [one and one.fragment_id for one in outcomes] == ["f2", "f4", "f5"]
+    assert (stream.rejected_count, stream.resumption) == (1, None)
+
+
+async def test_known_sequence_of_earlier_process(memory: memstream.Memory, server: ScriptedServer) -> None:
+    server.resume_page = 2
+    async with memory.observe("p", outcomes=True) as stream:
+        for text in ("one", "reject me", "three", "reject me too", "five"):
+            await stream.send(text)
+    async with memory.observe("p", outcomes=True, known_sequence=1) as stream:
+        found = stream.resumption
+        assert (stream.expected_sequence, stream.rejected_count) == (6, 0)
+    assert found is not None
+    assert [one.sequence for one in found.rejected] == [2, 4]
+    assert [one.fragment_id for one in found.outcomes] == ["f3", "f5"]
+    assert (found.rejected_since, found.outcomes_since) == (2, 2)
+    assert server.known == [None, 1]
+
+
 async def test_another_process_supersedes(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.storing.clear()
     old = await memory.observe("p").__aenter__()

@@ -128,6 +128,16 @@ async def test_a_query_that_takes_too_long_is_given_up(memory: memstream.Memory,
         server.answering.set()
 
 
+async def test_timeout_is_sent_with_query(memory: memstream.Memory, server: ScriptedServer) -> None:
+    async with memory.recall() as recall:
+        await recall.query("one", timeout_s=2.5)
+        await recall.query("two")
+        await recall.query("three", timeout_s=1e12)
+        assert recall.subscribe("four", timeout_s=0.25).query.timeout.ToMilliseconds() == 250
+    sent = [query.timeout.ToMilliseconds() for query in server.queries]
+    assert sent[:3] == [2_500, round(memory._link.settings.timeout_s * 1_000), 0]
+
+
 async def test_opening_a_memory_that_is_not_there(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.recall_plans = [Plan(refuse=status(grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND"))]
     with pytest.raises(memstream.MemoryNotFound):

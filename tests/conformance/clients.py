@@ -132,7 +132,7 @@ async def _refused(memory: Memory, step: dict[str, Any]) -> str:
 
 
 async def _outcomes(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
-    """What became of each observation is told once: refused, or stored with its outcome."""
+    """Each observation ends once: refused, or stored with its outcome."""
     sent: list[memstream.Sent] = []
     async with memory.observe(step["producer"], outcomes=True) as stream:
         for number in range(1, step["upto"] + 1):
@@ -144,7 +144,7 @@ async def _outcomes(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
     expected = [number for number in range(1, step["upto"] + 1) if number % step["refusedEvery"] == 0]
     found = [one.sequence for one in sent if one.error is not None and _expected(one.error, step)]
     if (found, stream.rejected_count) != (expected, len(expected)):
-        return f"refused are {found}, {stream.rejected_count} were told"
+        return f"refused are {found}, rejected_count is {stream.rejected_count}"
     outcomes = [one.stored.outcome for one in sent if one.stored is not None]
     without = [one.sequence for one in sent if one.stored is not None and one.stored.outcome is None]
     ids = {one.fragment_id for one in outcomes if one is not None}

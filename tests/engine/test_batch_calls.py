@@ -19,6 +19,7 @@ from memstream_server.engine.errors import (
     SequenceGap,
 )
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Progress
+from memstream_server.ports.journal.records import batch_request
 from memstream_server.ports.operations import UNFINISHED
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
 from tests.engine.memory import observation
@@ -162,6 +163,15 @@ async def test_calls_at_once_share_one_answer(parts: Assembled) -> None:
     assert len(await contents(parts)) == 6 - 3  # the second call's words are repeats of held ones
 
 
+async def test_small_batch_is_one_write(parts: Assembled) -> None:
+    await batch(parts, LINES[:2], request="warm")
+    parts.journal.written.clear()
+    await batch(parts, LINES[2:4])
+    assert [
+        write for write in parts.journal.written if write in ("open_producer", "receive", "commit", "put_answer")
+    ] == ["commit"]
+
+
 async def test_caller_that_leaves_does_not_end_the_call(parts: Assembled) -> None:
     release = parts.journal.hold("commit")
     leaving, staying = (asyncio.create_task(batch(parts, LINES[:2])) for _ in range(2))
@@ -172,6 +182,21 @@ async def test_caller_that_leaves_does_not_end_the_call(parts: Assembled) -> Non
     first = await staying
     assert first.stored == 2
     assert await batch(parts, LINES[:2]) == first
+
+
+async def test_call_that_all_callers_left_is_answered_later(parts: Assembled) -> None:
+    for steps in range(30):
+        items = [observation(f"try {steps}, item {item}") for item in (1, 2)]
+        leaving = asyncio.create_task(batch(parts, items, request=f"r{steps}"))
+        for _ in range(steps):
+            await asyncio.sleep(0.0005 if steps > 15 else 0)
+        leaving.cancel()
+        again = asyncio.create_task(batch(parts, items, request=f"r{steps}"))
+        await asyncio.gather(leaving, return_exceptions=True)
+        answer = await again
+        assert (answer.stored, len(answer.outcomes)) == (2, 2)
+        assert await batch(parts, items, request=f"r{steps}") == answer
+    assert len(await contents(parts)) == 60
 
 
 async def test_failed_call_leaves_its_id_free(parts: Assembled) -> None:
@@ -236,9 +261,19 @@ async def test_call_with_producer_supersedes_its_stream(parts: Assembled) -> Non
     assert newer.progress().received == 2
 
 
-async def test_erasure_empties_stored_answer(parts: Assembled) -> None:
-    first = await batch(parts, LINES[:2])
-    gone = first.outcomes[0].fragment
-    await erased(parts, [gone])
-    with pytest.raises(RequestIdConflict, match="erased"):
-        await batch(parts, LINES[:2])
+async def test_erasure_leaves_answer_without_digest(parts: Assembled) -> None:
+    first, other = await batch(parts, LINES[:2]), await batch(parts, LINES[2:4], request="other")
+    await create(parts, "ann")
+    elsewhere = await batch(parts, LINES[:2], name="ann")
+    await erased(parts, [first.outcomes[0].fragment])
+    assert await batch(parts, LINES[:2]) == first
+    assert await batch(parts, LINES[2:4], request="other") == other
+    assert await batch(parts, LINES[:2], name="ann") == elsewhere
+    uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
+    for request_id in ("r", "other"):
+        answer = await parts.engine.stored_answer(batch_request(NAMESPACE, uid, request_id))
+        assert answer is not None
+        assert answer.digest == b""
+    with pytest.raises(RequestIdConflict):
+        await batch(parts, LINES[:1], name="ann")
+    assert await contents(parts) == [line.content for line in LINES[1:4]]

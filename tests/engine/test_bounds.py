@@ -14,7 +14,7 @@ from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import SequenceConflict
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
-from memstream_server.ports.journal.records import Answer
+from memstream_server.ports.journal.records import Answer, batch_request
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
 from tests.engine.memory import SettableClock, observation
 from tests.support.waiting import until
@@ -104,7 +104,7 @@ async def test_a_request_id_is_kept_for_a_day_and_then_leaves_the_journal(tmp_pa
 
 
 async def _answer(parts: Assembled, uid: str, request_id: str) -> Answer | None:
-    return await parts.engine.stored_answer(f"{NAMESPACE}\nObserveBatchRequest\n{uid}\n{request_id}")
+    return await parts.engine.stored_answer(batch_request(NAMESPACE, uid, request_id))
 
 
 async def _hashes(parts: Assembled, uid: str, producer: str) -> int:

@@ -73,8 +73,8 @@ async def insist(call: Callable[[], Awaitable[T]]) -> T:
 
 
 async def say(engine: Engine, memory: str, producer: str, items: list[Item]) -> None:
-    """A good client: many batches in flight; after an error it opens again and goes on from `opened`. What became of
-    all its observations is known in the end."""
+    """A good client: many batches in flight; after an error it opens again and continues from `opened`. Each time it
+    asks for all refusals and outcomes, and gets those of every number that is stored."""
 
     async def once() -> None:
         session = await engine.open_observe(NAMESPACE, memory, producer, outcomes=True)

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
@@ -169,6 +171,24 @@ def test_the_migrations_lead_to_the_tables_of_a_new_journal(tmp_path: Path) -> N
     assert found[0] == found[1]
     assert found[0]["fragments"][1]["fragments_external_id"][3] == "external_id IS NOT NULL"
     assert ScriptDirectory(str(migrate.SCRIPTS)).get_current_head() == migrate.HEAD
+
+
+def test_producers_of_request_ids_leave(tmp_path: Path) -> None:
+    """Only those that have stored all that they received: the others are still needed for that."""
+    engine = sqlite.writer_engine(tmp_path / "old.db")
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(migrate.SCRIPTS))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0007")
+        for name, stored, made in (("lasting", 2, None), ("request:r", 2, 1), ("request:waits", 0, 1)):
+            connection.exec_driver_sql("INSERT INTO producers VALUES (1, ?, 1, 2, ?, ?)", (name, stored, made))
+            connection.exec_driver_sql("INSERT INTO receipts VALUES (1, ?, 2, 1, ?, NULL)", (name, b"h" * 32))
+        migrate.migrate(connection, "0007")
+        for table, column in (("producers", "name"), ("receipts", "producer")):
+            left = connection.exec_driver_sql(f"SELECT {column} FROM {table} ORDER BY 1").scalars().all()
+            assert left == ["lasting", "request:waits"]
+    engine.dispose()
 
 
 async def test_the_journal_is_as_durable_as_it_says(data_dir: Path) -> None:

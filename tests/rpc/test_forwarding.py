@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 import pytest
 
+from memstream.v1 import fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.memory_service_pb2 import CreateMemoryRequest
 from memstream_server.engine.ownership import Ownership
@@ -19,6 +21,7 @@ from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.forwarding import Forwarding
 from memstream_server.rpc.server import RpcServer, build_server
+from tests.engine.conftest import open_engine
 from tests.rpc.conftest import LIMITS
 from tests.rpc.wire import RecallCall, Wire, refused, until
 from tests.support.fake_engine import FakeEngine
@@ -138,3 +141,35 @@ async def test_what_a_call_waits_for_may_be_cancelled_and_the_call_is_answered(p
     error = await refused(pair.front.streams.RecallOnce(ASKING, timeout=5))
     assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
     assert error.metadata["incident"] in error.message
+
+
+async def test_request_id_is_answered_through_another_server(tmp_path: Path) -> None:
+    """The first answer is the owner's, whichever server is asked."""
+    async with open_engine(tmp_path / "data") as engine:
+        owner = build_server(engine, LIMITS, Drain(grace_s=5.0))
+        address = await owner.start("127.0.0.1:0")
+        forwarding = Forwarding(cast("Ownership", Whereabouts(Owner(1, address))), Drain(), 0.05, Peers())
+        front = build_server(cast("Any", FakeEngine()), LIMITS, Drain(), forwarding=forwarding)
+        async with (
+            grpc.aio.insecure_channel(address) as direct,
+            grpc.aio.insecure_channel(await front.start("127.0.0.1:0")) as passed_on,
+        ):
+            here, there = (Wire(channel, owner, Drain(), engine.dimension) for channel in (direct, passed_on))
+            await here.memories.CreateMemory(CreateMemoryRequest(namespace="ns", memory="m"))
+            said = [fragment_pb2.Observation(content=text) for text in ("one", "two")]
+            request = pb.ObserveBatchRequest(namespace="ns", memory="m", observations=said, request_id="r")
+            calls = [wire.streams.ObserveBatch(request) for wire in (here, there, here, there)]
+            answers = [await call for call in calls]
+            assert [answer == answers[0] for answer in answers] == [True] * 4
+            assert len(answers[0].ack.outcomes) == 2
+            request.session = "s"
+            assert (await refused(there.streams.ObserveBatch(request))).reason == "REQUEST_ID_CONFLICT"
+            stream = await there.observe(outcomes=True, known_sequence=0)
+            await stream.batch(1, "three")
+            await stream.send(close=pb.ObserveClose())
+            await stream.send(flush=pb.ObserveFlush(flush_id=1))
+            assert (await stream.error()).reason == "PROTOCOL_VIOLATION"
+            again = await there.observe(outcomes=True, known_sequence=0)
+            assert [each.sequence for each in again.opened.outcomes] == [1]
+        await front.stop(0.1)
+        await owner.stop(0.1)

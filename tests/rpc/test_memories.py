@@ -334,6 +334,13 @@ async def test_a_malformed_watch_is_refused(wire: Wire, given: dict[str, Any], f
     assert (error.code, list(error.fields)) == (INVALID, [field])
 
 
+async def test_cursor_ahead_of_memory_is_void(wire: Wire) -> None:
+    uid = (await wire.memories.GetMemory(pb.GetMemoryRequest(namespace="ns", memory="m"))).memory.uid
+    ahead = event_pb2.Cursor(memory_uid=uid, revision=1_000)
+    error = await refused(wire.streams.Watch(streams.WatchRequest(cursor=ahead, **NAMED)).read())
+    assert (error.code, error.reason) == (grpc.StatusCode.OUT_OF_RANGE, "CURSOR_VOID")
+
+
 async def test_a_cursor_of_an_earlier_memory_is_void(wire: Wire) -> None:
     request = streams.WatchRequest(cursor=event_pb2.Cursor(memory_uid="another"), **NAMED)
     error = await refused(wire.streams.Watch(request).read())

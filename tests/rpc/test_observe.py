@@ -261,6 +261,46 @@ async def test_a_repeat_is_acknowledged_and_not_applied_again(wire: Wire) -> Non
     assert [each.content for each in listed.fragments] == ["a", "b", "c"]
 
 
+async def test_resumed_stream_is_sent_what_it_missed(wire: Wire, real: Any) -> None:
+    call = await wire.observe(outcomes=True)
+    assert (call.opened.resume_to, call.opened.rejected_since, call.opened.outcomes_since) == (0, 0, 0)
+    await call.batch(1, "a", "", "c")
+    told = await call.ack(lambda ack: ack.stored == 3)
+    again = await wire.observe(outcomes=True, known_sequence=1)
+    opened = again.opened
+    assert (opened.resumed, opened.resume_to, opened.rejected_since, opened.outcomes_since) == (3, 3, 2, 2)
+    assert list(opened.rejected) == [each for ack in told for each in ack.rejected]
+    assert list(opened.outcomes) == [each for ack in told for each in ack.outcomes if each.sequence > 1]
+    await again.batch(4, "d")
+    acks = await again.ack(lambda ack: ack.stored == 4)
+    assert [each.sequence for ack in acks for each in ack.outcomes] == [4]
+    assert {ack.resumed for ack in acks} == {3}
+    ahead = await wire.observe(outcomes=True, known_sequence=9)
+    assert (ahead.opened.resumed, ahead.opened.resume_to, list(ahead.opened.outcomes)) == (9, 9, [])
+
+
+async def test_what_is_resumed_comes_in_pages(wire: Wire, real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memstream_server.engine.resuming.PAGE_ITEMS", 4)
+    call = await wire.observe(outcomes=True)
+    for first in range(1, 21, 2):
+        await call.batch(first, f"a{first}", "" if first % 3 == 0 else f"b{first}")
+        await call.ack(lambda ack, last=first + 1: ack.stored == last)
+    again = await wire.observe(outcomes=True, known_sequence=0)
+    opened, pages = again.opened, [again.opened]
+    while pages[-1].resumed < opened.resume_to:
+        pages.append((await again.next()).ack)
+        assert (pages[-1].received, pages[-1].stored) == (20, 20)
+    told = [each.sequence for page in pages for each in (*page.rejected, *page.outcomes)]
+    assert (sorted(told), opened.resume_to) == (list(range(1, 21)), 20)
+    assert len(pages) > 4
+    assert [page.resumed for page in pages] == sorted({page.resumed for page in pages})
+
+
+async def test_bad_known_sequence_is_refused(wire: Wire) -> None:
+    error = await refused(wire.observe(known_sequence=-1))
+    assert (error.code, list(error.fields)) == (INVALID, ["open.known_sequence"])
+
+
 async def test_the_same_number_with_other_content_is_a_conflict(wire: Wire) -> None:
     call = await wire.observe()
     await call.batch(1, "a")

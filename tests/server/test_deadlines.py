@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import grpc.aio
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 import memstream
 from memstream import Memory
+from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.server.conftest import MakeServer, started
 from tests.server.listing import contents
 from tests.server.test_models import using
@@ -58,6 +62,31 @@ async def test_a_call_that_waits_for_a_model_ends_the_models_work_with_it(
     fake.latency_s = 0.0
     async with memstream.connect(server.address) as client:  # there is room for one call, so the other has ended
         assert await contents(client.memory("deadlines/joy")) == ["Joe likes coffee"]
+
+
+async def test_query_timeout_ends_work_of_model(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    server = await started(
+        using(make_server, fake, embedding_timeout_s=FOR_EVER_S, embedding_retries=5, calls_in_flight_max=1)
+    )
+    async with memstream.connect(server.address) as client:
+        await client.create_memory("deadlines/joy")
+    fake.latency_s = FOR_EVER_S
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stream = StreamServiceStub(channel).Recall()
+        await stream.write(pb.RecallRequest(open=pb.RecallOpen(namespace="deadlines", memory="joy")))
+        await stream.read()
+        query = pb.RecallQuery(query_id="q", text="tea", timeout=Duration(nanos=500_000_000))
+        await stream.write(pb.RecallRequest(query=query))
+        failed = await stream.read()
+        assert isinstance(failed, pb.RecallResponse)
+        assert (failed.failed.query_id, failed.failed.status.code) == ("q", 4)
+        await until(lambda: _left(fake))
+        fake.latency_s = 0.0
+        await stream.write(pb.RecallRequest(query=pb.RecallQuery(query_id="q", text="tea")))
+        answer = await stream.read()
+        assert isinstance(answer, pb.RecallResponse)
+        assert answer.recollections.query_id == "q"
+        stream.cancel()
 
 
 async def test_what_was_received_is_stored_although_its_caller_is_gone(

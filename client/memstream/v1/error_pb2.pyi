@@ -86,7 +86,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CURSOR_COMPACTED: _ErrorReason.ValueType  # 24
     """OUT_OF_RANGE. Events that old are no longer kept. metadata: oldest_revision."""
     ERROR_REASON_CURSOR_VOID: _ErrorReason.ValueType  # 25
-    """OUT_OF_RANGE. The cursor is of an earlier memory of that name. What to do: start from ListFragments."""
+    """OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments."""
     ERROR_REASON_REVISION_NOT_REACHED: _ErrorReason.ValueType  # 26
     """DEADLINE_EXCEEDED. `min_revision` was not reached in time. metadata: revision."""
     ERROR_REASON_CAPABILITY_MISSING: _ErrorReason.ValueType  # 27
@@ -102,11 +102,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_PAGE_TOKEN_INVALID: _ErrorReason.ValueType  # 32
     """INVALID_ARGUMENT. A page token was not made by this call, or with other arguments."""
     ERROR_REASON_QUERY_ID_IN_USE: _ErrorReason.ValueType  # 40
-    """INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which goes on. metadata: query_id.
+    """INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered. metadata: query_id.
     What to do: give every query its own.
     """
     ERROR_REASON_QUERY_TIMEOUT: _ErrorReason.ValueType  # 41
-    """DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was there. The stream goes on."""
+    """DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open."""
     ERROR_REASON_QUERY_CANCELLED: _ErrorReason.ValueType  # 42
     """CANCELLED. The client cancelled the query."""
 
@@ -180,7 +180,7 @@ ERROR_REASON_KIND_MISMATCH: ErrorReason.ValueType  # 23
 ERROR_REASON_CURSOR_COMPACTED: ErrorReason.ValueType  # 24
 """OUT_OF_RANGE. Events that old are no longer kept. metadata: oldest_revision."""
 ERROR_REASON_CURSOR_VOID: ErrorReason.ValueType  # 25
-"""OUT_OF_RANGE. The cursor is of an earlier memory of that name. What to do: start from ListFragments."""
+"""OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments."""
 ERROR_REASON_REVISION_NOT_REACHED: ErrorReason.ValueType  # 26
 """DEADLINE_EXCEEDED. `min_revision` was not reached in time. metadata: revision."""
 ERROR_REASON_CAPABILITY_MISSING: ErrorReason.ValueType  # 27
@@ -196,11 +196,11 @@ ERROR_REASON_MEMORY_DELETED: ErrorReason.ValueType  # 31
 ERROR_REASON_PAGE_TOKEN_INVALID: ErrorReason.ValueType  # 32
 """INVALID_ARGUMENT. A page token was not made by this call, or with other arguments."""
 ERROR_REASON_QUERY_ID_IN_USE: ErrorReason.ValueType  # 40
-"""INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which goes on. metadata: query_id.
+"""INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered. metadata: query_id.
 What to do: give every query its own.
 """
 ERROR_REASON_QUERY_TIMEOUT: ErrorReason.ValueType  # 41
-"""DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was there. The stream goes on."""
+"""DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open."""
 ERROR_REASON_QUERY_CANCELLED: ErrorReason.ValueType  # 42
 """CANCELLED. The client cancelled the query."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -691,7 +691,7 @@ class RecallQuery(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
-    with QUERY_ID_IN_USE. That `failed` is about the newer query alone: the older one goes on, and ends with its own
+    with QUERY_ID_IN_USE. That `failed` is about the newer query alone: the older one is still answered, and ends with its own
     `done` or `failed` of another reason. An id is free again once its last message has come.
     """
     text: _builtins.str
@@ -744,7 +744,7 @@ class RecallQuery(_message.Message):
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """How long to work on the answer, more than 0. When it has passed, the query fails with QUERY_TIMEOUT (or, while it
-        waits for `min_revision`, REVISION_NOT_REACHED), both DEADLINE_EXCEEDED; the stream goes on. It counts from the
+        waits for `min_revision`, REVISION_NOT_REACHED), both DEADLINE_EXCEEDED; the stream stays open. It counts from the
         query's arrival, does not count what the client takes to read the answer, and is bounded by the call's deadline.
         Of a standing query it is for the first answer. Unset: no limit but the deadline.
         """

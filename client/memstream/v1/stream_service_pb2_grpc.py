@@ -83,9 +83,9 @@ class StreamServiceServicer(object):
 
     def Recall(self, request_iterator, context):
         """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-        (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
-        `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
-        before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
+        (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Unless the stream ends before,
+        every query ends with exactly one `done` or `failed` (a standing query with `failed`), and no message of it follows.
+        Messages before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

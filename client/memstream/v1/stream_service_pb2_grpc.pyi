@@ -46,9 +46,9 @@ class StreamServiceStub:
     """
     Recall: _grpc.StreamStreamMultiCallable[_stream_service_pb2.RecallRequest, _stream_service_pb2.RecallResponse]
     """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-    (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
-    `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
-    before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
+    (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Unless the stream ends before,
+    every query ends with exactly one `done` or `failed` (a standing query with `failed`), and no message of it follows.
+    Messages before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_stream_service_pb2.WatchRequest, _stream_service_pb2.WatchResponse]
     """Streams one memory's events after a cursor, with progress marks while nothing happens."""
@@ -78,9 +78,9 @@ class StreamServiceAsyncStub(StreamServiceStub):
     """
     Recall: _aio.StreamStreamMultiCallable[_stream_service_pb2.RecallRequest, _stream_service_pb2.RecallResponse]  # type: ignore[assignment]
     """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-    (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
-    `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
-    before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
+    (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Unless the stream ends before,
+    every query ends with exactly one `done` or `failed` (a standing query with `failed`), and no message of it follows.
+    Messages before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
     """
     Watch: _aio.UnaryStreamMultiCallable[_stream_service_pb2.WatchRequest, _stream_service_pb2.WatchResponse]  # type: ignore[assignment]
     """Streams one memory's events after a cursor, with progress marks while nothing happens."""
@@ -119,9 +119,9 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stream_service_pb2.RecallResponse], _abc.AsyncIterator[_stream_service_pb2.RecallResponse]]:
         """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-        (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
-        `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
-        before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
+        (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Unless the stream ends before,
+        every query ends with exactly one `done` or `failed` (a standing query with `failed`), and no message of it follows.
+        Messages before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
         """
 
     @_abc_1.abstractmethod

@@ -4,7 +4,8 @@ Rule 1. The answer of an unnumbered batch is written in the transaction that mak
 client waits for *received*, else with the commit that stores the batch. Between the two the answer is empty, so that a
 repeat after a crash waits for the batch instead of sending it again.
 Rule 2. A numbered batch is safe to repeat by its numbers; its answer is written once it is complete.
-Rule 3. While a call runs, repeats of its request_id wait for it. It ends by itself, whoever stops waiting.
+Rule 3. While a call runs, repeats of its request_id wait for it. Once its batch is submitted it runs to its end, even
+if all callers are gone; before that it ends with the last of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +22,7 @@ from memstream_server.engine.errors import JournalUnavailable, RequestIdConflict
 from memstream_server.engine.producers import ObserveSession
 from memstream_server.engine.requests import AckLevel, NewBatch, Progress
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.records import Answer
+from memstream_server.ports.journal.records import Answer, batch_request
 from memstream_server.ports.journal.writing import Outcome, Receipt
 
 if TYPE_CHECKING:
@@ -40,6 +41,16 @@ def completed(receipt: Receipt, revision: int, outcomes: tuple[Outcome, ...]) ->
     return replace(answer, response=_encoder.encode(Progress(last, last, 0, revision, outcomes=outcomes)))
 
 
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call with a request_id that runs."""
+
+    digest: bytes
+    task: asyncio.Task[Progress] | None = None
+    callers: int = 0
+    submitted: bool = False
+
+
 class BatchCalls:
     """The ObserveBatch calls of this process."""
 
@@ -47,33 +58,46 @@ class BatchCalls:
         self._journal = dependencies.journal
         self._clock = dependencies.clock
         self._ask_index = ask_index
-        self._running: dict[tuple[str, str], tuple[bytes, asyncio.Task[Progress]]] = {}
-        """Digest and work of calls with a request_id, by memory and request_id."""
+        self._running: dict[tuple[str, str], _Call] = {}
+        """Calls with a request_id, by memory and request_id."""
 
     async def observe(self, actor: Actor, batch: NewBatch) -> Progress:
         """Raises what refuses the batch; RequestIdConflict."""
         if not batch.request_id:
             return await self._send(actor, batch)
         key = actor.uid, batch.request_id
-        if key not in self._running:
-            task = asyncio.create_task(self._answer(actor, batch))
-            self._running[key] = batch.digest, task
-            task.add_done_callback(lambda done: self._ended(key, done))
-        digest, task = self._running[key]
-        _check_same(digest, batch)
-        return await asyncio.shield(task)
+        call = self._running.get(key)
+        if call is None:
+            call = self._running[key] = _Call(batch.digest)
+            call.task = asyncio.create_task(self._answer(actor, batch, call))
+            call.task.add_done_callback(lambda _: self._ended(key, call))
+        _check_same(call.digest, batch)
+        assert call.task is not None
+        call.callers += 1
+        try:
+            return await asyncio.shield(call.task)
+        finally:
+            call.callers -= 1
+            if not (call.callers or call.submitted or call.task.done()):
+                self._forget(key, call)
+                call.task.cancel()
 
-    def _ended(self, key: tuple[str, str], task: asyncio.Task[Progress]) -> None:
-        del self._running[key]
-        if not task.cancelled():
-            task.exception()  # looked at, in case that nobody waits any more
+    def _ended(self, key: tuple[str, str], call: _Call) -> None:
+        self._forget(key, call)
+        if call.task is not None and not call.task.cancelled():
+            call.task.exception()  # marks it as retrieved: all callers may be gone
 
-    async def _answer(self, actor: Actor, batch: NewBatch) -> Progress:
-        request = f"{actor.working.record.namespace}\nObserveBatchRequest\n{actor.uid}\n{batch.request_id}"
+    def _forget(self, key: tuple[str, str], call: _Call) -> None:
+        if self._running.get(key) is call:
+            del self._running[key]
+
+    async def _answer(self, actor: Actor, batch: NewBatch, call: _Call) -> Progress:
+        request = batch_request(actor.working.record.namespace, actor.uid, batch.request_id)
         with actor.used():
             stored = await self._stored(request)
             if stored is not None:
-                _check_same(stored.digest, batch)
+                if stored.digest:  # else something of the memory was erased since
+                    _check_same(stored.digest, batch)
                 if not stored.response:  # an earlier process received the batch
                     await actor.receiving.answered(request)
                     stored = await self._stored(request)
@@ -81,19 +105,19 @@ class BatchCalls:
                 return await self._indexed(actor, batch, _decoder.decode(stored.response))
             answer = Answer(request, batch.digest, b"", self._clock.now_us())
             if batch.producer:
-                return await self._numbered(actor, batch, answer)
-            return await self._unnumbered(actor, batch, answer)
+                return await self._numbered(actor, batch, answer, call)
+            return await self._unnumbered(actor, batch, answer, call)
 
-    async def _unnumbered(self, actor: Actor, batch: NewBatch, answer: Answer) -> Progress:
+    async def _unnumbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
         if batch.level is AckLevel.RECEIVED:
             progress = Progress(len(batch.items), 0, 0, 0)
-            await self._send(actor, batch, replace(answer, response=_encoder.encode(progress)))
+            await self._send(actor, batch, replace(answer, response=_encoder.encode(progress)), call)
             return progress
-        progress = await self._send(actor, batch, answer)
+        progress = await self._send(actor, batch, answer, call)
         return progress if batch.level is AckLevel.INDEXED else replace(progress, indexed=0)
 
-    async def _numbered(self, actor: Actor, batch: NewBatch, answer: Answer) -> Progress:
-        progress = await self._send(actor, batch)
+    async def _numbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
+        progress = await self._send(actor, batch, call=call)
         await written(self._journal.put_answer(replace(answer, response=_encoder.encode(progress))))
         return progress
 
@@ -114,7 +138,9 @@ class BatchCalls:
         finally:
             session.close()
 
-    async def _send(self, actor: Actor, batch: NewBatch, answer: Answer | None = None) -> Progress:
+    async def _send(
+        self, actor: Actor, batch: NewBatch, answer: Answer | None = None, call: _Call | None = None
+    ) -> Progress:
         first = batch.first_sequence if batch.producer else 1
         last = first + len(batch.items) - 1
         if batch.producer:
@@ -123,7 +149,10 @@ class BatchCalls:
             session = actor.receiving.anonymous()
         try:
             self._ask_index(session)
-            await session.submit(first, batch.items, batch.level, answer)
+            received = session.submit(first, batch.items, batch.level, answer)
+            if call is not None:
+                call.submitted = True
+            await received
             progress = await session.reached(batch.level, last)
             return await _complete(session, progress, first, last) if batch.producer else progress
         finally:
@@ -145,7 +174,5 @@ async def _complete(session: ObserveSession, progress: Progress, first: int, las
 
 
 def _check_same(digest: bytes, batch: NewBatch) -> None:
-    if not digest:
-        raise RequestIdConflict("this request came before, and what it was about was erased since")
     if digest != batch.digest:
         raise RequestIdConflict("this request_id came before with another request; use a new one for each")

@@ -45,7 +45,7 @@ class ProducerState:
     whole: bool = False
     """Its batches are received whole or not at all: nobody would be told which of their items were refused."""
     outcomes: bool = False
-    """What becomes of the observations submitted from now on is kept, so that it can be told again."""
+    """Keep what becomes of the observations submitted from now on, to send it again to a client that resumes."""
 
     def expected(self) -> int:
         return self.submitted + 1

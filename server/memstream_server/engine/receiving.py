@@ -440,7 +440,7 @@ class Receiving:
                 state.session.fail(error)
         for waiter in self._answers.values():
             waiter.set_exception(error)
-            waiter.exception()  # looked at, in case that nobody waits any more
+            waiter.exception()  # marks it as retrieved: all callers may be gone
         self._answers.clear()
 
 

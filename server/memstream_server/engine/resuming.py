@@ -18,7 +18,7 @@ PAGE_ITEMS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What is told again when a stream opens."""
+    """The refusals and outcomes that a new stream sends again."""
 
     upto: int
     """The last number it is about."""
@@ -59,13 +59,13 @@ async def _pages(
             after = kept.last_sequence
             if after > opened.received:
                 break
-            told = (kept.outcomes or ()) if outcomes and after <= opened.stored else ()
+            became = (kept.outcomes or ()) if outcomes and after <= opened.stored else ()
             page = Missed(
                 after,
                 page.rejected + tuple(one for one in kept.rejections if one.sequence > known),
-                page.outcomes + tuple(one for one in told if one.sequence > known),
+                page.outcomes + tuple(one for one in became if one.sequence > known),
             )
-            if len(page.rejected) + len(page.outcomes) >= PAGE_ITEMS:
+            if after < opened.received and len(page.rejected) + len(page.outcomes) >= PAGE_ITEMS:
                 yield page
                 page = Missed(after)
         if len(receipts) < PAGE_RECEIPTS:

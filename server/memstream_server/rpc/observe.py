@@ -116,7 +116,7 @@ class ObserveStream:
         self._flushes: deque[tuple[int, int]] = deque()
         """(flush_id, number that must have reached the level)."""
         self._flushed = 0
-        self._resumed = 0
+        self._resumed = opened.stored if opening.known is not None else 0
         """Outcomes up to this number were sent again when the stream opened, ..."""
         self._resumed_to = 0
         """... and refusals up to this one."""
@@ -335,7 +335,6 @@ class ObserveStream:
             yield pb.ObserveResponse(opened=opened)
             return
         resumption = await self._session.resume(self._opening.known)
-        self._resumed = self._session.opened.stored
         opened.resume_to = resumption.upto
         opened.rejected_since, opened.outcomes_since = resumption.rejected_since, resumption.outcomes_since
         async with aclosing(resumption.pages) as pages:

@@ -2,8 +2,8 @@
 
 Rule 1. Every query is a task and writes its answer itself, one message of the stream at a time: a queue to the
 generator would be a turn of the event loop more. The generator begins the stream and ends it.
-Rule 2. A query that fails says so under its id and the others go on, also where the id is empty or in flight; only
-messages out of order end the stream.
+Rule 2. A query that fails ends alone, with `failed` under its id, also if the id is empty or in flight; only messages
+out of order end the stream.
 Rule 3. A standing query is told its answer, and then changes of it, until it is cancelled or the stream is closed. Each
 ranking of it counts as a request: who may no longer ask is told nothing more, and the stream ends.
 Rule 4. A query is over when its `done` (in its last part where the client reads it there, else by itself) or `failed`
@@ -170,7 +170,7 @@ class RecallStream:
         if kind == "query":
             await self._begin(message.query)
         elif kind == "cancel":
-            self._cancel(message.cancel.query_id)
+            await self._cancel(message.cancel.query_id)
         elif kind == "close":
             self._closing = True
             self._closed.set()
@@ -199,22 +199,21 @@ class RecallStream:
         except InvalidField as error:
             return error
         if query_id in self._queries:
-            text = f"a query of id {query_id!a} is in flight, and goes on: give every query its own"
+            text = f"a query of id {query_id!a} is in flight and is still answered: give every query its own"
             return QueryIdInUse(text, query_id=query_id)
         if len(self._queries) >= self._limits.queries_in_flight_max:
             return WindowExceeded(f"{len(self._queries)} queries are in flight, more are not allowed")
         return None
 
-    def _cancel(self, query_id: str) -> None:
-        """Ends the query with `failed`, unless its last message is already being written."""
+    async def _cancel(self, query_id: str) -> None:
+        """Ends the query with `failed`, unless its last message is already being written. No more is read meanwhile: a
+        client that does not read the ends of its queries cannot pile them up."""
         task = self._queries.pop(query_id, None)
         if task is None:
             return
         if task is not self._writer:
             task.cancel()
-        ending = self._start(self._fail(query_id, QueryCancelled("the client cancelled the query")))
-        self._answering.add(ending)
-        ending.add_done_callback(self._answering.discard)
+        await self._fail(query_id, QueryCancelled("the client cancelled the query"))
 
     def _over(self, query_id: str, task: asyncio.Task[None]) -> None:
         self._answering.discard(task)
@@ -299,7 +298,7 @@ async def _in_time(answering: Awaitable[T], timeout_s: float | None) -> T:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise QueryTimeout(f"the query's timeout of {timeout_s} s passed before its answer was there") from None
+        raise QueryTimeout(f"the query's timeout of {timeout_s} s passed before its answer was complete") from None
 
 
 async def recall_once(

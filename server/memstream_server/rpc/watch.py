@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from memstream.v1 import event_pb2, fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.core.events import Event, EventType
+from memstream_server.engine.errors import CursorVoid
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.validation import Violations, invalid, memory_name, not_negative
+from memstream_server.rpc.validation import Violations, memory_name, not_negative
 from memstream_server.rpc.wire import fragments, scalars
 
 if TYPE_CHECKING:
@@ -117,8 +118,10 @@ class WatchStream:
         if not watching.uid:
             return event_pb2.Cursor(memory_uid=record.uid, revision=record.revision)
         if watching.uid == record.uid and watching.revision > record.revision:
-            text = f"is {watching.revision}, the memory is at {record.revision}: that revision was never given"
-            raise invalid("cursor.revision", text)
+            raise CursorVoid(
+                f"the cursor is at revision {watching.revision}, the memory at {record.revision}: list it and "
+                "watch from there"
+            )
         return event_pb2.Cursor(memory_uid=watching.uid, revision=watching.revision, ordinal=watching.ordinal)
 
     async def _look(self, tasks: set[asyncio.Task[Any]]) -> bool:

@@ -31,7 +31,7 @@ from memstream_server.adapters.journal.writes import (
 )
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import Conflict
-from memstream_server.ports.journal.records import Job
+from memstream_server.ports.journal.records import Job, batch_request
 from memstream_server.ports.journal.rows import Anchor, Row
 from memstream_server.ports.journal.writing import Accesses, Commit
 
@@ -110,6 +110,12 @@ _NAMESPACE = select(memories.c.namespace).where(memories.c.number == _number)
 _ANSWERS = select(requests.c.request, requests.c.response).where(
     requests.c.request >= bindparam("low"), requests.c.request < bindparam("high")
 )
+_UNHASH = (
+    update(requests)
+    .where(requests.c.request >= bindparam("low"), requests.c.request < bindparam("high"))
+    .where(requests.c.digest != b"", requests.c.response != b"")
+    .values(digest=b"")
+)
 _VOID = update(requests).where(requests.c.request == bindparam("r")).values(digest=b"", response=b"")
 _COMPACT_ALL = delete(receipts).where(
     receipts.c.memory == _number,
@@ -166,21 +172,26 @@ def commit(connection: Connection, given: Sequence[Commit]) -> None:
     for number, one in commits:
         _describe(connection, number, one)
         _delete(connection, (_FINISH,), one.finish_jobs, number)
-        _forget_traces(connection, number, one.erased)
+        _forget_traces(connection, number, one.memory, one.erased)
         put_answer(connection, one.answer)
     log(connection, [(number, one.revision + 1, one.time_us, one.events) for number, one in commits])
 
 
-def _forget_traces(connection: Connection, number: int, erased: Sequence[str]) -> None:
-    """What was said of the erased elsewhere: in answers, and in the hashes that tell repeats from conflicts."""
+def _forget_traces(connection: Connection, number: int, uid: str, erased: Sequence[str]) -> None:
+    """What was said of the erased elsewhere: in answers, and in the hashes that tell repeats from conflicts.
+
+    Answers to ObserveBatch hold no words and may be very many: of the memory's all digests go, as with receipts.
+    """
     if not erased:
         return
     gone = {id_.encode() for id_ in erased}
     namespace = connection.execute(_NAMESPACE, {"m": number}).scalar_one()
-    answers = connection.execute(_ANSWERS, {"low": f"{namespace}\n", "high": f"{namespace}\v"}).all()
-    for request, response in answers:
-        if not gone.isdisjoint(_AN_ID.findall(response)):
-            connection.execute(_VOID, {"r": request})
+    batches, batch = batch_request(namespace), batch_request(namespace, uid)
+    for low, high in ((f"{namespace}\n", f"{batches}\n"), (f"{batches}\v", f"{namespace}\v")):
+        for request, response in connection.execute(_ANSWERS, {"low": low, "high": high}).all():
+            if not gone.isdisjoint(_AN_ID.findall(response)):
+                connection.execute(_VOID, {"r": request})
+    connection.execute(_UNHASH, {"low": f"{batch}\n", "high": f"{batch}\v"})
     connection.execute(_COMPACT_ALL, {"m": number})
 
 

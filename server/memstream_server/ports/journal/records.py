@@ -106,8 +106,16 @@ class Answer:
     """The stored answer to a `request_id`, served again to a repeat for ANSWER_KEPT_S."""
 
     request: str
-    """namespace, method and request_id, joined by newlines."""
+    """namespace, method and request_id, joined by newlines; that of an ObserveBatch is `batch_request`."""
     digest: bytes
     """Hash of the request: the same id with another request is a conflict."""
     response: bytes
     time_us: int
+
+
+def batch_request(namespace: str, uid: str = "", request_id: str = "") -> str:
+    """`Answer.request` of an ObserveBatch. Those of a namespace, and those of a memory, have a beginning of their own.
+
+    Their responses hold ids and numbers alone: unlike those of other calls an erasure leaves them, without the digest.
+    """
+    return "\n".join((namespace, "ObserveBatchRequest", uid, request_id)).rstrip("\n")

@@ -130,7 +130,8 @@ class Commit:
     outcomes: tuple[Outcomes, ...] = ()
     erased: tuple[str, ...] = ()
     """Ids of which nothing they said before is to be kept: stored answers that name them are emptied (a repeat finds a
-    digest that is nobody's), and the receipts of what the memory's producers have stored go."""
+    digest that is nobody's), and the receipts of what the memory's producers have stored go. Of the memory's answers
+    to ObserveBatch, which hold ids alone, only the digests go."""
 
 
 @dataclass(frozen=True, slots=True)
