@@ -487,6 +487,6 @@ func (s *RecallStream) nextRequest(ctx context.Context) (*v1.RecallRequest, erro
 
 func protocolViolation(said string) *Error {
 	return &Error{
-		Code: codes.InvalidArgument, Reason: v1.ErrorReason_ERROR_REASON_PROTOCOL_VIOLATION, Message: said,
+		Code: codes.FailedPrecondition, Reason: v1.ErrorReason_ERROR_REASON_PROTOCOL_VIOLATION, Message: said,
 	}
 }

@@ -1,4 +1,4 @@
-"""When to open a broken stream again, and when to give up."""
+"""When to make a call or open a broken stream again, and when to give up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -19,16 +20,19 @@ from memstream.status import is_cut, task_is_cancelled, translate
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How streams reconnect: full jitter up to a doubling delay, until so long has passed without progress.
+    """How streams reconnect and calls are repeated: full jitter up to a doubling delay, or what the server asks for
+    where that is longer, until so long has passed without progress.
 
     `first_s` bounds the first opening (a wrong address is to be told soon), `later_s` every reconnection (a server is
-    restarted, upgraded or moved meanwhile). All in seconds.
+    restarted, upgraded or moved meanwhile), `calls_s` the repeats of a call while the server is unavailable; 0 repeats
+    none. A call never outlasts its own time limit. All in seconds.
     """
 
     first_s: Seconds = 10.0
     later_s: Seconds = 120.0
     delay_min_s: Seconds = 0.05
     delay_max_s: Seconds = 5.0
+    calls_s: Seconds = 10.0
 
 
 class Backoff:
@@ -59,15 +63,19 @@ class Backoff:
         A stream that was open and is then ended UNAUTHENTICATED is opened again, with the token of now; to be refused
         so at the opening is final.
         """
-        now = self._clock()
         outdated = self._open_since is not None and isinstance(error, Unauthenticated)
+        delay_s = self.pause_s(error)
+        broken_s = self._clock() - cast("float", self._broken_since)
+        return delay_s if (is_cut(error) or outdated) and broken_s <= self._allowance_s else None
+
+    def pause_s(self, error: MemstreamError) -> float:
+        """Seconds to wait after a break before the next attempt, if there is to be one."""
+        now = self._clock()
         if self._open_since is not None and now - self._open_since > self._retry.delay_max_s:
             self.progressed()
         self._open_since = None
         if self._broken_since is None:
             self._broken_since = now
-        if not (is_cut(error) or outdated) or now - self._broken_since > self._allowance_s:
-            return None
         ceiling = min(self._retry.delay_max_s, self._retry.delay_min_s * 2.0 ** min(self._attempts, 16))
         self._attempts += 1
         return max(error.retry_after or 0.0, ceiling * self._draw())

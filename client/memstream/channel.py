@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -18,17 +17,10 @@ from grpc.aio import StreamStreamCall, UnaryStreamCall
 
 from memstream.argument_types import Secret, quoted
 from memstream.arguments import check_fields, check_methods
-from memstream.backoff import Retry
-from memstream.errors import DeadlineExceeded, EventLoopMismatch, StreamClosed, Unavailable
+from memstream.backoff import Backoff, Retry
+from memstream.errors import DeadlineExceeded, EventLoopMismatch, MemstreamError, StreamClosed, Unavailable
 from memstream.names import name_problem
 from memstream.status import task_is_cancelled, translate
-from memstream.v1 import (
-    conversation_service_pb2,
-    memory_service_pb2,
-    operation_service_pb2,
-    server_service_pb2,
-    stream_service_pb2,
-)
 from memstream.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
@@ -51,6 +43,8 @@ Token: TypeAlias = Annotated[str | Callable[[], str], Secret]
 """A bearer token, or what gives the one to send with the next call."""
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
+# CANCELLED by the server, whose grace ended while the call was under way; what the caller cancels is over.
+_REPEATED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
 class Unary(Protocol[Request, Response]):
@@ -230,8 +224,24 @@ class Link:
     async def _answer(
         self, method: Unary[Request, Response], request: Request, memory: MemoryPath | None, timeout_s: float
     ) -> Response:
-        with translated():
-            return await method(request, timeout=timeout_s, metadata=self.metadata(memory))
+        """Repeats the call while the server is unavailable: every call reads, has a request_id, or is idempotent."""
+        clock = asyncio.get_running_loop().time
+        end_s, give_up_s = clock() + timeout_s, 0.0
+        backoff: Backoff | None = None
+        while True:
+            try:
+                with translated():
+                    return await method(request, timeout=end_s - clock(), metadata=self.metadata(memory))
+            except MemstreamError as error:
+                if error.code not in _REPEATED or isinstance(error, StreamClosed):
+                    raise
+                if backoff is None:
+                    backoff = Backoff(self.settings.retry, clock)
+                    give_up_s = min(end_s, clock() + self.settings.retry.calls_s)
+                delay_s = backoff.pause_s(error)
+                if clock() + delay_s >= give_up_s:
+                    raise
+            await asyncio.sleep(delay_s)
 
     def traced(self, name: str) -> AbstractContextManager[None]:
         """Around a call, a connection of a stream or a query on one."""
@@ -334,7 +344,7 @@ def _made_channel(settings: ChannelSettings) -> grpc.aio.Channel:
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.max_receive_message_length", settings.receive_bytes_max),
         ("grpc.max_send_message_length", -1),
-        ("grpc.service_config", _service_config()),
+        ("grpc.enable_retries", 0),  # of its own it repeats by number, with the token of the first attempt
     ]
     if settings.tls is None:
         return grpc.aio.insecure_channel(settings.target, options=[*options, *settings.options])
@@ -344,31 +354,3 @@ def _made_channel(settings: ChannelSettings) -> grpc.aio.Channel:
         settings.tls.root_certificates, settings.tls.private_key, settings.tls.certificate_chain
     )
     return grpc.aio.secure_channel(settings.target, credentials, options=[*options, *settings.options])
-
-
-def _service_config() -> str:
-    # Unary methods only, each of which is safe to repeat (reads, or with a request_id): a policy on a stream would
-    # retry it before its first answer, behind the back of the stream's own sequence numbers, and a timeout kill it.
-    modules = (
-        conversation_service_pb2,
-        memory_service_pb2,
-        operation_service_pb2,
-        server_service_pb2,
-        stream_service_pb2,
-    )
-    services = [each for module in modules for each in module.DESCRIPTOR.services_by_name.values()]
-    unary = [
-        {"service": service.full_name, "method": method.name}
-        for service in services
-        for method in service.methods
-        if not method.client_streaming and not method.server_streaming
-    ]
-    policy = {
-        "maxAttempts": 5,
-        "initialBackoff": "0.1s",
-        "maxBackoff": "2s",
-        "backoffMultiplier": 2,
-        # CANCELLED by the server, whose grace ended while the call was under way; what the caller cancels is over.
-        "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
-    }
-    return json.dumps({"methodConfig": [{"name": unary, "retryPolicy": policy}]})

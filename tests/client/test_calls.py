@@ -16,7 +16,6 @@ import pytest
 
 import memstream
 import memstream.sync
-from memstream.channel import _service_config
 from memstream.sync.loop import LOOP
 from tests.support.scripted_server import ScriptedServer
 from tests.support.scripts import until
@@ -114,19 +113,34 @@ async def test_a_source_that_fails_ends_the_import(
         await asyncio.wait_for(client.import_("ns", source()), 5)
 
 
-def test_only_unary_methods_are_retried() -> None:
-    config = _service_config()
-    assert '"method": "RecallOnce"' in config
-    assert '"method": "CreateMemory"' in config
-    for stream in ("Observe", "Recall", "Watch", "ExportMemories", "ImportMemories"):
-        assert f'"method": "{stream}"' not in config
-    assert "timeout" not in config
+async def test_call_is_repeated_by_time_and_not_by_number(server: ScriptedServer) -> None:
+    asked: list[str] = []
+
+    def token() -> str:
+        asked.append(f"t{len(asked)}")
+        return asked[-1]
+
+    retry = memstream.Retry(delay_min_s=0.001, delay_max_s=0.002)
+    async with memstream.connect(server.target, token=token, retry=retry) as client:
+        server.calls_cut = 30
+        assert (await client.memory("ns/m").recall_once("Bob?"))[0].fragment.content == "Bob?"
+    assert len(server.queries) == len(asked) == 31
 
 
-async def test_a_call_cut_by_a_stopping_server_is_made_again(server: ScriptedServer, memory: memstream.Memory) -> None:
-    server.calls_cut = 2
-    assert (await memory.recall_once("Bob?"))[0].fragment.content == "Bob?"
-    assert len(server.queries) == 3
+@pytest.mark.parametrize(
+    ("retry", "timeout_s"),
+    [(memstream.Retry(calls_s=0), 30.0), (memstream.Retry(delay_min_s=3600, delay_max_s=3600), 0.5)],
+    ids=["repeats are off", "its time limit comes first"],
+)
+async def test_call_fails_at_once_if_no_repeat_may_follow(
+    server: ScriptedServer, retry: memstream.Retry, timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.random", lambda: 0.9)
+    async with memstream.connect(server.target, retry=retry, timeout_s=timeout_s) as client:
+        server.calls_cut = 2
+        with pytest.raises(memstream.Unavailable):
+            await client.memory("ns/m").recall_once("Bob?")
+    assert len(server.queries) == 1
 
 
 @pytest.fixture

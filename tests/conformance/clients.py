@@ -45,6 +45,14 @@ async def run(address: str, step: dict[str, Any], ask: Ask) -> str:
                 return await _late(memory, step)
             case "unknown values":
                 return await _unknown_values(memory, step)
+            case "details":
+                return await _details(memory, step)
+            case "away":
+                return await _away(memory, step, ask)
+            case "abort":
+                return await _abort(memory, ask)
+            case "renew":
+                return await _renew(address, step, ask)
     return f"there is no step {step['client']!r}"
 
 
@@ -265,6 +273,101 @@ async def _unknown_values(memory: Memory, step: dict[str, Any]) -> str:
             if event.type is EventType.UNKNOWN:
                 return ""
     return "the watch ended"
+
+
+async def _details(memory: Memory, step: dict[str, Any]) -> str:
+    try:
+        await memory.recall_once("")
+    except memstream.MemstreamError as error:
+        fields = [each.field for each in error.violations]
+        return "" if fields == [step["field"]] and error.reason == "INVALID_FIELD" else f"it failed with {error!r}"
+    return "it was answered"
+
+
+async def _opened_observe(memory: Memory, producer: str) -> None:
+    async with memory.observe(producer) as stream:
+        assert stream.connections == 1
+
+
+async def _opened_recall(memory: Memory) -> None:
+    async with memory.recall() as stream:
+        await stream.query("word1")
+
+
+async def _first_event(memory: Memory) -> None:
+    async with memory.watch("beginning") as events:
+        await anext(events)
+
+
+async def _away(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
+    """Each is begun while the server cannot be reached, and succeeds."""
+    await ask("away")
+    begun = {
+        "a call": memory.describe(),
+        "a recall": memory.recall_once("word1"),
+        "a batch": memory.observe_batch([said(step["producer"], step["upto"])]),
+        "observe": _opened_observe(memory, "another"),
+        "recall": _opened_recall(memory),
+        "watch": _first_event(memory),
+    }
+    ended = await asyncio.gather(*begun.values(), return_exceptions=True)
+    wrong = [
+        f"{name} failed with {end!r}" for name, end in zip(begun, ended, strict=True) if isinstance(end, BaseException)
+    ]
+    return "; ".join(wrong)
+
+
+async def _abort(memory: Memory, ask: Ask) -> str:
+    """Each is begun while the server cannot be reached, and cancelled."""
+    await ask("down")
+    begun = {
+        "a call": asyncio.create_task(memory.describe()),
+        "a recall": asyncio.create_task(memory.recall_once("word1")),
+        "observe": asyncio.create_task(_opened_observe(memory, "p")),
+        "recall": asyncio.create_task(_opened_recall(memory)),
+        "watch": asyncio.create_task(_first_event(memory)),
+    }
+    await asyncio.sleep(0.2)
+    for task in begun.values():
+        task.cancel()
+    ended = await asyncio.gather(*begun.values(), return_exceptions=True)
+    await ask("up")
+    wrong = [
+        f"{name} ended with {end!r}"
+        for name, end in zip(begun, ended, strict=True)
+        if not isinstance(end, asyncio.CancelledError)
+    ]
+    return "; ".join(wrong)
+
+
+async def _renew(address: str, step: dict[str, Any], ask: Ask) -> str:
+    """Calls and streams of a client whose token function gives another token when the first one is revoked."""
+    first, second = step["tokens"]
+    current = [first]
+    async with memstream.connect(address, retry=RETRY, token=lambda: current[0]) as client:
+        memory = await client.create_memory(step["memory"])
+        async with (
+            memory.observe(step["producer"]) as stream,
+            memory.recall() as recalls,
+            memory.watch("beginning") as events,
+        ):
+            await stream.send(said(step["producer"], 1))
+            await recalls.query("word1")
+            await anext(events)
+            current[0] = second
+            await ask("revoke")
+            async with asyncio.timeout(60):
+                while min(stream.connections, recalls.connections, events.connections) < 2:
+                    await (await stream.send(said(step["producer"], stream.expected_sequence)))
+                    await recalls.query("word1")
+                    await anext(events)
+        await memory.describe()
+    async with memstream.connect(address, retry=RETRY, token=first) as former:
+        try:
+            await _opened_observe(former.memory(step["memory"]), "p")
+        except memstream.MemstreamError as error:
+            return "" if _expected(error, step) else f"it failed with {error!r}"
+    return "the revoked token was accepted"
 
 
 def _expected(error: memstream.MemstreamError, step: dict[str, Any]) -> bool:

@@ -3,7 +3,9 @@
 `golden` checks bytes, `cases` runs cases, `secure` talks to tests/toolchains/front.py with the files of a folder.
 
 One JSON object a line is printed: `{"case": name, "wrong": text}` with empty text where all was as expected, and
-`{"ask": "cut" | "kill" | "stop"}`, after which a line is read: it was done (the server is up again).
+`{"ask": what}`, after which a line is read: it was done. `cut` resets all connections, `kill` and `stop` end the
+server and start it again, `down` refuses connections until `up`, `away` for some seconds, `revoke` makes the oldest key
+invalid.
 """
 
 from __future__ import annotations

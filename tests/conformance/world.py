@@ -24,6 +24,9 @@ HERE = Path(__file__).parent
 CASES = sorted((HERE / "cases").glob("*.json"))
 GOLDEN = sorted((HERE / "golden").glob("*.json"))
 RUN_S = 240
+AWAY_S = 3.0
+"""How long a server is away: longer than any five attempts with the pauses of gRPC's own retry policy."""
+Disturb = Callable[[str], Awaitable[None]]
 OTHERS: dict[str, type[PassingOn]] = {"newer": Newer, "older": Older}
 
 
@@ -51,35 +54,57 @@ async def run(runner: Runner, files: Sequence[Path], server: ServerProcess) -> d
                 found |= await said(runner, "cases", other.address, list(some))
         elif kind == "guarded":
             for file in some:
-                async with _guarded(server.data_dir.parent / file.stem, content(file)["key"]) as address:
-                    found |= await said(runner, "cases", address, [file])
+                keys = [content(file)["key"], *content(file).get("later_keys", [])]
+                async with _guarded(server.data_dir.parent / file.stem, keys) as (address, revoke):
+                    found |= await said(runner, "cases", address, [file], revoke)
         else:
             found |= await _disturbed(runner, list(some), server)
     return found
 
 
 @asynccontextmanager
-async def _guarded(folder: Path, key: str) -> AsyncIterator[str]:
-    """The address of a server for which the key may do everything in namespaces c-*, where the cases are."""
-    server = ServerProcess(folder / "data", **_knowing(folder, key))
+async def _guarded(folder: Path, keys: list[str]) -> AsyncIterator[tuple[str, Disturb]]:
+    """The address of a server for which each key may do everything in namespaces c-*, where the cases are; and what
+    revokes the oldest key."""
+    keys_file, policy = folder / "keys.json", folder / "policy.toml"
+    _write_access(folder, keys_file, policy, keys)
+    server = ServerProcess(folder / "data", api_keys_file=str(keys_file), access_policy_file=str(policy))
+
+    async def revoke(what: str) -> None:
+        assert what == "revoke", f"a runner asked for {what!r}"
+        keys.pop(0)
+        _write_keys(keys_file, keys)
+
     await asyncio.to_thread(server.start)
     try:
-        yield server.address
+        yield server.address, revoke
     finally:
         await asyncio.to_thread(server.kill)
 
 
-def _knowing(folder: Path, key: str) -> dict[str, str | float]:
+def _write_access(folder: Path, keys_file: Path, policy: Path, keys: Sequence[str]) -> None:
     folder.mkdir(exist_ok=True)
-    keys, policy = folder / "keys.json", folder / "policy.toml"
-    known = {"id": key.split("_")[1], "name": "c", "sha256": hashlib.sha256(key.encode()).hexdigest(), "created": ""}
-    keys.write_text(json.dumps({"keys": [known]}), "utf-8")
     policy.write_text('[[grant]]\nwho = ["key:c"]\nnamespaces = ["c-*"]\nverbs = ["*"]\n', "utf-8")
-    return {"api_keys_file": str(keys), "access_policy_file": str(policy)}
+    _write_keys(keys_file, keys)
+
+
+def _write_keys(file: Path, keys: Sequence[str]) -> None:
+    known = [
+        {"id": key.split("_")[1], "name": "c", "sha256": hashlib.sha256(key.encode()).hexdigest(), "created": ""}
+        for key in keys
+    ]
+    whole = file.with_suffix(".new")
+    whole.write_text(json.dumps({"keys": known}), "utf-8")
+    whole.replace(file)
 
 
 async def _disturbed(runner: Runner, files: Sequence[Path], server: ServerProcess) -> dict[str, str]:
     async with Relay(server.address) as relay:
+        coming_back: list[asyncio.Task[None]] = []
+
+        async def come_back() -> None:
+            await asyncio.sleep(AWAY_S)
+            await relay.up()
 
         async def disturb(what: str) -> None:
             match what:
@@ -93,10 +118,20 @@ async def _disturbed(runner: Runner, files: Sequence[Path], server: ServerProces
                 case "stop":
                     assert await asyncio.to_thread(server.stop) == 0
                     await asyncio.to_thread(server.start)
+                case "down":
+                    await relay.down()
+                case "up":
+                    await relay.up()
+                case "away":
+                    await relay.down()
+                    coming_back.append(asyncio.create_task(come_back()))
                 case _:
                     raise AssertionError(f"a runner asked for {what!r}")
 
-        return await said(runner, "cases", relay.address, files, disturb)
+        try:
+            return await said(runner, "cases", relay.address, files, disturb)
+        finally:
+            await asyncio.gather(*coming_back)
 
 
 async def said(
@@ -104,7 +139,7 @@ async def said(
     what: str,
     address: str,
     files: Sequence[Path],
-    disturb: Callable[[str], Awaitable[None]] | None = None,
+    disturb: Disturb | None = None,
 ) -> dict[str, str]:
     """What a runner says of each case; `disturb` does what it asks for."""
     process = await asyncio.create_subprocess_exec(
@@ -127,9 +162,7 @@ async def said(
     return found
 
 
-async def _listen(
-    process: asyncio.subprocess.Process, disturb: Callable[[str], Awaitable[None]] | None
-) -> dict[str, str]:
+async def _listen(process: asyncio.subprocess.Process, disturb: Disturb | None) -> dict[str, str]:
     assert process.stdin is not None
     assert process.stdout is not None
     found: dict[str, str] = {}

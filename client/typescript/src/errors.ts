@@ -168,7 +168,7 @@ export function shuttingDown(going?: GoingAway): MemstreamError {
 }
 
 export function protocolViolation(message: string): MemstreamError {
-  return new MemstreamError(message, Code.InvalidArgument, { reason: ErrorReason.PROTOCOL_VIOLATION });
+  return new MemstreamError(message, Code.FailedPrecondition, { reason: ErrorReason.PROTOCOL_VIOLATION });
 }
 
 /** What a stream fails with whose server answered `open` with something else. */

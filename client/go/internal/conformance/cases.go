@@ -296,7 +296,7 @@ func codeName(code codes.Code) string {
 		codes.InvalidArgument: "INVALID_ARGUMENT", codes.NotFound: "NOT_FOUND", codes.AlreadyExists: "ALREADY_EXISTS",
 		codes.Aborted: "ABORTED", codes.OutOfRange: "OUT_OF_RANGE", codes.DeadlineExceeded: "DEADLINE_EXCEEDED",
 		codes.ResourceExhausted: "RESOURCE_EXHAUSTED", codes.Unauthenticated: "UNAUTHENTICATED",
-		codes.PermissionDenied: "PERMISSION_DENIED",
+		codes.PermissionDenied: "PERMISSION_DENIED", codes.FailedPrecondition: "FAILED_PRECONDITION",
 	}[code]
 }
 

@@ -32,7 +32,7 @@ func client(address string, step object) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	one := &clientStep{object: step, client: connected, memory: memory}
+	one := &clientStep{object: step, address: address, client: connected, memory: memory}
 	one.producer, _ = step["producer"].(string)
 	upto, _ := step["upto"].(float64)
 	one.upto = int64(upto)
@@ -63,12 +63,21 @@ func client(address string, step object) error {
 		return one.late(ctx)
 	case "unknown values":
 		return one.unknownValues(ctx)
+	case "details":
+		return one.details(ctx)
+	case "away":
+		return one.away(ctx)
+	case "abort":
+		return one.abort(ctx)
+	case "renew":
+		return one.renew(ctx)
 	}
 	return fmt.Errorf("there is no step %v", step["client"])
 }
 
 type clientStep struct {
 	object
+	address  string
 	client   *memstream.Client
 	memory   *memstream.Memory
 	producer string

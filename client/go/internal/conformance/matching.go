@@ -75,7 +75,16 @@ func differs(expected, actual any, where string) error {
 // lies is what lies at a dotted path of an answer.
 func lies(actual any, path string) string {
 	for _, part := range strings.Split(path, ".") {
-		actual = actual.(map[string]any)[part]
+		if items, ok := actual.([]any); ok {
+			place, err := strconv.Atoi(part)
+			if err != nil || place >= len(items) {
+				return ""
+			}
+			actual = items[place]
+			continue
+		}
+		fields, _ := actual.(map[string]any)
+		actual = fields[part]
 	}
 	return fmt.Sprint(actual)
 }

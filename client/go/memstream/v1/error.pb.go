@@ -86,7 +86,7 @@ const (
 	ErrorReason_ERROR_REASON_KIND_MISMATCH ErrorReason = 23
 	// OUT_OF_RANGE. Events that old are no longer kept. metadata: oldest_revision.
 	ErrorReason_ERROR_REASON_CURSOR_COMPACTED ErrorReason = 24
-	// OUT_OF_RANGE. The cursor is of an earlier memory of that name. What to do: start from ListFragments.
+	// OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments.
 	ErrorReason_ERROR_REASON_CURSOR_VOID ErrorReason = 25
 	// DEADLINE_EXCEEDED. `min_revision` was not reached in time. metadata: revision.
 	ErrorReason_ERROR_REASON_REVISION_NOT_REACHED ErrorReason = 26
@@ -102,10 +102,10 @@ const (
 	ErrorReason_ERROR_REASON_MEMORY_DELETED ErrorReason = 31
 	// INVALID_ARGUMENT. A page token was not made by this call, or with other arguments.
 	ErrorReason_ERROR_REASON_PAGE_TOKEN_INVALID ErrorReason = 32
-	// INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which goes on. metadata: query_id.
+	// INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered. metadata: query_id.
 	// What to do: give every query its own.
 	ErrorReason_ERROR_REASON_QUERY_ID_IN_USE ErrorReason = 40
-	// DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was there. The stream goes on.
+	// DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open.
 	ErrorReason_ERROR_REASON_QUERY_TIMEOUT ErrorReason = 41
 	// CANCELLED. The client cancelled the query.
 	ErrorReason_ERROR_REASON_QUERY_CANCELLED ErrorReason = 42

@@ -1402,7 +1402,7 @@ func (x *RecallOpen) GetDoneInRecollections() bool {
 type RecallQuery struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
-	// with QUERY_ID_IN_USE. That `failed` is about the newer query alone: the older one goes on, and ends with its own
+	// with QUERY_ID_IN_USE. That `failed` is about the newer query alone: the older one is still answered, and ends with its own
 	// `done` or `failed` of another reason. An id is free again once its last message has come.
 	QueryId string `protobuf:"bytes,1,opt,name=query_id,json=queryId,proto3" json:"query_id,omitempty"`
 	// What is looked for; exactly one is set.
@@ -1444,7 +1444,7 @@ type RecallQuery struct {
 	// Leave the working memory out of the answer.
 	OmitWorkingMemory bool `protobuf:"varint,16,opt,name=omit_working_memory,json=omitWorkingMemory,proto3" json:"omit_working_memory,omitempty"`
 	// How long to work on the answer, more than 0. When it has passed, the query fails with QUERY_TIMEOUT (or, while it
-	// waits for `min_revision`, REVISION_NOT_REACHED), both DEADLINE_EXCEEDED; the stream goes on. It counts from the
+	// waits for `min_revision`, REVISION_NOT_REACHED), both DEADLINE_EXCEEDED; the stream stays open. It counts from the
 	// query's arrival, does not count what the client takes to read the answer, and is bounded by the call's deadline.
 	// Of a standing query it is for the first answer. Unset: no limit but the deadline.
 	Timeout       *durationpb.Duration `protobuf:"bytes,17,opt,name=timeout,proto3" json:"timeout,omitempty"`

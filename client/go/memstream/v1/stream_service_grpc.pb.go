@@ -44,9 +44,9 @@ type StreamServiceClient interface {
 	// (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
 	Observe(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ObserveRequest, ObserveResponse], error)
 	// Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-	// (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
-	// `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
-	// before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
+	// (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Unless the stream ends before,
+	// every query ends with exactly one `done` or `failed` (a standing query with `failed`), and no message of it follows.
+	// Messages before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
 	Recall(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RecallRequest, RecallResponse], error)
 	// Streams one memory's events after a cursor, with progress marks while nothing happens.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
@@ -147,9 +147,9 @@ type StreamServiceServer interface {
 	// (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
 	Observe(grpc.BidiStreamingServer[ObserveRequest, ObserveResponse]) error
 	// Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-	// (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
-	// `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
-	// before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
+	// (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Unless the stream ends before,
+	// every query ends with exactly one `done` or `failed` (a standing query with `failed`), and no message of it follows.
+	// Messages before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
 	Recall(grpc.BidiStreamingServer[RecallRequest, RecallResponse]) error
 	// Streams one memory's events after a cursor, with progress marks while nothing happens.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error

@@ -4,6 +4,7 @@ import { Code } from "@connectrpc/connect";
 import { AckLevel, connect, EventType, MemstreamError } from "../index.js";
 import { Tier } from "../gen/memstream/v1/fragment_pb.js";
 import type { Client, Memory, RecallStream, Sent } from "../index.js";
+import { CALL_STEPS } from "./calls.js";
 import { differs, isObject, textOf } from "./matching.js";
 import type { JsonObject } from "./matching.js";
 import { ask, told, Wrong } from "./telling.js";
@@ -15,17 +16,18 @@ export async function clientStep(address: string, step: JsonObject): Promise<voi
   try {
     const run = STEPS[textOf(step["client"])];
     if (run === undefined) throw new Wrong(`there is no step ${textOf(step["client"])}`);
-    await run(new Step(client, client.memory(textOf(step["memory"])), step));
+    await run(new Step(address, client, client.memory(textOf(step["memory"])), step));
   } finally {
     client.close();
   }
 }
 
-class Step {
+export class Step {
   readonly producer: string;
   readonly upto: number;
 
   constructor(
+    readonly address: string,
     readonly client: Client,
     readonly memory: Memory,
     readonly given: JsonObject,
@@ -67,6 +69,8 @@ class Step {
 }
 
 const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
+  ...CALL_STEPS,
+
   async observe(step) {
     const stream = await step.memory.observe(step.producer);
     for (let number = Number(stream.expectedSequence); number <= step.upto; number += 1) {

@@ -59,5 +59,9 @@ export function same(one: Json | undefined, other: Json | undefined): boolean {
 
 /** What lies at a dotted path of an answer. */
 export function lies(actual: Json | undefined, path: string): string {
-  return textOf(path.split(".").reduce((at, part) => (isObject(at) ? at[part] : undefined), actual));
+  const inside = (at: Json | undefined, part: string): Json | undefined => {
+    if (Array.isArray(at)) return at[Number(part)];
+    return isObject(at) ? at[part] : undefined;
+  };
+  return textOf(path.split(".").reduce(inside, actual));
 }

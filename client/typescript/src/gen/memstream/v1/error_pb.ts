@@ -204,7 +204,7 @@ export enum ErrorReason {
   CURSOR_COMPACTED = 24,
 
   /**
-   * OUT_OF_RANGE. The cursor is of an earlier memory of that name. What to do: start from ListFragments.
+   * OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments.
    *
    * @generated from enum value: ERROR_REASON_CURSOR_VOID = 25;
    */
@@ -260,7 +260,7 @@ export enum ErrorReason {
   PAGE_TOKEN_INVALID = 32,
 
   /**
-   * INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which goes on. metadata: query_id.
+   * INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered. metadata: query_id.
    * What to do: give every query its own.
    *
    * @generated from enum value: ERROR_REASON_QUERY_ID_IN_USE = 40;
@@ -268,7 +268,7 @@ export enum ErrorReason {
   QUERY_ID_IN_USE = 40,
 
   /**
-   * DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was there. The stream goes on.
+   * DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open.
    *
    * @generated from enum value: ERROR_REASON_QUERY_TIMEOUT = 41;
    */

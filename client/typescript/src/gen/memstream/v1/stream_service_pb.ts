@@ -753,7 +753,7 @@ export const RecallOpenSchema: GenMessage<RecallOpen> = /*@__PURE__*/
 export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
   /**
    * Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
-   * with QUERY_ID_IN_USE. That `failed` is about the newer query alone: the older one goes on, and ends with its own
+   * with QUERY_ID_IN_USE. That `failed` is about the newer query alone: the older one is still answered, and ends with its own
    * `done` or `failed` of another reason. An id is free again once its last message has come.
    *
    * @generated from field: string query_id = 1;
@@ -881,7 +881,7 @@ export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
 
   /**
    * How long to work on the answer, more than 0. When it has passed, the query fails with QUERY_TIMEOUT (or, while it
-   * waits for `min_revision`, REVISION_NOT_REACHED), both DEADLINE_EXCEEDED; the stream goes on. It counts from the
+   * waits for `min_revision`, REVISION_NOT_REACHED), both DEADLINE_EXCEEDED; the stream stays open. It counts from the
    * query's arrival, does not count what the client takes to read the answer, and is bounded by the call's deadline.
    * Of a standing query it is for the first answer. Unset: no limit but the deadline.
    *
@@ -1823,9 +1823,9 @@ export const StreamService: GenService<{
   },
   /**
    * Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-   * (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Every query ends with exactly one
-   * `done` or `failed` (a standing query: `failed`, or the end of the stream), and no message of it follows. Messages
-   * before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
+   * (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Unless the stream ends before,
+   * every query ends with exactly one `done` or `failed` (a standing query with `failed`), and no message of it follows.
+   * Messages before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
    *
    * @generated from rpc memstream.v1.StreamService.Recall
    */

@@ -70,7 +70,7 @@ final class Matching {
   static String lies(JsonElement actual, String path) {
     JsonElement at = actual;
     for (String part : path.split("\\.")) {
-      at = at.getAsJsonObject().get(part);
+      at = at.isJsonArray() ? at.getAsJsonArray().get(Integer.parseInt(part)) : at.getAsJsonObject().get(part);
     }
     return at.getAsString();
   }
