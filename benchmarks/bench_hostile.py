@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -136,7 +137,7 @@ async def honest(memory: memstream.Memory, seconds: float) -> Honest:
 
 
 @contextlib.contextmanager
-def attack(address: str, name: str, token: str, came: dict[str, int]):
+def attack(address: str, name: str, token: str, came: dict[str, int]) -> Iterator[None]:
     """`name` under way in a process of its own."""
     variables = {"MEMSTREAM_ATTACK_TOKEN": token, "MEMSTREAM_ATTACK_NAMESPACE": "flood"}
     process = subprocess.Popen(
