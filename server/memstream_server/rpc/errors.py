@@ -136,6 +136,8 @@ def status_of_any(error: BaseException) -> status_pb2.Status:
     """Like `status_of`; what is no refusal is a defect: logged under an incident id, which is all the client gets."""
     if isinstance(error, EngineError):
         return status_of(error)
+    if isinstance(error, grpc.aio.InternalError):  # a message could not be sent: the call is over, nobody reads this
+        return _status(_Code.CANCELLED, "INTERNAL", "the call is over", {}, (), None)
     incident = secrets.token_hex(8)
     if isinstance(error, OutcomeUnknown):  # a read while the journal's database is away; its text names hosts
         structlog.get_logger(__name__).warning("journal_unavailable", incident=incident, reason=str(error))
