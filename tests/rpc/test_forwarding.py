@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from memstream.v1 import fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.memory_service_pb2 import CreateMemoryRequest
+from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from memstream_server.engine.ownership import Ownership
 from memstream_server.ports.processes import Owner
 from memstream_server.rpc.access.peers import Peers
@@ -55,6 +57,7 @@ class Pair:
     address: str
     """The owner's."""
     whereabouts: Whereabouts
+    front_address: str
 
 
 @pytest.fixture
@@ -70,8 +73,9 @@ async def pair() -> AsyncIterator[Pair]:
     forwarding = Forwarding(cast("Ownership", whereabouts), drain, 0.05, Peers())
     own = cast("Any", FakeEngine())
     server = build_server(own, LIMITS, drain, forwarding=forwarding)
-    async with grpc.aio.insecure_channel(await server.start("127.0.0.1:0")) as channel:
-        yield Pair(Wire(channel, server, drain, own.dimension), owner, engine, address, whereabouts)
+    front = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(front) as channel:
+        yield Pair(Wire(channel, server, drain, own.dimension), owner, engine, address, whereabouts, front)
     await server.stop(0.1)
     engine.script.recalling.set()
     await owner.stop(0.1)
@@ -173,3 +177,19 @@ async def test_request_id_is_answered_through_another_server(tmp_path: Path) -> 
             assert [each.sequence for each in again.opened.outcomes] == [1]
         await front.stop(0.1)
         await owner.stop(0.1)
+
+
+async def test_more_streams_pass_than_one_connection_takes(pair: Pair) -> None:
+    streams = []
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(3):
+            channel = await stack.enter_async_context(
+                grpc.aio.insecure_channel(pair.front_address, [("grpc.use_local_subchannel_pool", 1)])
+            )
+            stub = StreamServiceStub(channel)
+            streams += [RecallCall(stub.Recall()) for _ in range(LIMITS.connection_streams_max // 3 + 20)]
+        assert len(streams) > LIMITS.connection_streams_max
+        async with asyncio.timeout(60):
+            for stream in streams:
+                await stream.send(open=pb.RecallOpen(namespace="ns", memory="m"))
+                assert (await stream.next()).HasField("opened")

@@ -84,10 +84,10 @@ async def _use(memory: memstream.Memory, seen: Seen) -> None:
     number = 0
     while True:
         number += 1
-        for call in (memory.observe_batch([f"the code of day {number} is {number}"]), memory.recall_once("code")):
-            try:
-                await call
-                seen.answered += 1
-            except memstream.MemstreamError as error:
-                seen.failures.append(f"{type(error).__name__}: {error}")
-            await asyncio.sleep(0.01)
+        try:
+            await memory.observe_batch([f"the code of day {number} is {number}"])
+            await memory.recall_once("code")
+            seen.answered += 1
+        except memstream.MemstreamError as error:
+            seen.failures.append(f"{type(error).__name__}: {error}")
+        await asyncio.sleep(0.01)

@@ -85,8 +85,6 @@ PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """By it gRPC clients' own retries are governed (gRFC A6): milliseconds to wait, negative not to try again."""
 NOT_GIVEN_BACK = ("namespace_memories_max", "memory_fragments_max")
 """Quotas of what is kept, which waiting does not give back: to ask again by itself is senseless."""
-_CLIENT_GONE = "ExecuteBatchError"
-"""What grpc.aio, in a private module, calls a write to a client that is gone."""
 _ASKED_AGAIN = (_Code.RESOURCE_EXHAUSTED, _Code.ABORTED)
 """Codes that retry policies name although not all of their reasons pass with time."""
 
@@ -157,7 +155,7 @@ def status_of_any(error: BaseException) -> status_pb2.Status:
         if isinstance(error.__cause__, OutcomeUnknown | StorageFull | ModelError):
             log.warning("call_failed", reason=error.reason, error=error.__cause__)
         return status_of(error)
-    if type(error).__name__ == _CLIENT_GONE:
+    if isinstance(error, grpc.aio.InternalError):  # a message could not be sent: the call is over, nobody reads this
         return status_pb2.Status(code=_Code.CANCELLED.value[0], message="the client went away")
     incident = site_of(error)
     if isinstance(error, OutcomeUnknown):  # a read while the journal's database is away; its text names hosts

@@ -48,6 +48,8 @@ CONNECT_S = 2.0
 """How long the owner's server may take to accept a connection."""
 PATIENCE_S = 15.0
 """How long a unary call that has not begun is tried again, at the most until shortly before its deadline."""
+CALLS_OF_CONNECTION = 100
+"""Calls after which a further connection to the owner is used: the owner's server takes some number on one."""
 PAUSE_S = 0.1
 _LOCAL = frozenset({"CreateMemory", "GetMemory", "ListMemories", "ListFragments", "ListOperations", "CloneMemory"})
 """Calls that name a memory and are answered from the journal, which every server reads."""
@@ -102,7 +104,8 @@ class Forwarding:
         self._peers = peers
         self._drain = drain
         self._look_s = look_s
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
+        """By address, and which of the connections to it."""
         self._passages: set[_Passage] = set()
         self._watching: asyncio.Task[None] | None = None
 
@@ -254,9 +257,11 @@ class Forwarding:
     async def _connected(self, owner: Owner) -> grpc.aio.Channel:
         """A channel that is connected. Raises OwnerUnreachable, at once where nobody listens: who drains leaves its
         memories in the same moment, and they are looked up again."""
-        channel = self._channels.get(owner.address)
+        under_way = sum(each.owner == owner.number for each in self._passages)
+        key = (owner.address, under_way // CALLS_OF_CONNECTION)
+        channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[owner.address] = self._peers.channel(owner.address, _OPTIONS)
+            channel = self._channels[key] = self._peers.channel(owner.address, _OPTIONS)
         problem = ""
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -267,8 +272,8 @@ class Forwarding:
             connected = False
         if connected:
             return channel
-        if self._channels.get(owner.address) is channel:
-            del self._channels[owner.address]
+        if self._channels.get(key) is channel:
+            del self._channels[key]
         await self._close_unused(channel)
         text = "the server that owns the memory cannot be reached"
         if problem:

@@ -1,8 +1,9 @@
 """The guard of every call: its errors become statuses, its routing header is checked, and it is counted.
 
 Rule 1. Nothing but a status of errors.py leaves: a defect's text stays in the log, under an incident id.
-Rule 2. AbortError (a status was set already) and a CancelledError of the call itself (the client is gone) pass. One of
-something that the call waited for is a defect as others are: grpc would leave the client without any answer.
+Rule 2. AbortError (a status was set already) and a CancelledError of the call itself (the client is gone) pass, and
+gRPC's InternalError, by which a read or write fails then, is the same. A CancelledError of something that the call
+waited for is a defect as others are: grpc would leave the client without any answer.
 Rule 3. A refusal that is to wait is told once it has, within the call's deadline; it counts as no call meanwhile.
 Rule 4. A handler is given `Requests` and not a message: the innermost interceptor has it read once it knows who calls.
 """
@@ -97,6 +98,17 @@ class Guard(grpc.aio.ServerInterceptor):
         finally:
             self._calls -= 1
 
+    async def end(self, error: BaseException, context: _Context) -> None:
+        """Ends a call by the error that its handler ended with. Raises AbortError, CancelledError."""
+        if isinstance(error, asyncio.CancelledError) and gave_up(context):
+            raise error
+        if isinstance(error, grpc.aio.InternalError):  # a message could not be sent or read: the client has gone
+            raise asyncio.CancelledError from None
+        status = status_of_any(error)
+        release_frames(error)
+        await self.due(error, context)
+        await abort(context, status)
+
     async def due(self, error: BaseException, context: _Context) -> None:
         """Waits until the caller may be told."""
         if not isinstance(error, QuotaExceeded) or not error.told_in_s or self._held >= HELD_MAX:
@@ -132,12 +144,7 @@ class _Call:
             except grpc.aio.AbortError:
                 raise
             except (Exception, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) and gave_up(context):
-                    raise
-                status = status_of_any(error)
-                release_frames(error)
-                await self._guard.due(error, context)
-                await abort(context, status)
+                await self._guard.end(error, context)
 
         return answer
 
@@ -155,12 +162,7 @@ class _Call:
             except grpc.aio.AbortError:
                 raise
             except (Exception, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) and gave_up(context):
-                    raise
-                status = status_of_any(error)
-                release_frames(error)
-                await self._guard.due(error, context)
-                await abort(context, status)
+                await self._guard.end(error, context)
 
         return stream
 

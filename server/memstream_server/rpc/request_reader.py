@@ -139,13 +139,11 @@ class RequestReader:
             found = self._rpcs[path] = _Rpc(*bounds, table)
         return found
 
-    @contextlib.asynccontextmanager
-    async def arriving(self, holder: str) -> AsyncIterator[None]:
-        """While a message is awaited: ends with TimeoutError where it does not come."""
+    async def message(self, holder: str, context: _Context) -> Any:
+        """The bytes of the only message of a call. Raises TimeoutError where it does not come."""
         async with asyncio.timeout(self.opening_max_s) as timeout:
             if holder:
-                yield
-                return
+                return await context.read()
             self._read += 1
             number = self._read
             self._anybody[number] = timeout
@@ -154,7 +152,7 @@ class RequestReader:
                     oldest = self._anybody.pop(min(self._anybody))
                     if not oldest.expired():
                         oldest.reschedule(0.0)
-                yield
+                return await context.read()
             finally:
                 self._anybody.pop(number, None)
 
@@ -191,8 +189,7 @@ class Requests:
         if self._holder:
             await self._take(self._reader.message_bytes_max)
         try:
-            async with self._reader.arriving(self._holder):
-                data = await self._context.read()
+            data = await self._reader.message(self._holder, self._context)
         except TimeoutError:
             raise self._overdue() from None
         if data is grpc.aio.EOF:

@@ -178,6 +178,9 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests", _PENDING_MAX),
         ("grpc.server.max_pending_requests_hard_limit", _PENDING_MAX),
         ("grpc.http2.max_requests_per_read", _REQUESTS_PER_READ),
+        # The window of a call stays at 64 KB until its message is read, which opens it for that message: gRPC would let
+        # the calls of a fast client have megabytes each before anybody has looked who it is.
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.per_message_decompression", 0),  # done in request_reader.py, once it is known who calls
         ("grpc.compression_enabled_algorithms_bitset", COMPRESSION_ALGORITHMS),
     ]

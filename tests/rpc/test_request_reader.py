@@ -1,0 +1,151 @@
+"""What is bounded before a message is parsed: its fields are counted, its caller's bytes wait in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from google.protobuf.message import DecodeError, Message
+
+from memstream.v1 import memory_service_pb2, stream_service_pb2
+from memstream.v1.fragment_pb2 import FragmentFilter, MetadataCondition, MetadataValue, Observation
+from memstream_server.rpc.request_reader import ByteBudget
+from memstream_server.rpc.wire.scan import exceeds_fields, may_exceed, sub_messages
+from tests.support.attacks import field, varint
+
+OBSERVE = stream_service_pb2.ObserveBatchRequest.DESCRIPTOR
+RECALL = stream_service_pb2.RecallOnceRequest.DESCRIPTOR
+
+
+def exceeds(data: bytes, fields_max: int, message: Message | None = None) -> bool:
+    table = sub_messages(OBSERVE if message is None else message.DESCRIPTOR)
+    scan = exceeds_fields(data, table, fields_max)
+    while True:
+        try:
+            next(scan)
+        except StopIteration as ended:
+            return bool(ended.value)
+
+
+def fields_of(data: bytes, message: Message | None = None) -> int:
+    """The least bound that the message does not exceed."""
+    low, high = 0, len(data) + 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if exceeds(data, middle, message) else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize(
+    ("message", "fields"),
+    [
+        (stream_service_pb2.ObserveBatchRequest(), 0),
+        (stream_service_pb2.ObserveBatchRequest(namespace="x" * 300, first_sequence=1 << 40), 2),
+        (stream_service_pb2.ObserveBatchRequest(observations=[Observation()] * 3_000), 3_000),
+        (stream_service_pb2.ObserveBatchRequest(observations=[Observation(content="x", importance=0.5)] * 7), 21),
+        (stream_service_pb2.ObserveBatchRequest(observations=[Observation(embedding=[0.5] * 384)]), 2),
+        # the entry, its key, its value, and what that holds
+        (
+            stream_service_pb2.ObserveBatchRequest(
+                observations=[Observation(metadata={f"k{n}": MetadataValue(string_value="v") for n in range(5)})]
+            ),
+            1 + 5 * 4,
+        ),
+        (
+            stream_service_pb2.RecallOnceRequest(
+                query=stream_service_pb2.RecallQuery(
+                    filter=FragmentFilter(metadata=[MetadataCondition(key="k")] * 9, exclude_ids=["", "a"])
+                )
+            ),
+            2 + 18 + 2,
+        ),
+        (memory_service_pb2.ForgetFragmentsRequest(ids=[""] * 500), 500),
+    ],
+    ids=lambda value: "" if isinstance(value, Message) else str(value),
+)
+def test_fields_are_counted_at_every_level(message: Message, fields: int) -> None:
+    assert fields_of(message.SerializeToString(), message) == fields
+
+
+def test_unknown_fields_and_groups_count() -> None:
+    unknown = varint(500 << 3) + b"\x01" + varint(501 << 3 | 1) + bytes(8) + varint(502 << 3 | 5) + bytes(4)
+    group = varint(503 << 3 | 3) + varint(503 << 3 | 4)
+    assert fields_of(unknown * 10 + group * 10 + field(504, b"\x0a\x00" * 50)) == 30 + 20 + 1
+
+
+def test_scan_counts_what_protobuf_parses_before_an_error() -> None:
+    """Bytes that are no message never look smaller to the scan than to the parser."""
+    random.seed(4)
+    whole = stream_service_pb2.ObserveBatchRequest(
+        namespace="n", observations=[Observation(content="hello", importance=0.1, session="s")] * 40
+    ).SerializeToString()
+    for _ in range(2_000):
+        data = bytearray(whole)
+        for _ in range(random.randint(1, 4)):
+            data[random.randrange(len(data))] = random.randrange(256)
+        try:
+            parsed = stream_service_pb2.ObserveBatchRequest.FromString(bytes(data))
+        except DecodeError:
+            continue
+        held = sum(len(each.ListFields()) for each in parsed.observations) + len(parsed.observations)
+        # A field that comes twice counts twice, and one without a default value only where it is set.
+        assert fields_of(bytes(data)) >= held
+
+
+def test_small_messages_need_no_scan() -> None:
+    assert not may_exceed(b"\x32\x00" * 100, 100)
+    assert may_exceed(b"\x32\x00" * 100 + b"x", 100)
+
+
+async def test_budget_waits_in_order_and_for_its_own_holder() -> None:
+    budget, order = ByteBudget(10), list[int]()
+
+    async def take(number: int, size: int) -> None:
+        await budget.take("a", size)
+        order.append(number)
+
+    await budget.take("a", 8)
+    waiting = [asyncio.create_task(take(number, size)) for number, size in enumerate((9, 1, 2))]
+    await asyncio.sleep(0)
+    await budget.take("b", 10)  # another holder's is untouched
+    assert order == []
+    budget.give("a", 8)
+    await asyncio.sleep(0)
+    assert order == [0, 1]
+    budget.give("a", 9)
+    await asyncio.gather(*waiting)
+    assert order == [0, 1, 2]
+    budget.give("a", 3)
+    budget.give("b", 10)
+    assert not budget._accounts
+
+
+async def test_budget_allows_one_that_is_larger_than_it() -> None:
+    budget = ByteBudget(10)
+    await budget.take("a", 1_000)
+    second = asyncio.create_task(budget.take("a", 1))
+    await asyncio.sleep(0)
+    assert not second.done()
+    budget.give("a", 1_000)
+    await second
+    budget.give("a", 1)
+    assert not budget._accounts
+
+
+@pytest.mark.parametrize("turn_comes", [False, True])
+async def test_cancelled_wait_keeps_nothing(turn_comes: bool) -> None:
+    budget = ByteBudget(10)
+    await budget.take("a", 10)
+    first, second = (asyncio.create_task(budget.take("a", 10)) for _ in range(2))
+    await asyncio.sleep(0)
+    if turn_comes:  # in the same turn of the event loop as the cancellation
+        budget.give("a", 10)
+    first.cancel()
+    if not turn_comes:
+        await asyncio.sleep(0)
+        budget.give("a", 10)
+    await asyncio.wait_for(second, 10)
+    assert first.cancelled() or (await asyncio.gather(first, return_exceptions=True))[0] is not None
+    budget.give("a", 10)
+    assert not budget._accounts
