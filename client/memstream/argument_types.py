@@ -57,15 +57,15 @@ class Secret:
 
 
 class VectorLike:
-    """In an annotation: a numpy array or a sequence of numbers, which are looked at when they are encoded."""
+    """In an annotation: a numpy array or a sequence of numbers, which the codec checks."""
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     """What came, as an error may repeat it: short, and on one line."""
     if value is None:
         return "None"
     if isinstance(value, str | bytes):
-        return f"{'the string' if isinstance(value, str) else 'the bytes'} {quoted(value)}"
+        return f"{'the string' if isinstance(value, str) else 'the bytes'} {quote_text(value)}"
     if isinstance(value, int) and value.bit_length() > 64:
         return f"an int of {value.bit_length()} bits"
     if isinstance(value, bool | int | float):
@@ -73,7 +73,7 @@ def shown(value: object) -> str:
     return with_article(type(value))
 
 
-def quoted(text: str | bytes) -> str:
+def quote_text(text: str | bytes) -> str:
     """A text as an error may repeat it."""
     return f"{text[:_SHOWN_CHARS]!a}{'...' if len(text) > _SHOWN_CHARS else ''}"
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class _Signature:
-    """What a function takes beside the object or class that it belongs to."""
+    """What a function takes apart from the object or class that it belongs to."""
 
     def __init__(self, function: Callable[..., Any], name: str, hints: Mapping[str, Any], bound: bool) -> None:
         self._name = name
@@ -53,20 +53,20 @@ class _Signature:
         for (name, kind), value in zip(self._positional, positional, strict=False):
             if name in named:
                 raise InvalidArgument(name, f"is given to {self._name}() twice")
-            if not kind.surely(value):
+            if not kind.accepts_at_once(value):
                 kind.check(name, value)
         for name, value in named.items():
             kind_or_none = self._kinds.get(name)
             if kind_or_none is None:
-                raise unknown(name, name, f"{self._name}()", self._kinds)
-            if not kind_or_none.surely(value):
+                raise unknown_argument(name, name, f"{self._name}()", self._kinds)
+            if not kind_or_none.accepts_at_once(value):
                 kind_or_none.check(name, value)
         for name, place in self._required:
             if place >= len(positional) and name not in named:
                 raise InvalidArgument(name, f"is required by {self._name}()")
 
 
-def unknown(path: str, name: object, of: str, known: Collection[str]) -> InvalidArgument:
+def unknown_argument(path: str, name: object, of: str, known: Collection[str]) -> InvalidArgument:
     """The error for an argument, or a key of one, that there is not."""
     near = difflib.get_close_matches(str(name), known, 1)
     meant = f"did you mean {near[0]}? " if near else ""
@@ -141,14 +141,14 @@ def _checking(
             check(arguments, named)
             return await function(*arguments, **named)
 
-        return _shown(awaited, function)
+        return _show_options(awaited, function)
 
     @functools.wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
         check(arguments, named)
         return function(*arguments, **named)
 
-    return _shown(called, function)
+    return _show_options(called, function)
 
 
 class _NotGiven:
@@ -161,7 +161,7 @@ class _NotGiven:
 _NOT_GIVEN = _NotGiven()
 
 
-def _shown(wrapper: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+def _show_options(wrapper: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """The wrapper, which shows the options of a TypedDict by name to `help` and to editors."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())

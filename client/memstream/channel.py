@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from grpc.aio import StreamStreamCall, UnaryStreamCall
 
-from memstream.argument_types import Secret, quoted
+from memstream.argument_types import Secret, quote_text
 from memstream.arguments import check_fields, check_methods
 from memstream.backoff import Backoff, Retry
 from memstream.errors import DeadlineExceeded, EventLoopMismatch, MemstreamError, StreamClosed, Unavailable
@@ -114,10 +114,10 @@ def memory_path(path: str, field: str = "memory") -> MemoryPath:
     """`"namespace/name"`; checked here because a routing header cannot carry anything else."""
     namespace, slash, name = path.partition("/")
     if not slash:
-        raise invalid(field, f'{quoted(path)} has no "/": write "namespace/name"')
+        raise invalid(field, f'{quote_text(path)} has no "/": write "namespace/name"')
     for part, text in (("namespace", namespace), ("name", name)):
         if problem := name_problem(text):
-            raise invalid(field, f"the {part} of {quoted(path)} {problem}")
+            raise invalid(field, f"the {part} of {quote_text(path)} {problem}")
     return MemoryPath(namespace, name)
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TypedDict
 
-from memstream.argument_types import Int32, shown
+from memstream.argument_types import Int32, show_value
 from memstream.arguments import check_fields
 from memstream.kinds import kind_of
 from memstream.v1 import conversation_service_pb2 as pb
@@ -160,5 +160,5 @@ def state_to_wire(state: PlanState | None) -> pb.PlanState.ValueType:
     if state is None:
         return pb.PlanState.ValueType(0)
     if state not in _NUMBERS:
-        raise invalid("state", f"must be {kind_of(PlanState).name}, not {shown(state)}")
+        raise invalid("state", f"must be {kind_of(PlanState).name}, not {show_value(state)}")
     return pb.PlanState.ValueType(_NUMBERS[state])

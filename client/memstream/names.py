@@ -11,7 +11,7 @@ import base64
 import binascii
 import re
 
-from memstream.argument_types import quoted
+from memstream.argument_types import quote_text
 from memstream.arguments import check_arguments
 from memstream.errors import InvalidArgument
 
@@ -60,7 +60,7 @@ def user_id_of(name: str) -> str:
             return user_id
     except ValueError:
         pass
-    raise InvalidArgument("name", f"is {quoted(name)}, which memory_name did not make")
+    raise InvalidArgument("name", f"is {quote_text(name)}, which memory_name did not make")
 
 
 def _decoded(name: str) -> str:

@@ -12,8 +12,8 @@ from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from memstream.argument_types import shown
-from memstream.arguments import unknown
+from memstream.argument_types import show_value
+from memstream.arguments import unknown_argument
 from memstream.kinds import kind_of
 from memstream.policy import Policy, PolicyLike
 from memstream.v1 import memory_pb2
@@ -46,7 +46,7 @@ def _leaves(values: object, kind: type[Any], prefix: str) -> Iterator[tuple[str,
     hints = get_type_hints(kind)
     for name, value in _mapping(values, kind, f"policy.{prefix}".removesuffix(".")).items():
         if name not in hints:
-            raise unknown(f"policy.{prefix}{name}", name, f"{kind.__name__}()", hints)
+            raise unknown_argument(f"policy.{prefix}{name}", name, f"{kind.__name__}()", hints)
         hint = get_args(hints[name])[0]
         if value is None:
             continue
@@ -62,7 +62,7 @@ def _mapping(value: object, kind: type[Any], path: str) -> Mapping[str, Any]:
         return {each.name: getattr(value, each.name) for each in fields(kind)}
     if isinstance(value, Mapping):
         return cast("Mapping[str, Any]", value)
-    raise invalid(path, f"must be a {kind.__name__} or a mapping of the same shape, not {shown(value)}")
+    raise invalid(path, f"must be a {kind.__name__} or a mapping of the same shape, not {show_value(value)}")
 
 
 def _assign(wire: Message, path: str, value: object) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 
-from memstream.argument_types import quoted
+from memstream.argument_types import quote_text
 from memstream.channel import Link, memory_path, new_request_id, translated
 from memstream.errors import InvalidArgument
 from memstream.kinds import kind_of
@@ -105,7 +105,7 @@ async def _chunks(source: Source) -> AsyncIterator[bytes]:
         file = await asyncio.to_thread(Path(source).open, "rb")
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or error
-        raise InvalidArgument("source", f"cannot read {quoted(str(source))}: {what}") from error
+        raise InvalidArgument("source", f"cannot read {quote_text(str(source))}: {what}") from error
     try:
         while chunk := await asyncio.to_thread(file.read, PART_BYTES):
             yield chunk

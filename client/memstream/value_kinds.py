@@ -1,6 +1,6 @@
 """What values may be: each Kind looks at a value, and says in a plain sentence what is wrong with it.
 
-`takes` looks at the value alone, `check` at all that is inside it, and `surely` accepts nearly all values at a glance.
+`takes` looks at the value alone, `check` at all that is inside it; `accepts_at_once` is the quick yes for usual values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from memstream.argument_types import INT64_MAX, quoted, shown, with_article
+from memstream.argument_types import INT64_MAX, quote_text, show_value, with_article
 from memstream.errors import InvalidArgument
 
 
@@ -27,13 +27,13 @@ class Kind:
         """Whether the value is of this kind, as far as one sees without looking inside."""
         raise NotImplementedError
 
-    def surely(self, value: Any) -> bool:
+    def accepts_at_once(self, value: Any) -> bool:
         """Whether a quick look is enough to accept the value, as for nearly all; False says nothing."""
         return False
 
     def check(self, path: str, value: object) -> None:
         """Raises InvalidArgument, which names `path`."""
-        if self.surely(value):
+        if self.accepts_at_once(value):
             return
         if not self.takes(value):
             raise InvalidArgument(path, f"must be {self.name}, not {self.describe(value)}")
@@ -44,7 +44,7 @@ class Kind:
 
     def describe(self, value: object) -> str:
         """What came."""
-        return shown(value)
+        return show_value(value)
 
 
 class Plain(Kind):
@@ -56,7 +56,7 @@ class Plain(Kind):
     def takes(self, value: object) -> bool:
         return isinstance(value, self._classes)
 
-    def surely(self, value: Any) -> bool:
+    def accepts_at_once(self, value: Any) -> bool:
         return value.__class__ in self._classes
 
 
@@ -73,7 +73,7 @@ class Text(Kind):
     def takes(self, value: object) -> bool:
         return isinstance(value, str)
 
-    def surely(self, value: Any) -> bool:
+    def accepts_at_once(self, value: Any) -> bool:
         return value.__class__ is str and value.isascii()
 
     def check_inside(self, path: str, value: Any) -> None:
@@ -94,12 +94,12 @@ class Whole(Kind):
     def takes(self, value: object) -> bool:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
-    def surely(self, value: Any) -> bool:
+    def accepts_at_once(self, value: Any) -> bool:
         return value.__class__ is int and self._low <= value <= self._high
 
     def check_inside(self, path: str, value: Any) -> None:
         if not self._low <= value <= self._high:
-            raise InvalidArgument(path, f"must be between {self._low} and {self._high}, not {shown(value)}")
+            raise InvalidArgument(path, f"must be between {self._low} and {self._high}, not {show_value(value)}")
 
 
 class Number(Kind):
@@ -111,7 +111,7 @@ class Number(Kind):
     def takes(self, value: object) -> bool:
         return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
-    def surely(self, value: Any) -> bool:
+    def accepts_at_once(self, value: Any) -> bool:
         return value.__class__ is float and self._low <= value <= self._high and math.isfinite(value)
 
     def check_inside(self, path: str, value: Any) -> None:
@@ -120,9 +120,9 @@ class Number(Kind):
         except OverflowError:
             finite = False
         if not finite:
-            raise InvalidArgument(path, f"must be a finite number, not {shown(value)}")
+            raise InvalidArgument(path, f"must be a finite number, not {show_value(value)}")
         if not self._low <= value <= self._high:
-            raise InvalidArgument(path, f"must be between {self._low} and {self._high}, not {shown(value)}")
+            raise InvalidArgument(path, f"must be between {self._low} and {self._high}, not {show_value(value)}")
 
 
 class Time(Kind):
@@ -161,7 +161,7 @@ class OneOf(Kind):
 
 
 class Items(Kind):
-    """Several values; those of an iterator are looked at by who takes them out of it."""
+    """Several values; those of an iterator are checked as they are taken."""
 
     def __init__(self, element: Kind, base: type, examples: str) -> None:
         self._element, self._base = element, base
@@ -170,8 +170,8 @@ class Items(Kind):
     def takes(self, value: object) -> bool:
         return isinstance(value, self._base) and not isinstance(value, str | bytes | bytearray | memoryview | Mapping)
 
-    def surely(self, value: Any) -> bool:
-        return value.__class__ in (list, tuple) and self.takes(value) and all(map(self._element.surely, value))
+    def accepts_at_once(self, value: Any) -> bool:
+        return value.__class__ in (list, tuple) and self.takes(value) and all(map(self._element.accepts_at_once, value))
 
     def check_inside(self, path: str, value: Any) -> None:
         if isinstance(value, Collection):
@@ -180,8 +180,8 @@ class Items(Kind):
 
     def describe(self, value: object) -> str:
         if isinstance(value, str) and self._element.takes(value):
-            return f"{shown(value)}; for one, write [{quoted(value)}]"
-        return shown(value)
+            return f"{show_value(value)}; for one, write [{quote_text(value)}]"
+        return show_value(value)
 
 
 class FixedTuple(Kind):
@@ -207,15 +207,15 @@ class Map(Kind):
     def takes(self, value: object) -> bool:
         return isinstance(value, Mapping)
 
-    def surely(self, value: Any) -> bool:
+    def accepts_at_once(self, value: Any) -> bool:
         return value.__class__ is dict and all(
-            self._key.surely(key) and self._value.surely(item) for key, item in value.items()
+            self._key.accepts_at_once(key) and self._value.accepts_at_once(item) for key, item in value.items()
         )
 
     def check_inside(self, path: str, value: Any) -> None:
         for key, item in value.items():
             self._key.check(f"a key of {path}", key)
-            self._value.check(f"{path}.{key if isinstance(key, str) else shown(key)}", item)
+            self._value.check(f"{path}.{key if isinstance(key, str) else show_value(key)}", item)
 
 
 class VectorOfNumbers(Kind):
@@ -239,7 +239,7 @@ class Options(Kind):
         for key, item in value.items():
             kind = self._inside.get(key) if isinstance(key, str) else None
             if kind is None:
-                raise InvalidArgument(path, f"has no key {shown(key)}; there are {', '.join(self._inside)}")
+                raise InvalidArgument(path, f"has no key {show_value(key)}; there are {', '.join(self._inside)}")
             kind.check(f"{path}.{key}", item)
 
 
@@ -262,16 +262,16 @@ class Either(Kind):
     def takes(self, value: object) -> bool:
         return any(kind.takes(value) for kind in self._kinds)
 
-    def surely(self, value: Any) -> bool:
+    def accepts_at_once(self, value: Any) -> bool:
         first = self._first.get(value.__class__)
-        return first is not None and first.surely(value)
+        return first is not None and first.accepts_at_once(value)
 
     def check_inside(self, path: str, value: Any) -> None:
         next(kind for kind in self._kinds if kind.takes(value)).check_inside(path, value)
 
     def describe(self, value: object) -> str:
         said = [kind.describe(value) for kind in self._kinds]
-        return next((text for text in said if text != shown(value)), shown(value))
+        return next((text for text in said if text != show_value(value)), show_value(value))
 
 
 class Hidden(Kind):

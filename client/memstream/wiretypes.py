@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import MessageMap
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from memstream.argument_types import shown
+from memstream.argument_types import show_value
 from memstream.errors import InvalidArgument
 from memstream.kinds import kind_of
 from memstream.v1 import fragment_pb2
@@ -104,7 +104,7 @@ def metadata_value(field: str, value: object) -> fragment_pb2.MetadataValue:
         return fragment_pb2.MetadataValue(int_value=int(value))
     if isinstance(value, float | np.floating):
         return fragment_pb2.MetadataValue(double_value=float(value))
-    raise invalid(field, f"must be {_METADATA.name}, not {shown(value)}")
+    raise invalid(field, f"must be {_METADATA.name}, not {show_value(value)}")
 
 
 def metadata(wire: MessageMap[str, fragment_pb2.MetadataValue]) -> Mapping[str, MetadataValue]:

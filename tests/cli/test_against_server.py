@@ -325,3 +325,13 @@ def test_serve_refuses_a_newer_format_and_a_taken_port(server: ServerProcess, tm
     assert taken.returncode == 1
     assert f"memstream: the server cannot run: cannot listen at {server.address}" in taken.stderr
     assert "Traceback" not in newer.stderr + taken.stderr
+
+
+def test_create_refuses_a_memory_of_another_kind(server: ServerProcess) -> None:
+    made = run("observe", "--create", "--kind", "sensory", "kinds/joy", stdin="one\n", target=server.address)
+    assert made.returncode == 0, made.stderr
+    again = run("observe", "--create", "kinds/joy", stdin="two\n", target=server.address)
+    assert again.returncode == 0, again.stderr
+    other = run("observe", "--create", "--kind", "hybrid", "kinds/joy", stdin="three\n", target=server.address)
+    assert other.returncode == 1
+    assert "kinds/joy exists and differs in kind (sensory, not hybrid)" in other.stderr

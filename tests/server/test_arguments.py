@@ -112,7 +112,7 @@ def only_memstream_errors() -> Iterator[None]:
 
 
 async def used(result: Any) -> None:
-    """The result of an asynchronous call, as far as it goes by itself."""
+    """Uses the result of an asynchronous call: awaits, opens or iterates it."""
     if inspect.isawaitable(result):
         result = await result
     if hasattr(result, "__aenter__") and not isinstance(result, memstream.Client):

@@ -15,7 +15,7 @@ from typing import cast
 from dbgpt.agent.core.memory.gpts import GptsMemory, GptsMessage, GptsMessageMemory, GptsPlan, GptsPlansMemory
 from dbgpt.util.executor_utils import blocking_func_to_async
 
-from memstream.argument_types import shown
+from memstream.argument_types import show_value
 from memstream.channel import memory_path
 from memstream.conversation_values import Message, MessageFields, Plan, PlanState
 from memstream.errors import ConversationNotFound, InvalidArgument
@@ -186,7 +186,7 @@ def _number(value: object, argument: str = "task_num") -> int:
     try:
         return int(str(value))
     except ValueError:
-        raise InvalidArgument(argument, f"must be a whole number, not {shown(value)}") from None
+        raise InvalidArgument(argument, f"must be a whole number, not {show_value(value)}") from None
 
 
 class _Conversations:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from memstream.argument_types import shown
+from memstream.argument_types import show_value
 from memstream.errors import InvalidArgument
 from memstream.langgraph.naming import Namespace
 
@@ -35,12 +35,12 @@ def check_filter(filter: object, path: str = "filter") -> None:
     if filter is None and path == "filter":
         return
     if not isinstance(filter, Mapping):
-        raise InvalidArgument(path, f"must be a mapping of keys to values or operators, not {shown(filter)}")
+        raise InvalidArgument(path, f"must be a mapping of keys to values or operators, not {show_value(filter)}")
     operators = path != "filter" and any(str(key).startswith("$") for key in filter)
     for key, wanted in filter.items():
         place = f"{path}.{key}"
         if not isinstance(key, str):
-            raise InvalidArgument(f"a key of {path}", f"must be a string, not {shown(key)}")
+            raise InvalidArgument(f"a key of {path}", f"must be a string, not {show_value(key)}")
         if operators:
             _check_operator(place, key, wanted)
         elif key.startswith("$"):
@@ -53,7 +53,7 @@ def _check_operator(place: str, name: str, wanted: object) -> None:
     if name not in ("$eq", "$ne", *_ORDERS):
         raise InvalidArgument(place, f"there is no operator {name!r}: use one of $eq, $ne, {', '.join(_ORDERS)}")
     if name in _ORDERS and not (_is_number(wanted) or isinstance(wanted, str)):
-        raise InvalidArgument(place, f"must be a number or a string to be compared with, not {shown(wanted)}")
+        raise InvalidArgument(place, f"must be a number or a string to be compared with, not {show_value(wanted)}")
 
 
 def passes(value: Mapping[str, Any], filter: Mapping[str, Any] | None) -> bool:
@@ -101,7 +101,7 @@ def meets(namespace: Namespace, conditions: Iterable[Condition] | None) -> bool:
 def _meets_one(namespace: Namespace, condition: Condition) -> bool:
     path, count = condition.path, len(condition.path)
     if condition.match_type not in ("prefix", "suffix"):
-        raise InvalidArgument("match_type", f"must be 'prefix' or 'suffix', not {shown(condition.match_type)}")
+        raise InvalidArgument("match_type", f"must be 'prefix' or 'suffix', not {show_value(condition.match_type)}")
     if len(namespace) < count:
         return False
     part = namespace[:count] if condition.match_type == "prefix" else namespace[len(namespace) - count :]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from langgraph.store.base import GetOp, ListNamespacesOp, Op, PutOp, SearchOp
 
-from memstream.argument_types import Count, Seconds, shown
+from memstream.argument_types import Count, Seconds, show_value
 from memstream.errors import InvalidArgument
 from memstream.kinds import kind_of
 from memstream.langgraph.matching import check_filter
@@ -25,7 +25,7 @@ def check_operation(op: Op) -> None:
             ttl=(Seconds | None, op.ttl),
         )
         if op.value is not None and not isinstance(op.value, dict):
-            raise InvalidArgument("value", f"must be a dict or None, not {shown(op.value)}")
+            raise InvalidArgument("value", f"must be a dict or None, not {show_value(op.value)}")
     elif isinstance(op, SearchOp):
         _check(
             namespace_prefix=(Sequence[str], op.namespace_prefix),

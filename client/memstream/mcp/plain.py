@@ -14,8 +14,8 @@ from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.types import CallToolResult, InputRequiredResult
 from pydantic import ValidationError
 
-from memstream.argument_types import shown
-from memstream.arguments import unknown
+from memstream.argument_types import show_value
+from memstream.arguments import unknown_argument
 
 _PLAINER = {
     "missing": "is required",
@@ -42,7 +42,7 @@ class PlainServer(MCPServer[Any]):
         given = {key: value for key, value in arguments.items() if value is not None and value != ""}
         for key in given:
             if key not in self.arguments[name]:
-                raise ToolError(str(unknown(key, key, name, self.arguments[name])))
+                raise ToolError(str(unknown_argument(key, key, name, self.arguments[name])))
         try:
             return await super().call_tool(name, given, context)
         except UnexpectedToolError:
@@ -62,7 +62,7 @@ def sentence(errors: Iterable[Mapping[str, Any]]) -> str:
         place = ".".join(map(str, error["loc"][:2]))  # what is below names pydantic's own alternatives
         found.setdefault(place, []).append(_what(error))
         if error["type"] not in _SAY_WHAT_CAME:
-            came[place] = f", not {shown(error['input'])}"
+            came[place] = f", not {show_value(error['input'])}"
     return "; ".join(f"{place} {_joined(whats)}{came.get(place, '')}" for place, whats in found.items())
 
 
