@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memstream_server.adapters.models import answers
+from memstream_server.adapters.models import answers, openai_chat
 from memstream_server.adapters.models.budget import Budget, Rates
 from memstream_server.adapters.models.openai_chat import (
     REPLY_BYTES_MAX,
@@ -26,7 +26,7 @@ from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.adapters.models.replies import Usage
 from memstream_server.adapters.models.resilience import Resilience
 from memstream_server.ports.models import Account, ModelUnavailable
-from tests.support.fake_openai import JSON, FakeOpenAI, Fault
+from tests.support.fake_openai import CHECKED, JSON, FakeOpenAI, Fault
 
 QUICK = Resilience(attempts=3, deadline_s=5, backoff_s=0.001, backoff_max_s=1, failures_to_open=100)
 FORM = Form("number", {"type": "object"}, '{"number": <a number>}')
@@ -81,6 +81,18 @@ async def test_the_question_goes_out_as_guidance_form_and_data() -> None:
         assert system["content"].startswith("Say a number.")
         assert system["content"].endswith(FORM.example)
         assert json.loads(user["content"]) == {"texts": ["one"]}
+
+
+async def test_endpoint_is_checked_once_before_the_first_question() -> None:
+    async with FakeOpenAI() as fake:
+        assert CHECKED == openai_chat.CHECKED
+        fake.complete = lambda body: GOOD
+        chat = ChatModel(OpenAIChat(model="m", base_url=fake.base_url, resilience=QUICK))
+        try:
+            await asyncio.gather(*(chat.ask(QUESTION, number) for _ in range(4)))
+            assert (len(fake.checks), len(fake.seen)) == (1, 4)
+        finally:
+            await chat.close()
 
 
 async def test_a_temperature_that_is_not_set_is_not_sent() -> None:

@@ -50,6 +50,8 @@ async def listed_twice(memory: Memory) -> list[str]:
 
 async def indexed(client: memstream.Client, *memories: Memory) -> bool:
     """Whether the vector index has everything of these memories."""
-    if (await client.server_info()).degraded:
+    info = await client.server_info()
+    failing = [f"{one.role} {one.model} fails: {one.last_error}" for one in info.models if one.last_error]
+    if info.degraded != "; ".join(failing):
         return False
     return all([(await memory.stats()).unindexed == 0 for memory in memories])

@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from memstream_server.adapters.models.openai_chat import CHECKED
-
 JSON = dict[str, Any]
+CHECKED = "The sky is blue."
+"""What the question of what an endpoint takes is about. Not imported: this runs where no server is installed, too."""
 
 _DAY = re.compile(r"^\[\d{1,2} \w+ \d{4}\] ")
 """How the indexed text of a fragment begins."""
