@@ -61,7 +61,7 @@ def configure_logging(
     sys.unraisablehook = lambda failed: _log_unhandled("unraisable", failed.exc_value)
     threading.excepthook = lambda failed: _log_unhandled("thread_failed", failed.exc_value)
     root.setLevel(level.value.upper())
-    for chatty in ("httpx2", "httpcore2", "grpc", "pymilvus", "alembic", "sqlalchemy.engine"):
+    for chatty in ("httpx2", "httpcore2", "openai", "grpc", "pymilvus", "alembic", "sqlalchemy.engine"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
     structlog.configure(
         processors=[

@@ -18,7 +18,7 @@ from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.models import ModelError
 from memstream_server.settings import EmbeddingKind, Settings
 
-_PACKAGES = ("memstream", "grpcio", "protobuf", "sqlalchemy", "pymilvus", "milvus-lite", "numpy", "httpx2", "psycopg")
+_PACKAGES = ("memstream", "grpcio", "protobuf", "sqlalchemy", "pymilvus", "milvus-lite", "numpy", "openai", "psycopg")
 _ADVICE = "correct its settings, or start it: a server serves without it, if with less (docs/models.md)"
 CONNECT_S = 5.0
 

@@ -1,22 +1,24 @@
-"""HTTP to an OpenAI-compatible endpoint: where it is asked, with which headers, and what came back.
+"""Requests to an OpenAI-compatible endpoint through the `openai` package: URL, headers, bounds, and errors.
 
-Rule 1. The base URL is used as it is given. Where nothing of the API is there (404, 405, or a reply of another
-program), `/v1` is appended once; the address that answered first is used from then on.
-Rule 2. No body is read beyond a bound, and no redirect is followed: headers may be secrets.
-Rule 3. What is shown of an endpoint has neither credentials nor values of the query.
+Rule 1. The base URL is used as given. If it does not serve the API (404, 405, or a reply of another program), the
+client appends `/v1` once and then uses the URL that answered first.
+Rule 2. The package retries nothing (resilience.py does), follows no redirect and sends no header of its own or of its
+environment variables: headers may be secrets. No body is read beyond a bound.
+Rule 3. Texts about an endpoint contain neither credentials nor values of the query.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import httpx2
+import openai
 import structlog
 
 from memstream_server.adapters.models.openai_errors import (
@@ -28,6 +30,7 @@ from memstream_server.adapters.models.openai_errors import (
     retry_after_s,
 )
 from memstream_server.adapters.models.resilience import TransientError
+from memstream_server.core.printable import number_text
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +42,9 @@ _PATHS = ("/embeddings", "/chat/completions")
 _VERSION = re.compile(r"/v\d+\w*\Z")
 _CREDENTIAL = re.compile(r"(?i:bearer\s+\S+)|\b(?:sk|rk|pk|gsk|xai|hf|AIza)[-_\w*]{6,}")
 _MASK = "***"
+_KEPT_HEADERS = frozenset({"host", "accept", "connection", "content-length", "content-type"})
+"""Headers of the HTTP client that are sent as they are."""
+_reply_bytes_max: ContextVar[int] = ContextVar("reply_bytes_max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +71,25 @@ class EndpointClient:
         self._bases = _bases(given)
         self._base = self._bases[0] if len(self._bases) == 1 else None
         """The address that is used; None until one of them has answered."""
-        headers = httpx2.Headers({"User-Agent": f"memstream/{_version()}"})
+        self._headers = httpx2.Headers({"User-Agent": f"memstream/{_version()}", "Accept-Encoding": "identity"})
         if endpoint.api_key:
-            headers["Authorization"] = f"Bearer {endpoint.api_key}"
-        headers.update(dict(endpoint.headers))
-        self._client = httpx2.AsyncClient(headers=headers, timeout=endpoint.timeout_s, follow_redirects=False)
+            self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
+        self._headers.update(dict(endpoint.headers))
+        self._openai = openai.AsyncOpenAI(
+            api_key="unused",  # the request hook sets the header
+            base_url=self._bases[0],
+            max_retries=0,
+            timeout=endpoint.timeout_s,
+            http_client=httpx2.AsyncClient(
+                timeout=endpoint.timeout_s,
+                follow_redirects=False,
+                event_hooks={"request": [self._set_headers], "response": [_bound_reply]},
+            ),
+        )
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._openai.close()
 
     async def post(self, path: str, body: Mapping[str, Any], wanted: str, bytes_max: int) -> dict[str, Any]:
         """The reply's JSON: an object that has `wanted`.
@@ -81,13 +97,12 @@ class EndpointClient:
         Raises StatusError, ForeignReplyError for a reply of another form, TransientError where none came, and
         MalformedError for one longer than `bytes_max`.
         """
-        content = json.dumps(body, ensure_ascii=False).encode()
         if self._base is not None:
-            return await self._post(self._base + path, content, wanted, bytes_max)
+            return await self._post(self._base + path, body, wanted, bytes_max)
         first: StatusError | ForeignReplyError | None = None
         for base in self._bases:
             try:
-                reply = await self._post(base + path, content, wanted, bytes_max)
+                reply = await self._post(base + path, body, wanted, bytes_max)
             except (StatusError, ForeignReplyError) as error:
                 if isinstance(error, StatusError) and error.status not in (404, 405):
                     raise
@@ -114,40 +129,48 @@ class EndpointClient:
         shown = "".join(one if one.isprintable() else "?" for one in line[: EXCERPT_CHARACTERS_MAX + 1])
         return shown if len(shown) <= EXCERPT_CHARACTERS_MAX else f"{shown[:EXCERPT_CHARACTERS_MAX]}…"
 
-    async def _post(self, url: str, content: bytes, wanted: str, bytes_max: int) -> dict[str, Any]:
-        shown = self.shown(url)
-        try:
-            async with self._client.stream(
-                "POST", url, content=content, params=self._query or None, headers={"Content-Type": "application/json"}
-            ) as response:
-                if not response.is_success:
-                    raise await self._status_error(shown, response)
-                body = await _bounded(response, bytes_max)
-        except httpx2.TimeoutException as error:
-            within = f"within {self._endpoint.timeout_s:g} s"
-            raise TransientError(f"{shown} does not answer {within}", summary=f"no answer {within}") from error
-        except httpx2.InvalidURL as error:
-            raise TransientError(f"{shown} is no URL", summary="the address is no URL") from error
-        except httpx2.HTTPError as error:
-            kind = type(error).__name__
-            said = self.cleaned(str(error))
-            raise TransientError(
-                f"{shown} does not answer: {kind}{f' ({said})' if said else ''}", summary=f"no answer ({kind})"
-            ) from error
-        return self._read(shown, body, wanted)
+    async def _set_headers(self, request: httpx2.Request) -> None:
+        for name in set(request.headers) - _KEPT_HEADERS:
+            del request.headers[name]
+        request.headers.update(self._headers)
 
-    async def _status_error(self, shown: str, response: httpx2.Response) -> StatusError:
+    async def _post(self, url: str, body: Mapping[str, Any], wanted: str, bytes_max: int) -> dict[str, Any]:
+        shown = self.shown(url)
+        bound = _reply_bytes_max.set(bytes_max)
         try:
-            body = await _bounded(response, _ERROR_BYTES_MAX)
-        except MalformedError:
-            body = b""
-        excerpt = self._excerpt(body)
-        if 300 <= response.status_code < 400:  # only said, for the headers would go along
+            reply = await self._openai.post(
+                url, cast_to=httpx2.Response, body=body, options={"params": self._query} if self._query else {}
+            )
+        except openai.APIStatusError as error:
+            raise self._status_error(shown, error.response) from None
+        except openai.APITimeoutError as error:
+            within = f"within {number_text(self._endpoint.timeout_s)} s"
+            raise TransientError(f"{shown} does not answer {within}", summary=f"no answer {within}") from error
+        except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise self._no_answer(shown, error.__cause__ or error) from error
+        finally:
+            _reply_bytes_max.reset(bound)
+        return self._read(shown, reply.content, wanted)
+
+    def _no_answer(self, shown: str, error: BaseException) -> Exception:
+        if isinstance(error, MalformedError):
+            return error
+        if isinstance(error, httpx2.InvalidURL):
+            return TransientError(f"{shown} is no URL", summary="the address is no URL")
+        kind = type(error).__name__
+        said = self.cleaned(str(error))
+        return TransientError(
+            f"{shown} does not answer: {kind}{f' ({said})' if said else ''}", summary=f"no answer ({kind})"
+        )
+
+    def _status_error(self, shown: str, response: httpx2.Response) -> StatusError:
+        excerpt = self._excerpt(response.content)
+        if 300 <= response.status_code < 400:  # not followed: the headers would go to that address
             excerpt = f"a redirect to {self.cleaned(response.headers.get('location', '').partition('?')[0])}"
         return StatusError(
             response.status_code,
             shown,
-            code=error_code(body),
+            code=error_code(response.content),
             excerpt=excerpt,
             retry_after_s=retry_after_s(response.headers),
         )
@@ -202,14 +225,35 @@ def _secrets_of(endpoint: Endpoint, given: SplitResult, query: Mapping[str, str]
     return tuple(sorted({each for each in values if len(each) >= _SECRET_CHARACTERS_MIN}, key=len, reverse=True))
 
 
-async def _bounded(response: httpx2.Response, bytes_max: int) -> bytes:
-    """The body. Raises MalformedError beyond `bytes_max`."""
-    body = bytearray()
-    async for part in response.aiter_bytes():
-        body += part
-        if len(body) > bytes_max:
-            raise MalformedError(f"longer than {bytes_max} bytes")
-    return bytes(body)
+async def _bound_reply(response: httpx2.Response) -> None:
+    """Bounds the body of a reply; of an error's body the beginning is enough."""
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise MalformedError("compressed, although the request did not allow it")
+    stream = response.stream
+    assert isinstance(stream, httpx2.AsyncByteStream), "the client is asynchronous"
+    response.stream = _BoundedStream(stream, _reply_bytes_max.get(), cut=not response.is_success)
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    """A body of at most `bytes_max` bytes. A longer one raises MalformedError, or is cut to _ERROR_BYTES_MAX."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, bytes_max: int, *, cut: bool) -> None:
+        self._stream = stream
+        self._left = _ERROR_BYTES_MAX if cut else bytes_max
+        self._bytes_max = bytes_max
+        self._cut = cut
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            self._left -= len(part)
+            if self._left < 0 and not self._cut:
+                raise MalformedError(f"longer than {self._bytes_max} bytes")
+            yield part
+            if self._left <= 0 and self._cut:
+                return
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 def _version() -> str:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
+from memstream_server.core.printable import number_text
 from memstream_server.ports.models import ModelUnavailable
 
 Answer = TypeVar("Answer")
@@ -139,7 +140,7 @@ class ResilientCalls:
     def _failure(self, error: TransientError | TimeoutError) -> ModelUnavailable:
         if isinstance(error, TransientError):
             return ModelUnavailable(str(error), summary=error.summary)
-        return ModelUnavailable(f"no answer within {self._settings.deadline_s:g} s")
+        return ModelUnavailable(f"no answer within {number_text(self._settings.deadline_s)} s")
 
     async def _tried(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
         retrying = AsyncRetrying(
