@@ -247,3 +247,18 @@ def test_what_is_appended_while_all_are_read_stays_in_dbgpts_cache(found: dict[s
 
 def test_a_memory_serves_one_event_loop_after_another(found: dict[str, Any]) -> None:
     assert found["loops"] == ["tea"]
+
+
+def test_wrong_arguments_are_named(shared: ServerProcess, tmp_path: Path) -> None:
+    assert dbgpt.ask(SCRIPTS / "arguments.py", shared.address, home=tmp_path) == [
+        "MemoryExists kind",
+        "InvalidArgument raw_observation",
+        "InvalidArgument what",
+        "InvalidArgument memory",
+        "InvalidArgument profiles",
+        "InvalidArgument scope",
+        "InvalidArgument namespace",
+        "InvalidArgument state",
+        "InvalidArgument task_num",
+        "nothing",
+    ]

@@ -67,6 +67,7 @@ class RemoteMemory(Memory):
         policy: PolicyLike | None = None,
     ) -> None:
         memory_path(path)
+        kind_of(Scope).check("scope", scope)
         self.path = path
         self.scope = Scope(scope)
         self._client = client
