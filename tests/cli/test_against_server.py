@@ -193,7 +193,9 @@ def test_two_pipes_of_the_same_words_are_both_kept(server: ServerProcess) -> Non
         )
         assert done.returncode == 0, done.stderr
         assert "standard input: 1 observations stored" in done.stdout
-    assert held(server, "demo/pipe") == ["the same words"] * 2
+    assert held(server, "demo/pipe") == ["the same words"]  # the second is a repeat, not taken for the first sent again
+    (line,) = run("list", "demo/pipe", "--json", target=server.address).stdout.splitlines()
+    assert json.loads(line)["duplicate_count"] == 1
 
 
 def test_rejected_lines_are_named_and_the_others_kept(server: ServerProcess, tmp_path: Path) -> None:

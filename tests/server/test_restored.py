@@ -97,9 +97,9 @@ async def test_cursors_from_before_are_void_whatever_happened_since(make_server:
                 with pytest.raises(memstream.CursorVoid, match="restored from a backup"):
                     await anext(memory.watch(cursor))
             for line in SOURCE:  # now the revisions of the cursors are passed
-                await memory.observe_batch([line])
+                await memory.observe_batch([line])  # each a repeat, or one that the backup lacks
         listing = memory.list_fragments()
-        assert len([one async for one in listing]) == SAVED + 2 * len(SOURCE)
+        assert len([one async for one in listing]) == len(SOURCE)
         assert listing.cursor is not None
         watch = memory.watch(listing.cursor)
         await memory.observe_batch(["from here on"])

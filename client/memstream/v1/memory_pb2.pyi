@@ -427,7 +427,8 @@ class ShortTermPolicy(_message.Message):
     repeats: _builtins.bool
     """A repeat counts on the fragment it repeats, in any tier, instead of being kept (event REPEATED). It says the same words
     (or structured observation) by the same speaker in the same session, and brings nothing of its own: the same
-    metadata, the same time to live or expiry, the same importance, observe_time and token_count where either was given,
+    metadata, the same time to live or expiry, the same observe_time and token_count where either was given, the same
+    importance if it gives one,
     an embedding of its own if that had one, and no external_id. The repeat restarts a time to live. Default
     true; dbgpt false.
     """

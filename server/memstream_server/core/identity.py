@@ -24,11 +24,14 @@ def identity_hash(fragment: Fragment) -> int:
 
 def is_repeat(new: Fragment, known: Fragment) -> bool:
     """Whether the observation `new` repeats `known`: counted there, nothing of it is lost."""
-    return known.kind is FragmentKind.OBSERVATION and _identity(new) == _identity(known)
+    if known.kind is not FragmentKind.OBSERVATION or _identity(new) != _identity(known):
+        return False
+    return not new.own_importance or (known.own_importance and new.importance == known.importance)
 
 
 def _identity(fragment: Fragment) -> tuple[object, ...]:
-    """All that a client gives. A time of its own: without one an observation has that of its receipt."""
+    """All that a client gives but the importance, which a repeat may leave out. Without a time of its own an
+    observation has that of its receipt, which is no difference."""
     return (
         fragment.content,
         fragment.speaker,
@@ -38,7 +41,6 @@ def _identity(fragment: Fragment) -> tuple[object, ...]:
         _typed(fragment.metadata) if fragment.metadata else (),
         fragment.ttl_us,
         fragment.expire_time_us if fragment.ttl_us is None else None,
-        fragment.importance if fragment.own_importance else None,
         _given_time_us(fragment),
         fragment.own_vector,
         fragment.token_count,
