@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -249,3 +251,30 @@ async def test_default_limits_are_said(attacked: Guarded, memory: memstream.Memo
 
 def _headers(guarded: Guarded, name: str) -> list[tuple[str, str]]:
     return [("authorization", f"Bearer {guarded.keys[name]}")]
+
+
+async def test_honest_calls_survive_thousands_that_wait(make_server: MakeServer) -> None:
+    """Of calls that wait for Python gRPC core would end some by chance, with CANCELLED, whoever made them."""
+    server = await started(make_server())
+    whole = b"".join(
+        frame(HEADERS, END_HEADERS, stream, request(CHECK)) + frame(DATA, END_STREAM, stream, attacks.message(b""))
+        for stream in range(1, 501, 2)
+    )
+    async with AsyncExitStack() as stack, attacks.channel(server.address) as honest:
+        await honest.unary_unary(CHECK)(b"")
+        connections = [await stack.enter_async_context(attacks.connected(server.address)) for _ in range(16)]
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            for connection in connections:
+                await connection.send(whole)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        calls = []
+        for _ in range(40):
+            calls += [asyncio.ensure_future(_ended(honest.unary_unary(CHECK)(b""))) for _ in range(5)]
+            await asyncio.sleep(0.02)
+        assert await asyncio.gather(*calls) == ["OK"] * 200
+
+
+async def _ended(call: Any) -> str:
+    return str((await call.code()).name)

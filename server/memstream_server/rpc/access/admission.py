@@ -28,7 +28,7 @@ ACCOUNTS_MAX = 4_096
 
 OPEN_STREAMS_OF_PEER_MAX = 16
 """Streams of one connection that need no identity: watches of health,"""
-OPEN_STREAMS_MAX = 1_024
+OPEN_STREAMS_MAX = 512
 """and of all connections."""
 
 
