@@ -1,4 +1,4 @@
-"""What a log line may show, whoever writes it.
+"""What a log line may show, from all of its writers.
 
 Rules
 1. An exception shows its type, its codes, its causes and its stack as file:line. Its text may repeat what a request or

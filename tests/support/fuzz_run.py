@@ -22,7 +22,7 @@ from scripts.document import metadata_keys
 from tests.access.calls import METHODS, path_of
 from tests.support.fuzzing import Fuzzer, parsed
 
-CALL_S = 20.0
+CALL_S = 120.0
 """A call that takes longer hangs. Those that may wait as long as their deadline get a short one."""
 WAITING = {"RecallOnce": 1.0}
 STREAM_S = 0.05
@@ -129,7 +129,7 @@ async def _read(call: Any, answers: list[bytes], streamed: bool) -> bool:
     """Takes answers until the end (True), or until a stream says nothing for a while."""
     while len(answers) < 40:
         reading = asyncio.ensure_future(call.read())
-        await asyncio.wait({reading}, timeout=STREAM_S if streamed else 2 * CALL_S)
+        await asyncio.wait({reading}, timeout=STREAM_S if streamed else CALL_S + 30)
         if not reading.done():
             call.cancel()
             await asyncio.gather(reading, return_exceptions=True)
