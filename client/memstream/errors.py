@@ -52,7 +52,8 @@
     └── ServerBehind                   the operator restored an older backup: acknowledged observations are gone
 
 Streams deal with Transient by themselves (they reconnect until `Retry.later_s` has passed without progress) and raise
-it only when they give up; calls raise it at once.
+it only when they give up; calls are repeated while the server is Unavailable, for `Retry.calls_s` at most, and raise
+everything else at once.
 """
 
 from __future__ import annotations

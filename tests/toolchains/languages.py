@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 from tests.conformance.world import Runner
 from tests.toolchains.programs import Absent
@@ -135,6 +137,36 @@ class Node:
             )
             run(str(self.bin / "tsc"), *options, "--types", "node", "--skipLibCheck", str(file), cwd=self.folder)
             return run("node", str(file.with_suffix(".js")), cwd=self.folder)
+
+    def consume(self, code: str, target: str) -> None:
+        """Checks a program of a project that has the packed client and its dependencies, and nothing else: no
+        @types/node, and every declaration is checked. Raises AssertionError with what is wrong."""
+        assert self.built
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            run(needed("npm"), "pack", "--silent", "--pack-destination", name, cwd=self.folder)
+            (archive,) = folder.glob("*.tgz")
+            modules = folder / "node_modules"
+            shutil.unpack_archive(archive, modules / "@memstream", filter="data")
+            (modules / "@memstream" / "package").rename(modules / "@memstream" / "client")
+            for package in self.package["dependencies"]:
+                shutil.copytree(self.folder / "node_modules" / package, modules / package)
+            (folder / "package.json").write_text('{"type": "module"}', "utf-8")
+            (folder / "use.ts").write_text(code, "utf-8")
+            options = ("--noEmit", "--strict", "--module", "nodenext", "--target", target, "--skipLibCheck", "false")
+            run(str(self.bin / "tsc"), *options, "--exactOptionalPropertyTypes", "use.ts", cwd=folder)
+
+    @property
+    def package(self) -> dict[str, Any]:
+        """What package.json says."""
+        found: dict[str, Any] = json.loads((self.folder / "package.json").read_text("utf-8"))
+        return found
+
+    @property
+    def locked(self) -> dict[str, dict[str, Any]]:
+        """The packages that a user installs, by path: those of package-lock.json that are not for development."""
+        lock = json.loads((self.folder / "package-lock.json").read_text("utf-8"))
+        return {path: one for path, one in lock["packages"].items() if path and not one.get("dev")}
 
     def runner(self) -> Runner:
         return Runner("TypeScript", ["node", "--enable-source-maps", str(self.built / "conformance" / "main.js")])

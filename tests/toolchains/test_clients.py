@@ -212,6 +212,55 @@ def test_the_package_for_npm_has_the_client_alone() -> None:
     assert not [name for name in names if "conformance" in name or name.startswith(("src/", "dist/test/"))]
 
 
+CONSUMER = """
+import { connect, MemstreamError } from "@memstream/client";
+import type { Settings } from "@memstream/client";
+import { asError } from "@memstream/client/errors";
+import { ErrorReason } from "@memstream/client/v1/error";
+
+const settings: Settings = { token: () => Promise.resolve("t"), tls: { ca: new Uint8Array(), servername: "x" } };
+const client = connect("127.0.0.1:7700", settings);
+const memory = await client.ensureMemory("demo/joy");
+const stream = await memory.observe("p", { signal: new AbortController().signal });
+await stream.send("tea");
+await stream[Symbol.asyncDispose]();
+for await (const { event } of memory.watch()) event.type satisfies number;
+try {
+  await memory.recallOnce("tea", { timeoutMs: 5 });
+} catch (error) {
+  if (error instanceof MemstreamError && error.reason === ErrorReason.MEMORY_NOT_FOUND) throw asError(error);
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["es2022", "esnext"])
+def test_typescript_types_compile_without_types_node(target: str) -> None:
+    try:
+        languages.node().consume(CONSUMER, target)
+    except Absent as absent:
+        pytest.skip(str(absent))
+
+
+def test_typescript_engines_and_ranges_are_true() -> None:
+    """A user's Node.js is new enough for every dependency, and a newer patch of a dependency is taken."""
+    try:
+        node = languages.node()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    assert all(wanted[0] in "^~" for wanted in node.package["dependencies"].values())
+    least = _first_version(node.package["engines"]["node"])
+    needs = {path: one["engines"]["node"] for path, one in node.locked.items() if "node" in one.get("engines", {})}
+    assert needs
+    assert {path: need for path, need in needs.items() if _first_version(need) > least} == {}
+
+
+def _first_version(wanted: str) -> tuple[int, ...]:
+    """The least of ">=20.4"; a range that says it otherwise is for whoever adds it to read."""
+    found = re.fullmatch(r">=\s*(\d+(?:\.\d+)*)", wanted)
+    assert found, f"{wanted} is not read here"
+    return tuple(map(int, found[1].split(".")))
+
+
 async def test_the_generated_messages_work_with_grpc_js(make_server: MakeServer) -> None:
     try:
         node = languages.node()

@@ -53,7 +53,7 @@ class Server:
         """Run `work` with a client in an event loop of its own; its MemstreamErrors become Failures."""
 
         async def connected() -> T:
-            retry = Retry(first_s=FIRST_CONNECTION_S)
+            retry = Retry(first_s=FIRST_CONNECTION_S, calls_s=FIRST_CONNECTION_S)
             given = connect(self.target, token=self.token, tls=self.tls, timeout_s=self.timeout_s, retry=retry)
             async with given as client:
                 return await work(client)

@@ -5,7 +5,7 @@ import { test } from "node:test";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { Code } from "@connectrpc/connect";
 
-import type { ObserveOpenedSchema, ObserveResponseSchema } from "../gen/memstream/v1/stream_service_pb.js";
+import type { ObserveOpenedSchema, ObserveResponseSchema, RecallResponseSchema } from "../gen/memstream/v1/stream_service_pb.js";
 import { MemstreamError } from "../index.js";
 import type { Sent } from "../index.js";
 import { cut, scripted } from "./scripted.js";
@@ -13,6 +13,7 @@ import type { Observing, Recalling } from "./scripted.js";
 
 type Answer = MessageInitShape<typeof ObserveResponseSchema>;
 
+const ready: MessageInitShape<typeof RecallResponseSchema> = { message: { case: "opened", value: {} } };
 const refusal = (sequence: bigint): { sequence: bigint; status: { code: number } } => (
   { sequence, status: { code: Code.InvalidArgument } }
 );
@@ -104,7 +105,7 @@ void test("a query tells the server its time limit, unless it has one of its own
   const limits: unknown[] = [];
   const recalling: Recalling = async function* (requests) {
     await requests.next();
-    yield { message: { case: "opened" as const, value: {} } };
+    yield ready;
     for (;;) {
       const next = await requests.next();
       if (next.case === undefined || next.case === "close") {
@@ -113,7 +114,7 @@ void test("a query tells the server its time limit, unless it has one of its own
       }
       if (next.case !== "query") continue;
       limits.push([next.value.timeout?.seconds, next.value.timeout?.nanos]);
-      yield { message: { case: "done" as const, value: { queryId: next.value.queryId } } };
+      yield { message: { case: "done", value: { queryId: next.value.queryId } } };
     }
   };
   await scripted({ recall: [recalling], timeoutMs: 7_000 }, async (memory) => {
