@@ -252,7 +252,7 @@ def test_output_that_cannot_be_written_is_told_in_one_line(server: ServerProcess
     run("observe", "--create", "full/joy", stdin="one\n", target=server.address)
     done = shell(f"memstream {words} > /dev/full", server)
     assert done.returncode == 1
-    assert done.stderr.startswith("memstream: ")
+    assert done.stderr.startswith('{"error": ' if "--json" in words else "memstream: ")
     assert "No space left" in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
 
