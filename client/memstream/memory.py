@@ -127,12 +127,14 @@ class Memory:
         first_sequence: int = 0,
         session: str = "",
         ack_level: AckLevel = AckLevel.STORED,
+        request_id: str = "",
         timeout_s: float | None = None,
     ) -> BatchResult:
         """Observes one batch and waits until it has come to `ack_level`.
 
         Without a producer, numbers count from 1 within the batch. Repeated by itself when the server was not reached:
-        a number or a request id makes it count once.
+        a number or a request id makes it count once. A `request_id` of your own gets the same result again within 24
+        hours, also from another process; with any other arguments it raises RequestIdConflict.
         """
         request = stream_service_pb2.ObserveBatchRequest(
             namespace=self.namespace,
@@ -142,7 +144,7 @@ class Memory:
             first_sequence=first_sequence,
             observations=[observation_to_wire(each) for each in observations],
             ack_level=ack_level_to_wire(ack_level),
-            request_id="" if producer else new_request_id(),
+            request_id=request_id or ("" if producer else new_request_id()),
         )
         answer = await self._link.call(self._link.streams.ObserveBatch, request, self._path, timeout_s)
         return batch_result_from_wire(answer.ack)

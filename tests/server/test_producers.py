@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import grpc.aio
 import pytest
 
 import memstream
+import memstream.sync
 from memstream.v1 import fragment_pb2, memory_service_pb2, stream_service_pb2
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
@@ -118,6 +120,31 @@ async def test_a_request_id_gets_its_first_answer_also_after_a_restart(make_serv
     assert acknowledged == [1] * 4
     async with memstream.connect(server.address) as client:
         assert await contents(client.memory(path)) == ["said once"]
+
+
+async def test_result_of_request_id_is_the_same(client: memstream.Client, shared: ServerProcess, path: str) -> None:
+    memory = await client.create_memory(path)
+    for producer, first_sequence in (("", 0), ("joy", 1)):
+        observe = partial(
+            memory.observe_batch,
+            ["one", "two"],
+            producer=producer,
+            first_sequence=first_sequence,
+            request_id=f"r{producer}",
+        )
+        first = await observe()
+        with memstream.sync.connect(shared.address) as blocking:
+            again = partial(
+                blocking.memory(path).observe_batch,
+                ["one", "two"],
+                producer=producer,
+                first_sequence=first_sequence,
+                request_id=f"r{producer}",
+            )
+            assert again() == first
+            with pytest.raises(memstream.RequestIdConflict):
+                again(session="s")
+        assert len(first.outcomes) == 2
 
 
 async def test_a_request_id_of_another_request_is_refused(shared: ServerProcess, path: str) -> None:

@@ -99,6 +99,7 @@ class Memory:
         first_sequence: int = 0,
         session: str = "",
         ack_level: AckLevel = AckLevel.STORED,
+        request_id: str = "",
         timeout_s: float | None = None,
     ) -> BatchResult:
         """Observes one batch and waits until it has come to `ack_level`."""
@@ -109,6 +110,7 @@ class Memory:
                 first_sequence=first_sequence,
                 session=session,
                 ack_level=ack_level,
+                request_id=request_id,
                 timeout_s=timeout_s,
             )
         )
