@@ -26,6 +26,9 @@ const (
 // The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel
 // as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
 // grpc-retry-pushback-ms tells the same to gRPC's own retry: milliseconds, or -1 where to try again by itself is senseless.
+//
+// `Metadata:` lists the keys of ErrorInfo.metadata: those are always there, one with a question mark sometimes, others
+// never. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
 type ErrorReason int32
 
 const (
@@ -33,31 +36,40 @@ const (
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
 	// INVALID_ARGUMENT. A field is missing, malformed or out of bounds; BadRequest says which.
 	// Example: an observation with empty content; page_size -1; a vector with NaN.
+	// Metadata: line? (of an import).
 	ErrorReason_ERROR_REASON_INVALID_FIELD ErrorReason = 1
 	// FAILED_PRECONDITION. Stream messages came in an order the contract does not allow.
 	// Example: a batch before `open`; a second `open`; a query after `close`. What to do: fix the client.
 	ErrorReason_ERROR_REASON_PROTOCOL_VIOLATION ErrorReason = 2
-	// FAILED_PRECONDITION. A batch does not start at the expected sequence number. metadata: expected_sequence.
+	// FAILED_PRECONDITION. A batch does not start at the expected sequence number.
+	// Metadata: expected_sequence.
 	// Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
 	ErrorReason_ERROR_REASON_SEQUENCE_GAP ErrorReason = 3
-	// FAILED_PRECONDITION. A sequence number came again with other content. metadata: sequence.
+	// FAILED_PRECONDITION. A sequence number came again with other content.
+	// Metadata: sequence.
 	// Example: two processes share a producer name. What to do: give each its own.
 	ErrorReason_ERROR_REASON_SEQUENCE_CONFLICT ErrorReason = 4
 	// INVALID_ARGUMENT. The metadata `memstream-memory` names another memory than the request.
 	ErrorReason_ERROR_REASON_ROUTING_MISMATCH ErrorReason = 5
-	// NOT_FOUND. No memory of that name. metadata: namespace, memory. What to do: create it.
+	// NOT_FOUND. No memory of that name. What to do: create it.
+	// Metadata: namespace, memory.
 	ErrorReason_ERROR_REASON_MEMORY_NOT_FOUND ErrorReason = 6
-	// NOT_FOUND. No fragment of that id. metadata: id.
+	// NOT_FOUND. No fragment of that id or external_id.
+	// Metadata: id (the one asked for, also an external_id).
 	ErrorReason_ERROR_REASON_FRAGMENT_NOT_FOUND ErrorReason = 7
-	// NOT_FOUND. No operation of that id, or it ended long ago. metadata: id.
+	// NOT_FOUND. No operation of that id, or it ended long ago.
+	// Metadata: id.
 	ErrorReason_ERROR_REASON_OPERATION_NOT_FOUND ErrorReason = 8
-	// NOT_FOUND. No such conversation, message or plan. metadata: conversation.
+	// NOT_FOUND. No such conversation, message or plan.
+	// Metadata: conversation.
 	ErrorReason_ERROR_REASON_CONVERSATION_NOT_FOUND ErrorReason = 9
-	// ALREADY_EXISTS. A memory of that name exists. metadata: namespace, memory. What to do: exist_ok, or another name.
+	// ALREADY_EXISTS. A memory of that name exists; to an import, also a conversation. What to do: exist_ok, or another
+	// name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the request).
 	ErrorReason_ERROR_REASON_MEMORY_EXISTS ErrorReason = 10
 	// ALREADY_EXISTS. A request_id came again with another request. What to do: use a new one per request.
 	ErrorReason_ERROR_REASON_REQUEST_ID_CONFLICT ErrorReason = 11
-	// ABORTED. The etag given is not the current one. What to do: read again and decide anew.
+	// ABORTED. The etag given is not the current one. What to do: read again, then decide.
+	// Metadata: etag (the current one).
 	ErrorReason_ERROR_REASON_ETAG_MISMATCH ErrorReason = 12
 	// ABORTED. A newer stream of the same producer was opened. What to do: end this one; it is superseded.
 	ErrorReason_ERROR_REASON_PRODUCER_SUPERSEDED ErrorReason = 13
@@ -67,43 +79,51 @@ const (
 	ErrorReason_ERROR_REASON_STORAGE_FULL ErrorReason = 15
 	// RESOURCE_EXHAUSTED. More was sent than the window granted by `opened` allows.
 	ErrorReason_ERROR_REASON_WINDOW_EXCEEDED ErrorReason = 16
-	// RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. metadata: quota
-	// (its setting), limit. Example: the memory has as many fragments as it may; such an observation is rejected.
+	// RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up.
+	// Example: the memory has as many fragments as it may; such an observation is rejected.
 	// What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
+	// Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch that is not read: where
+	// to watch again).
 	ErrorReason_ERROR_REASON_QUOTA_EXCEEDED ErrorReason = 17
 	// UNAVAILABLE, with RetryInfo. A model this call needs does not answer.
 	ErrorReason_ERROR_REASON_MODEL_UNAVAILABLE ErrorReason = 18
 	// UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown.
+	// Metadata: incident? (to look up in the server's log).
 	ErrorReason_ERROR_REASON_JOURNAL_UNAVAILABLE ErrorReason = 19
 	// UNAVAILABLE. The server is going away. What to do: reconnect.
 	ErrorReason_ERROR_REASON_SHUTTING_DOWN ErrorReason = 20
 	// UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it just moves between two.
-	// metadata: begun, where what was asked may have been done.
+	// Metadata: begun? (what was asked may have been done).
 	ErrorReason_ERROR_REASON_OWNER_UNAVAILABLE ErrorReason = 21
 	// FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`.
 	ErrorReason_ERROR_REASON_MODEL_MISMATCH ErrorReason = 22
 	// FAILED_PRECONDITION. The memory's kind has not the tier or operation asked for.
 	ErrorReason_ERROR_REASON_KIND_MISMATCH ErrorReason = 23
-	// OUT_OF_RANGE. Events that old are no longer kept. metadata: oldest_revision.
+	// OUT_OF_RANGE. Events that old are no longer kept.
+	// Metadata: oldest_revision.
 	ErrorReason_ERROR_REASON_CURSOR_COMPACTED ErrorReason = 24
 	// OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments.
 	ErrorReason_ERROR_REASON_CURSOR_VOID ErrorReason = 25
-	// DEADLINE_EXCEEDED. `min_revision` was not reached in time. metadata: revision.
+	// DEADLINE_EXCEEDED. `min_revision` was not reached in time.
+	// Metadata: revision (the present one).
 	ErrorReason_ERROR_REASON_REVISION_NOT_REACHED ErrorReason = 26
-	// UNIMPLEMENTED. This server does not have that capability. metadata: capability.
+	// UNIMPLEMENTED. This server does not have that capability.
+	// Metadata: capability.
 	ErrorReason_ERROR_REASON_CAPABILITY_MISSING ErrorReason = 27
 	// UNAUTHENTICATED. No identity, or one that is not accepted.
 	ErrorReason_ERROR_REASON_UNAUTHENTICATED ErrorReason = 28
 	// PERMISSION_DENIED. The identity may not do this in that namespace.
 	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 29
-	// INTERNAL. A defect; metadata: incident, an id to look up in the server's log.
+	// INTERNAL. A defect of the server.
+	// Metadata: incident (to look up in the server's log).
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 30
 	// NOT_FOUND. The memory was deleted while the call ran.
 	ErrorReason_ERROR_REASON_MEMORY_DELETED ErrorReason = 31
 	// INVALID_ARGUMENT. A page token was not made by this call, or with other arguments.
 	ErrorReason_ERROR_REASON_PAGE_TOKEN_INVALID ErrorReason = 32
-	// INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered. metadata: query_id.
+	// INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered.
 	// What to do: give every query its own.
+	// Metadata: query_id.
 	ErrorReason_ERROR_REASON_QUERY_ID_IN_USE ErrorReason = 40
 	// DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open.
 	ErrorReason_ERROR_REASON_QUERY_TIMEOUT ErrorReason = 41

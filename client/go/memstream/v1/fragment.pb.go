@@ -394,7 +394,11 @@ type Observation struct {
 	//	*Observation_ExpireTime
 	//	*Observation_Ttl
 	Expiry isObservation_Expiry `protobuf_oneof:"expiry"`
-	// The client's own key, unique in the memory: a second observation with it updates the first. Optional.
+	// The client's own key, unique in the memory. Optional. A second observation with it replaces all that the client gave
+	// with the first, by PutFragment and by Observe alike: content, speaker, session, observe_time, importance, metadata,
+	// embedding, expiry and token_count; what it leaves out is unset again, as if it were observed for the first time. The
+	// fragment's id, tier, sources, counts, pin and create_time stay. For a part of it there is UpdateFragment. A fragment
+	// that was forgotten is remembered again; of one that has expired the key is free, and a new fragment takes it.
 	ExternalId string `protobuf:"bytes,11,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
 	// Tokens of the content as the client's model counts them, for token budgets. 0: estimated as bytes / 4.
 	TokenCount    int32 `protobuf:"varint,12,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
@@ -608,13 +612,14 @@ type Fragment struct {
 	AccessCount int64 `protobuf:"varint,13,opt,name=access_count,json=accessCount,proto3" json:"access_count,omitempty"`
 	// How many observations and recollections strengthened it.
 	EnhancementCount int32 `protobuf:"varint,14,opt,name=enhancement_count,json=enhancementCount,proto3" json:"enhancement_count,omitempty"`
-	// How many repeats of the same words were counted here instead of being kept.
+	// How many repeats (`ShortTermPolicy.repeats`) were counted here instead of being kept.
 	DuplicateCount int32 `protobuf:"varint,15,opt,name=duplicate_count,json=duplicateCount,proto3" json:"duplicate_count,omitempty"`
 	// Ids this fragment derives from: the enhancers of a promoted one, the evidence of an insight.
 	Sources []string `protobuf:"bytes,16,rep,name=sources,proto3" json:"sources,omitempty"`
 	// What the client gave.
 	Metadata map[string]*MetadataValue `protobuf:"bytes,17,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// When it is to be forgotten; unset when never.
+	// When it expires; unset when never. From then on, by the server's clock, no call finds it (a list of forgotten
+	// fragments has it until it is erased), though its FORGOTTEN event may come some time later. Pinned ones do not expire.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// Pinned fragments are exempt from forgetting.
 	Pinned bool `protobuf:"varint,19,opt,name=pinned,proto3" json:"pinned,omitempty"`

@@ -695,9 +695,15 @@ type ShortTermPolicy struct {
 	CompareContent *bool `protobuf:"varint,8,opt,name=compare_content,json=compareContent,proto3,oneof" json:"compare_content,omitempty"`
 	// On promotion the merged text becomes the content. Default false; dbgpt true.
 	MergeContent *bool `protobuf:"varint,9,opt,name=merge_content,json=mergeContent,proto3,oneof" json:"merge_content,omitempty"`
-	// Same words, speaker and session as a held fragment count there instead of being kept. Default true; dbgpt false.
+	// A repeat counts on the fragment it repeats, in any tier, instead of being kept (event REPEATED). It says the same words
+	// (or structured observation) by the same speaker in the same session, and brings nothing of its own: the same
+	// metadata, the same time to live or expiry, the same observe_time and token_count where either was given, the same
+	// importance if it gives one,
+	// an embedding of its own if that had one, and no external_id. The repeat restarts a time to live. Default
+	// true; dbgpt false.
 	Repeats *bool `protobuf:"varint,10,opt,name=repeats,proto3,oneof" json:"repeats,omitempty"`
-	// Words recalled in the session so recently are an echo and are not kept; whole seconds, 0 is off, at most a day.
+	// Words recalled in the session so recently are an echo and are not kept, unless they come with an external_id, or
+	// with metadata, an expiry, an importance or a time that the recalled fragment lacks; whole seconds, 0 is off, at most a day.
 	// Default 600 s; dbgpt 0.
 	EchoWindow    *durationpb.Duration `protobuf:"bytes,11,opt,name=echo_window,json=echoWindow,proto3" json:"echo_window,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -932,7 +938,9 @@ type RecallPolicy struct {
 	// Whether the sensory tier is recalled. Default true; dbgpt false.
 	Sensory *bool `protobuf:"varint,13,opt,name=sensory,proto3,oneof" json:"sensory,omitempty"`
 	// Offer what was found to short-term as recollections. Default true.
-	Reinforce     *bool `protobuf:"varint,14,opt,name=reinforce,proto3,oneof" json:"reinforce,omitempty"`
+	Reinforce *bool `protobuf:"varint,14,opt,name=reinforce,proto3,oneof" json:"reinforce,omitempty"`
+	// Recollections that say the same take one place in an answer. Default true; dbgpt false.
+	Fold          *bool `protobuf:"varint,15,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1065,10 +1073,17 @@ func (x *RecallPolicy) GetReinforce() bool {
 	return false
 }
 
+func (x *RecallPolicy) GetFold() bool {
+	if x != nil && x.Fold != nil {
+		return *x.Fold
+	}
+	return false
+}
+
 // When fragments are forgotten. All off by default.
 type RetentionPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Age from creation after which a fragment is forgotten, whole seconds; 0 is off. Default 0.
+	// Age from creation after which a fragment without an expiry of its own expires, whole seconds; 0 is off. Default 0.
 	Ttl *durationpb.Duration `protobuf:"bytes,1,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// Strength below which a fragment is forgotten, in [0, 1]; 0 is off. Default 0.
 	RetentionMin *float64 `protobuf:"fixed64,2,opt,name=retention_min,json=retentionMin,proto3,oneof" json:"retention_min,omitempty"`
@@ -1370,7 +1385,7 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\n" +
 	"_questionsB\v\n" +
 	"\t_insightsB\x0f\n" +
-	"\r_merge_cosine\"\xd1\x05\n" +
+	"\r_merge_cosine\"\xf3\x05\n" +
 	"\fRecallPolicy\x123\n" +
 	"\aranking\x18\x01 \x01(\x0e2\x19.memstream.v1.RankingRuleR\aranking\x12\x19\n" +
 	"\x05limit\x18\x02 \x01(\x05H\x00R\x05limit\x88\x01\x01\x12#\n" +
@@ -1389,7 +1404,8 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\rmin_relevance\x18\f \x01(\x01H\n" +
 	"R\fminRelevance\x88\x01\x01\x12\x1d\n" +
 	"\asensory\x18\r \x01(\bH\vR\asensory\x88\x01\x01\x12!\n" +
-	"\treinforce\x18\x0e \x01(\bH\fR\treinforce\x88\x01\x01B\b\n" +
+	"\treinforce\x18\x0e \x01(\bH\fR\treinforce\x88\x01\x01\x12\x17\n" +
+	"\x04fold\x18\x0f \x01(\bH\rR\x04fold\x88\x01\x01B\b\n" +
 	"\x06_limitB\r\n" +
 	"\v_candidatesB\b\n" +
 	"\x06_alphaB\a\n" +
@@ -1404,7 +1420,8 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\n" +
 	"\b_sensoryB\f\n" +
 	"\n" +
-	"_reinforce\"\x8f\x03\n" +
+	"_reinforceB\a\n" +
+	"\x05_fold\"\x8f\x03\n" +
 	"\x0fRetentionPolicy\x12+\n" +
 	"\x03ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12(\n" +
 	"\rretention_min\x18\x02 \x01(\x01H\x00R\fretentionMin\x88\x01\x01\x12G\n" +

@@ -37,7 +37,8 @@ type CreateMemoryRequest struct {
 	Policy *Policy `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
 	// Labels.
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Return the existing memory of that name, whatever its kind and policy, instead of ALREADY_EXISTS.
+	// Return an existing memory of that name, if it has the kind, the policy fields and the labels that this request sets;
+	// what the request leaves unset is not compared. Otherwise MEMORY_EXISTS names what differs.
 	ExistOk bool `protobuf:"varint,6,opt,name=exist_ok,json=existOk,proto3" json:"exist_ok,omitempty"`
 	// Makes a repeat of this call return the first answer.
 	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -1474,7 +1475,7 @@ func (x *ListFragmentsResponse) GetMemoryUid() string {
 	return ""
 }
 
-// Observes, or updates by external_id.
+// Observes, or replaces by external_id.
 type PutFragmentRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The memory's namespace.
@@ -1561,7 +1562,7 @@ type PutFragmentResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The fragment; unset when its memory's policy did not keep it.
 	Fragment *Fragment `protobuf:"bytes,1,opt,name=fragment,proto3" json:"fragment,omitempty"`
-	// Whether it is new.
+	// Whether it is new: there was none of that external_id, or it had expired.
 	Created bool `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
 	// The memory's revision.
 	Revision      int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`

@@ -71,7 +71,7 @@ type MemoryServiceClient interface {
 	GetFragment(ctx context.Context, in *GetFragmentRequest, opts ...grpc.CallOption) (*GetFragmentResponse, error)
 	// Lists fragments in order of receipt.
 	ListFragments(ctx context.Context, in *ListFragmentsRequest, opts ...grpc.CallOption) (*ListFragmentsResponse, error)
-	// Observes, or updates the fragment of that external_id.
+	// Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`).
 	PutFragment(ctx context.Context, in *PutFragmentRequest, opts ...grpc.CallOption) (*PutFragmentResponse, error)
 	// Changes a fragment.
 	UpdateFragment(ctx context.Context, in *UpdateFragmentRequest, opts ...grpc.CallOption) (*UpdateFragmentResponse, error)
@@ -328,7 +328,7 @@ type MemoryServiceServer interface {
 	GetFragment(context.Context, *GetFragmentRequest) (*GetFragmentResponse, error)
 	// Lists fragments in order of receipt.
 	ListFragments(context.Context, *ListFragmentsRequest) (*ListFragmentsResponse, error)
-	// Observes, or updates the fragment of that external_id.
+	// Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`).
 	PutFragment(context.Context, *PutFragmentRequest) (*PutFragmentResponse, error)
 	// Changes a fragment.
 	UpdateFragment(context.Context, *UpdateFragmentRequest) (*UpdateFragmentResponse, error)

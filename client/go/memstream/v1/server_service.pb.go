@@ -25,6 +25,63 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Whether a model answers.
+type ModelState int32
+
+const (
+	// Never returned.
+	ModelState_MODEL_STATE_UNSPECIFIED ModelState = 0
+	// It was not asked yet.
+	ModelState_MODEL_STATE_UNKNOWN ModelState = 1
+	// Its last call succeeded.
+	ModelState_MODEL_STATE_SERVING ModelState = 2
+	// Its last call failed.
+	ModelState_MODEL_STATE_FAILING ModelState = 3
+)
+
+// Enum value maps for ModelState.
+var (
+	ModelState_name = map[int32]string{
+		0: "MODEL_STATE_UNSPECIFIED",
+		1: "MODEL_STATE_UNKNOWN",
+		2: "MODEL_STATE_SERVING",
+		3: "MODEL_STATE_FAILING",
+	}
+	ModelState_value = map[string]int32{
+		"MODEL_STATE_UNSPECIFIED": 0,
+		"MODEL_STATE_UNKNOWN":     1,
+		"MODEL_STATE_SERVING":     2,
+		"MODEL_STATE_FAILING":     3,
+	}
+)
+
+func (x ModelState) Enum() *ModelState {
+	p := new(ModelState)
+	*p = x
+	return p
+}
+
+func (x ModelState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ModelState) Descriptor() protoreflect.EnumDescriptor {
+	return file_memstream_v1_server_service_proto_enumTypes[0].Descriptor()
+}
+
+func (ModelState) Type() protoreflect.EnumType {
+	return &file_memstream_v1_server_service_proto_enumTypes[0]
+}
+
+func (x ModelState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ModelState.Descriptor instead.
+func (ModelState) EnumDescriptor() ([]byte, []int) {
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{0}
+}
+
 // A part of the contract that a server may or may not implement.
 type Capability int32
 
@@ -86,11 +143,11 @@ func (x Capability) String() string {
 }
 
 func (Capability) Descriptor() protoreflect.EnumDescriptor {
-	return file_memstream_v1_server_service_proto_enumTypes[0].Descriptor()
+	return file_memstream_v1_server_service_proto_enumTypes[1].Descriptor()
 }
 
 func (Capability) Type() protoreflect.EnumType {
-	return &file_memstream_v1_server_service_proto_enumTypes[0]
+	return &file_memstream_v1_server_service_proto_enumTypes[1]
 }
 
 func (x Capability) Number() protoreflect.EnumNumber {
@@ -99,7 +156,7 @@ func (x Capability) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Capability.Descriptor instead.
 func (Capability) EnumDescriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{0}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{1}
 }
 
 // Asks what the server is.
@@ -158,12 +215,15 @@ type GetServerInfoResponse struct {
 	InsightModel string `protobuf:"bytes,7,opt,name=insight_model,json=insightModel,proto3" json:"insight_model,omitempty"`
 	// The vector index, for instance "milvus-lite 3.2.2".
 	Index string `protobuf:"bytes,8,opt,name=index,proto3" json:"index,omitempty"`
-	// Why recall is degraded now; empty when it is not.
+	// Why answers are degraded now (vector index, models); empty when they are not.
 	Degraded string `protobuf:"bytes,9,opt,name=degraded,proto3" json:"degraded,omitempty"`
 	// The journal, for instance "sqlite 3.45".
 	Journal string `protobuf:"bytes,10,opt,name=journal,proto3" json:"journal,omitempty"`
-	// What the LLM has been asked for since the server was started; empty without one.
-	ModelUsage    []*ModelUsage `protobuf:"bytes,11,rep,name=model_usage,json=modelUsage,proto3" json:"model_usage,omitempty"`
+	// What the LLM has been asked for since the server was started; empty without one, and for callers who may not read
+	// every namespace: it sums up what all of them do.
+	ModelUsage []*ModelUsage `protobuf:"bytes,11,rep,name=model_usage,json=modelUsage,proto3" json:"model_usage,omitempty"`
+	// How the calls of each model go.
+	Models        []*ModelStatus `protobuf:"bytes,12,rep,name=models,proto3" json:"models,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -275,10 +335,117 @@ func (x *GetServerInfoResponse) GetModelUsage() []*ModelUsage {
 	return nil
 }
 
+func (x *GetServerInfoResponse) GetModels() []*ModelStatus {
+	if x != nil {
+		return x.Models
+	}
+	return nil
+}
+
+// How the calls of one model went since the server was started. A call is a request with its retries.
+type ModelStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it is asked as: "embedder", "next_embedder", "reranker", "scorer" or "insights".
+	Role string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	// Its name.
+	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	// Whether it answers.
+	State ModelState `protobuf:"varint,3,opt,name=state,proto3,enum=memstream.v1.ModelState" json:"state,omitempty"`
+	// When a call last succeeded; unset if none did, and for callers who may not read every namespace.
+	LastSuccessTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last_success_time,json=lastSuccessTime,proto3" json:"last_success_time,omitempty"`
+	// When a call last failed; unset if none did, and for callers who may not read every namespace.
+	LastFailureTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_failure_time,json=lastFailureTime,proto3" json:"last_failure_time,omitempty"`
+	// Calls that failed since the last one that succeeded; 0 for callers who may not read every namespace.
+	ConsecutiveFailures int64 `protobuf:"varint,6,opt,name=consecutive_failures,json=consecutiveFailures,proto3" json:"consecutive_failures,omitempty"`
+	// Why the last call failed, for instance "HTTP 401 (invalid_api_key)"; empty if it succeeded.
+	LastError     string `protobuf:"bytes,7,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModelStatus) Reset() {
+	*x = ModelStatus{}
+	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModelStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModelStatus) ProtoMessage() {}
+
+func (x *ModelStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
+func (*ModelStatus) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ModelStatus) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *ModelStatus) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *ModelStatus) GetState() ModelState {
+	if x != nil {
+		return x.State
+	}
+	return ModelState_MODEL_STATE_UNSPECIFIED
+}
+
+func (x *ModelStatus) GetLastSuccessTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastSuccessTime
+	}
+	return nil
+}
+
+func (x *ModelStatus) GetLastFailureTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastFailureTime
+	}
+	return nil
+}
+
+func (x *ModelStatus) GetConsecutiveFailures() int64 {
+	if x != nil {
+		return x.ConsecutiveFailures
+	}
+	return 0
+}
+
+func (x *ModelStatus) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
+}
+
 // What one use of a model took since the server was started.
 type ModelUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What it is asked as: "scorer" or "insights".
+	// What it is asked as: "scorer", "insights", or "check" for what the server asks by itself.
 	Role string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
 	// Its name.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
@@ -296,7 +463,7 @@ type ModelUsage struct {
 
 func (x *ModelUsage) Reset() {
 	*x = ModelUsage{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -308,7 +475,7 @@ func (x *ModelUsage) String() string {
 func (*ModelUsage) ProtoMessage() {}
 
 func (x *ModelUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -321,7 +488,7 @@ func (x *ModelUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelUsage.ProtoReflect.Descriptor instead.
 func (*ModelUsage) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{2}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ModelUsage) GetRole() string {
@@ -377,7 +544,8 @@ type Limits struct {
 	WindowObservations int32 `protobuf:"varint,3,opt,name=window_observations,json=windowObservations,proto3" json:"window_observations,omitempty"`
 	// Bytes of one Observe stream in flight, not yet received.
 	WindowBytes int64 `protobuf:"varint,4,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
-	// Bytes of one gRPC message.
+	// Bytes of one gRPC message of Observe, ObserveBatch, ImportMemories and SavePlans. Messages of other rpcs have less:
+	// 262,144 bytes, or four times `content_bytes_max` where that is more.
 	MessageBytesMax int32 `protobuf:"varint,5,opt,name=message_bytes_max,json=messageBytesMax,proto3" json:"message_bytes_max,omitempty"`
 	// Bytes of a name or id.
 	NameBytesMax int32 `protobuf:"varint,6,opt,name=name_bytes_max,json=nameBytesMax,proto3" json:"name_bytes_max,omitempty"`
@@ -389,13 +557,23 @@ type Limits struct {
 	QueriesInFlightMax int32 `protobuf:"varint,9,opt,name=queries_in_flight_max,json=queriesInFlightMax,proto3" json:"queries_in_flight_max,omitempty"`
 	// How long the answer to a request_id is kept.
 	RequestIdRetention *durationpb.Duration `protobuf:"bytes,10,opt,name=request_id_retention,json=requestIdRetention,proto3" json:"request_id_retention,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Fields of one gRPC message of the same rpcs, those of its sub-messages counted. Messages of other rpcs have at most
+	// an eighth.
+	MessageFieldsMax int32 `protobuf:"varint,11,opt,name=message_fields_max,json=messageFieldsMax,proto3" json:"message_fields_max,omitempty"`
+	// Calls and streams that one connection may have open. gRPC holds back further ones without an error until others
+	// have ended: a client that needs more opens further connections.
+	ConnectionStreamsMax int32 `protobuf:"varint,12,opt,name=connection_streams_max,json=connectionStreamsMax,proto3" json:"connection_streams_max,omitempty"`
+	// Streams that one caller may have open; 0 for no limit.
+	CallerStreamsMax int32 `protobuf:"varint,13,opt,name=caller_streams_max,json=callerStreamsMax,proto3" json:"caller_streams_max,omitempty"`
+	// Calls of one answer that one caller may have under way; 0 for no limit.
+	CallerCallsMax int32 `protobuf:"varint,14,opt,name=caller_calls_max,json=callerCallsMax,proto3" json:"caller_calls_max,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -407,7 +585,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -420,7 +598,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{3}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Limits) GetContentBytesMax() int32 {
@@ -493,6 +671,34 @@ func (x *Limits) GetRequestIdRetention() *durationpb.Duration {
 	return nil
 }
 
+func (x *Limits) GetMessageFieldsMax() int32 {
+	if x != nil {
+		return x.MessageFieldsMax
+	}
+	return 0
+}
+
+func (x *Limits) GetConnectionStreamsMax() int32 {
+	if x != nil {
+		return x.ConnectionStreamsMax
+	}
+	return 0
+}
+
+func (x *Limits) GetCallerStreamsMax() int32 {
+	if x != nil {
+		return x.CallerStreamsMax
+	}
+	return 0
+}
+
+func (x *Limits) GetCallerCallsMax() int32 {
+	if x != nil {
+		return x.CallerCallsMax
+	}
+	return 0
+}
+
 // An embedding model: its space and how its cosines are read.
 type EmbeddingModel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -512,7 +718,7 @@ type EmbeddingModel struct {
 
 func (x *EmbeddingModel) Reset() {
 	*x = EmbeddingModel{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -524,7 +730,7 @@ func (x *EmbeddingModel) String() string {
 func (*EmbeddingModel) ProtoMessage() {}
 
 func (x *EmbeddingModel) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -537,7 +743,7 @@ func (x *EmbeddingModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmbeddingModel.ProtoReflect.Descriptor instead.
 func (*EmbeddingModel) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{4}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EmbeddingModel) GetName() string {
@@ -580,7 +786,7 @@ var File_memstream_v1_server_service_proto protoreflect.FileDescriptor
 const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"\n" +
 	"!memstream/v1/server_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n" +
-	"\x14GetServerInfoRequest\"\xe3\x03\n" +
+	"\x14GetServerInfoRequest\"\x96\x04\n" +
 	"\x15GetServerInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -595,7 +801,17 @@ const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"\ajournal\x18\n" +
 	" \x01(\tR\ajournal\x129\n" +
 	"\vmodel_usage\x18\v \x03(\v2\x18.memstream.v1.ModelUsageR\n" +
-	"modelUsage\"\xbc\x01\n" +
+	"modelUsage\x121\n" +
+	"\x06models\x18\f \x03(\v2\x19.memstream.v1.ModelStatusR\x06models\"\xc9\x02\n" +
+	"\vModelStatus\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\tR\x05model\x12.\n" +
+	"\x05state\x18\x03 \x01(\x0e2\x18.memstream.v1.ModelStateR\x05state\x12F\n" +
+	"\x11last_success_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0flastSuccessTime\x12F\n" +
+	"\x11last_failure_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x0flastFailureTime\x121\n" +
+	"\x14consecutive_failures\x18\x06 \x01(\x03R\x13consecutiveFailures\x12\x1d\n" +
+	"\n" +
+	"last_error\x18\a \x01(\tR\tlastError\"\xbc\x01\n" +
 	"\n" +
 	"ModelUsage\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x14\n" +
@@ -603,7 +819,7 @@ const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"\brequests\x18\x03 \x01(\x03R\brequests\x12\x16\n" +
 	"\x06failed\x18\x04 \x01(\x03R\x06failed\x12#\n" +
 	"\rprompt_tokens\x18\x05 \x01(\x03R\fpromptTokens\x12+\n" +
-	"\x11completion_tokens\x18\x06 \x01(\x03R\x10completionTokens\"\xcf\x03\n" +
+	"\x11completion_tokens\x18\x06 \x01(\x03R\x10completionTokens\"\x8b\x05\n" +
 	"\x06Limits\x12*\n" +
 	"\x11content_bytes_max\x18\x01 \x01(\x05R\x0fcontentBytesMax\x12\x1b\n" +
 	"\tbatch_max\x18\x02 \x01(\x05R\bbatchMax\x12/\n" +
@@ -615,7 +831,11 @@ const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"\x10recall_limit_max\x18\b \x01(\x05R\x0erecallLimitMax\x121\n" +
 	"\x15queries_in_flight_max\x18\t \x01(\x05R\x12queriesInFlightMax\x12K\n" +
 	"\x14request_id_retention\x18\n" +
-	" \x01(\v2\x19.google.protobuf.DurationR\x12requestIdRetention\"\xa9\x01\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\x12requestIdRetention\x12,\n" +
+	"\x12message_fields_max\x18\v \x01(\x05R\x10messageFieldsMax\x124\n" +
+	"\x16connection_streams_max\x18\f \x01(\x05R\x14connectionStreamsMax\x12,\n" +
+	"\x12caller_streams_max\x18\r \x01(\x05R\x10callerStreamsMax\x12(\n" +
+	"\x10caller_calls_max\x18\x0e \x01(\x05R\x0ecallerCallsMax\"\xa9\x01\n" +
 	"\x0eEmbeddingModel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tdimension\x18\x02 \x01(\x05R\tdimension\x12\x1d\n" +
@@ -623,7 +843,13 @@ const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"cosine_low\x18\x03 \x01(\x01R\tcosineLow\x12\x1f\n" +
 	"\vcosine_high\x18\x04 \x01(\x01R\n" +
 	"cosineHigh\x12%\n" +
-	"\x0esimilarity_min\x18\x05 \x01(\x01R\rsimilarityMin*\xf3\x01\n" +
+	"\x0esimilarity_min\x18\x05 \x01(\x01R\rsimilarityMin*t\n" +
+	"\n" +
+	"ModelState\x12\x1b\n" +
+	"\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13MODEL_STATE_UNKNOWN\x10\x01\x12\x17\n" +
+	"\x13MODEL_STATE_SERVING\x10\x02\x12\x17\n" +
+	"\x13MODEL_STATE_FAILING\x10\x03*\xf3\x01\n" +
 	"\n" +
 	"Capability\x12\x1a\n" +
 	"\x16CAPABILITY_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -651,32 +877,38 @@ func file_memstream_v1_server_service_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_server_service_proto_rawDescData
 }
 
-var file_memstream_v1_server_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_server_service_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_memstream_v1_server_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_memstream_v1_server_service_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_memstream_v1_server_service_proto_goTypes = []any{
-	(Capability)(0),               // 0: memstream.v1.Capability
-	(*GetServerInfoRequest)(nil),  // 1: memstream.v1.GetServerInfoRequest
-	(*GetServerInfoResponse)(nil), // 2: memstream.v1.GetServerInfoResponse
-	(*ModelUsage)(nil),            // 3: memstream.v1.ModelUsage
-	(*Limits)(nil),                // 4: memstream.v1.Limits
-	(*EmbeddingModel)(nil),        // 5: memstream.v1.EmbeddingModel
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 7: google.protobuf.Duration
+	(ModelState)(0),               // 0: memstream.v1.ModelState
+	(Capability)(0),               // 1: memstream.v1.Capability
+	(*GetServerInfoRequest)(nil),  // 2: memstream.v1.GetServerInfoRequest
+	(*GetServerInfoResponse)(nil), // 3: memstream.v1.GetServerInfoResponse
+	(*ModelStatus)(nil),           // 4: memstream.v1.ModelStatus
+	(*ModelUsage)(nil),            // 5: memstream.v1.ModelUsage
+	(*Limits)(nil),                // 6: memstream.v1.Limits
+	(*EmbeddingModel)(nil),        // 7: memstream.v1.EmbeddingModel
+	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
 }
 var file_memstream_v1_server_service_proto_depIdxs = []int32{
-	6, // 0: memstream.v1.GetServerInfoResponse.start_time:type_name -> google.protobuf.Timestamp
-	0, // 1: memstream.v1.GetServerInfoResponse.capabilities:type_name -> memstream.v1.Capability
-	4, // 2: memstream.v1.GetServerInfoResponse.limits:type_name -> memstream.v1.Limits
-	5, // 3: memstream.v1.GetServerInfoResponse.embedding:type_name -> memstream.v1.EmbeddingModel
-	3, // 4: memstream.v1.GetServerInfoResponse.model_usage:type_name -> memstream.v1.ModelUsage
-	7, // 5: memstream.v1.Limits.request_id_retention:type_name -> google.protobuf.Duration
-	1, // 6: memstream.v1.ServerService.GetServerInfo:input_type -> memstream.v1.GetServerInfoRequest
-	2, // 7: memstream.v1.ServerService.GetServerInfo:output_type -> memstream.v1.GetServerInfoResponse
-	7, // [7:8] is the sub-list for method output_type
-	6, // [6:7] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	8,  // 0: memstream.v1.GetServerInfoResponse.start_time:type_name -> google.protobuf.Timestamp
+	1,  // 1: memstream.v1.GetServerInfoResponse.capabilities:type_name -> memstream.v1.Capability
+	6,  // 2: memstream.v1.GetServerInfoResponse.limits:type_name -> memstream.v1.Limits
+	7,  // 3: memstream.v1.GetServerInfoResponse.embedding:type_name -> memstream.v1.EmbeddingModel
+	5,  // 4: memstream.v1.GetServerInfoResponse.model_usage:type_name -> memstream.v1.ModelUsage
+	4,  // 5: memstream.v1.GetServerInfoResponse.models:type_name -> memstream.v1.ModelStatus
+	0,  // 6: memstream.v1.ModelStatus.state:type_name -> memstream.v1.ModelState
+	8,  // 7: memstream.v1.ModelStatus.last_success_time:type_name -> google.protobuf.Timestamp
+	8,  // 8: memstream.v1.ModelStatus.last_failure_time:type_name -> google.protobuf.Timestamp
+	9,  // 9: memstream.v1.Limits.request_id_retention:type_name -> google.protobuf.Duration
+	2,  // 10: memstream.v1.ServerService.GetServerInfo:input_type -> memstream.v1.GetServerInfoRequest
+	3,  // 11: memstream.v1.ServerService.GetServerInfo:output_type -> memstream.v1.GetServerInfoResponse
+	11, // [11:12] is the sub-list for method output_type
+	10, // [10:11] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_server_service_proto_init() }
@@ -689,8 +921,8 @@ func file_memstream_v1_server_service_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_server_service_proto_rawDesc), len(file_memstream_v1_server_service_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   5,
+			NumEnums:      2,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

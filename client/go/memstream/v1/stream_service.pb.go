@@ -1422,7 +1422,7 @@ type RecallQuery struct {
 	Weights *RecallWeights `protobuf:"bytes,7,opt,name=weights,proto3" json:"weights,omitempty"`
 	// Relevance below which nothing is returned, in [0, 1]. Unset: by policy.
 	MinRelevance *float64 `protobuf:"fixed64,8,opt,name=min_relevance,json=minRelevance,proto3,oneof" json:"min_relevance,omitempty"`
-	// Which fragments are meant.
+	// Which fragments are meant. It binds the whole answer: working memory, too.
 	Filter *FragmentFilter `protobuf:"bytes,9,opt,name=filter,proto3" json:"filter,omitempty"`
 	// Wait until this revision is visible, within `timeout` and the deadline, on a stream without `timeout` 10 s at most.
 	// 0 does not wait.
@@ -1447,7 +1447,9 @@ type RecallQuery struct {
 	// waits for `min_revision`, REVISION_NOT_REACHED), both DEADLINE_EXCEEDED; the stream stays open. It counts from the
 	// query's arrival, does not count what the client takes to read the answer, and is bounded by the call's deadline.
 	// Of a standing query it is for the first answer. Unset: no limit but the deadline.
-	Timeout       *durationpb.Duration `protobuf:"bytes,17,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,17,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Recollections that say the same take one place (see `Recollection.folded_ids`). Unset: by policy.
+	Fold          *bool `protobuf:"varint,20,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1610,6 +1612,13 @@ func (x *RecallQuery) GetTimeout() *durationpb.Duration {
 		return x.Timeout
 	}
 	return nil
+}
+
+func (x *RecallQuery) GetFold() bool {
+	if x != nil && x.Fold != nil {
+		return *x.Fold
+	}
+	return false
 }
 
 type isRecallQuery_Observation interface {
@@ -2004,7 +2013,7 @@ type Recollections struct {
 	QueryId string `protobuf:"bytes,1,opt,name=query_id,json=queryId,proto3" json:"query_id,omitempty"`
 	// Ranked, best first.
 	Recollections []*Recollection `protobuf:"bytes,2,rep,name=recollections,proto3" json:"recollections,omitempty"`
-	// The short-term fragments in order, by id.
+	// The short-term fragments that pass the query's filter, in order, by id.
 	WorkingMemoryIds []string `protobuf:"bytes,3,rep,name=working_memory_ids,json=workingMemoryIds,proto3" json:"working_memory_ids,omitempty"`
 	// Those of them that are not among the recollections.
 	WorkingMemory []*Fragment `protobuf:"bytes,4,rep,name=working_memory,json=workingMemory,proto3" json:"working_memory,omitempty"`
@@ -2094,7 +2103,12 @@ type Recollection struct {
 	// Its content was cut to fit the token budget.
 	Truncated bool `protobuf:"varint,5,opt,name=truncated,proto3" json:"truncated,omitempty"`
 	// How the score came about, if asked.
-	Explanation   *Explanation `protobuf:"bytes,6,opt,name=explanation,proto3" json:"explanation,omitempty"`
+	Explanation *Explanation `protobuf:"bytes,6,opt,name=explanation,proto3" json:"explanation,omitempty"`
+	// Ids of the other candidates that say the same, best first: the same words in the same order by the same speaker,
+	// whatever their case, spaces, commas, quotes and final stops, in any session and at any time. They take no place of
+	// their own and cost no tokens. Empty where the query or the policy does not fold. In memories of kind SENSORY and
+	// SHORT_TERM, which are read whole and in order, nothing is folded.
+	FoldedIds     []string `protobuf:"bytes,7,rep,name=folded_ids,json=foldedIds,proto3" json:"folded_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2167,6 +2181,13 @@ func (x *Recollection) GetTruncated() bool {
 func (x *Recollection) GetExplanation() *Explanation {
 	if x != nil {
 		return x.Explanation
+	}
+	return nil
+}
+
+func (x *Recollection) GetFoldedIds() []string {
+	if x != nil {
+		return x.FoldedIds
 	}
 	return nil
 }
@@ -2313,7 +2334,7 @@ type NearMiss struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its id.
 	FragmentId string `protobuf:"bytes,1,opt,name=fragment_id,json=fragmentId,proto3" json:"fragment_id,omitempty"`
-	// What removed it: "filter", "candidates", "min_relevance", "limit", "budget".
+	// What removed it: "filter", "candidates", "min_relevance", "folded" (a recollection says the same), "limit", "budget".
 	Stage string `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
 	// The score it had, where it was scored.
 	Score *float64 `protobuf:"fixed64,3,opt,name=score,proto3,oneof" json:"score,omitempty"`
@@ -2394,7 +2415,7 @@ type RecallDone struct {
 	Considered int64 `protobuf:"varint,4,opt,name=considered,proto3" json:"considered,omitempty"`
 	// The best relevance among them, returned or not.
 	BestRelevance float64 `protobuf:"fixed64,5,opt,name=best_relevance,json=bestRelevance,proto3" json:"best_relevance,omitempty"`
-	// Which leg (or the reranker) was missing and why; empty when none was.
+	// What this answer lacks and why: a leg, the reranker, or importances while their scorer fails; empty when nothing.
 	Degraded string `protobuf:"bytes,6,opt,name=degraded,proto3" json:"degraded,omitempty"`
 	// What came close, if asked.
 	NearMisses []*NearMiss `protobuf:"bytes,7,rep,name=near_misses,json=nearMisses,proto3" json:"near_misses,omitempty"`
@@ -3302,7 +3323,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
 	"\asession\x18\x03 \x01(\tR\asession\x122\n" +
-	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xe3\x05\n" +
+	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\x85\x06\n" +
 	"\vRecallQuery\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x12E\n" +
@@ -3324,12 +3345,14 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\ftoken_budget\x18\x0e \x01(\x05R\vtokenBudget\x12\x1c\n" +
 	"\tsubscribe\x18\x0f \x01(\bR\tsubscribe\x12.\n" +
 	"\x13omit_working_memory\x18\x10 \x01(\bR\x11omitWorkingMemory\x123\n" +
-	"\atimeout\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\r\n" +
+	"\atimeout\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x17\n" +
+	"\x04fold\x18\x14 \x01(\bH\x04R\x04fold\x88\x01\x01B\r\n" +
 	"\vobservationB\b\n" +
 	"\x06_limitB\x10\n" +
 	"\x0e_min_relevanceB\f\n" +
 	"\n" +
-	"_reinforce\"{\n" +
+	"_reinforceB\a\n" +
+	"\x05_fold\"{\n" +
 	"\rRecallWeights\x12\x19\n" +
 	"\x05alpha\x18\x01 \x01(\x01H\x00R\x05alpha\x88\x01\x01\x12\x17\n" +
 	"\x04beta\x18\x02 \x01(\x01H\x01R\x04beta\x88\x01\x01\x12\x19\n" +
@@ -3359,14 +3382,16 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\rrecollections\x18\x02 \x03(\v2\x1a.memstream.v1.RecollectionR\rrecollections\x12,\n" +
 	"\x12working_memory_ids\x18\x03 \x03(\tR\x10workingMemoryIds\x12=\n" +
 	"\x0eworking_memory\x18\x04 \x03(\v2\x16.memstream.v1.FragmentR\rworkingMemory\x12,\n" +
-	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\xe5\x01\n" +
+	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\x84\x02\n" +
 	"\fRecollection\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x14\n" +
 	"\x05score\x18\x02 \x01(\x01R\x05score\x12\x1c\n" +
 	"\trelevance\x18\x03 \x01(\x01R\trelevance\x12\x12\n" +
 	"\x04rank\x18\x04 \x01(\x05R\x04rank\x12\x1c\n" +
 	"\ttruncated\x18\x05 \x01(\bR\ttruncated\x12;\n" +
-	"\vexplanation\x18\x06 \x01(\v2\x19.memstream.v1.ExplanationR\vexplanation\"V\n" +
+	"\vexplanation\x18\x06 \x01(\v2\x19.memstream.v1.ExplanationR\vexplanation\x12\x1d\n" +
+	"\n" +
+	"folded_ids\x18\a \x03(\tR\tfoldedIds\"V\n" +
 	"\vExplanation\x12-\n" +
 	"\x05parts\x18\x01 \x03(\v2\x17.memstream.v1.ScorePartR\x05parts\x12\x18\n" +
 	"\aformula\x18\x02 \x01(\tR\aformula\"\xed\x01\n" +

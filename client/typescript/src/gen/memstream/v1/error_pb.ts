@@ -18,6 +18,9 @@ export const file_memstream_v1_error: GenFile = /*@__PURE__*/
  * as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
  * grpc-retry-pushback-ms tells the same to gRPC's own retry: milliseconds, or -1 where to try again by itself is senseless.
  *
+ * `Metadata:` lists the keys of ErrorInfo.metadata: those are always there, one with a question mark sometimes, others
+ * never. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
+ *
  * @generated from enum memstream.v1.ErrorReason
  */
 export enum ErrorReason {
@@ -31,6 +34,7 @@ export enum ErrorReason {
   /**
    * INVALID_ARGUMENT. A field is missing, malformed or out of bounds; BadRequest says which.
    * Example: an observation with empty content; page_size -1; a vector with NaN.
+   * Metadata: line? (of an import).
    *
    * @generated from enum value: ERROR_REASON_INVALID_FIELD = 1;
    */
@@ -45,7 +49,8 @@ export enum ErrorReason {
   PROTOCOL_VIOLATION = 2,
 
   /**
-   * FAILED_PRECONDITION. A batch does not start at the expected sequence number. metadata: expected_sequence.
+   * FAILED_PRECONDITION. A batch does not start at the expected sequence number.
+   * Metadata: expected_sequence.
    * Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
    *
    * @generated from enum value: ERROR_REASON_SEQUENCE_GAP = 3;
@@ -53,7 +58,8 @@ export enum ErrorReason {
   SEQUENCE_GAP = 3,
 
   /**
-   * FAILED_PRECONDITION. A sequence number came again with other content. metadata: sequence.
+   * FAILED_PRECONDITION. A sequence number came again with other content.
+   * Metadata: sequence.
    * Example: two processes share a producer name. What to do: give each its own.
    *
    * @generated from enum value: ERROR_REASON_SEQUENCE_CONFLICT = 4;
@@ -68,35 +74,40 @@ export enum ErrorReason {
   ROUTING_MISMATCH = 5,
 
   /**
-   * NOT_FOUND. No memory of that name. metadata: namespace, memory. What to do: create it.
+   * NOT_FOUND. No memory of that name. What to do: create it.
+   * Metadata: namespace, memory.
    *
    * @generated from enum value: ERROR_REASON_MEMORY_NOT_FOUND = 6;
    */
   MEMORY_NOT_FOUND = 6,
 
   /**
-   * NOT_FOUND. No fragment of that id. metadata: id.
+   * NOT_FOUND. No fragment of that id or external_id.
+   * Metadata: id (the one asked for, also an external_id).
    *
    * @generated from enum value: ERROR_REASON_FRAGMENT_NOT_FOUND = 7;
    */
   FRAGMENT_NOT_FOUND = 7,
 
   /**
-   * NOT_FOUND. No operation of that id, or it ended long ago. metadata: id.
+   * NOT_FOUND. No operation of that id, or it ended long ago.
+   * Metadata: id.
    *
    * @generated from enum value: ERROR_REASON_OPERATION_NOT_FOUND = 8;
    */
   OPERATION_NOT_FOUND = 8,
 
   /**
-   * NOT_FOUND. No such conversation, message or plan. metadata: conversation.
+   * NOT_FOUND. No such conversation, message or plan.
+   * Metadata: conversation.
    *
    * @generated from enum value: ERROR_REASON_CONVERSATION_NOT_FOUND = 9;
    */
   CONVERSATION_NOT_FOUND = 9,
 
   /**
-   * ALREADY_EXISTS. A memory of that name exists. metadata: namespace, memory. What to do: exist_ok, or another name.
+   * ALREADY_EXISTS. A memory of that name exists; to an import, also a conversation. What to do: exist_ok, or another
+   * name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the request).
    *
    * @generated from enum value: ERROR_REASON_MEMORY_EXISTS = 10;
    */
@@ -110,7 +121,8 @@ export enum ErrorReason {
   REQUEST_ID_CONFLICT = 11,
 
   /**
-   * ABORTED. The etag given is not the current one. What to do: read again and decide anew.
+   * ABORTED. The etag given is not the current one. What to do: read again, then decide.
+   * Metadata: etag (the current one).
    *
    * @generated from enum value: ERROR_REASON_ETAG_MISMATCH = 12;
    */
@@ -145,9 +157,11 @@ export enum ErrorReason {
   WINDOW_EXCEEDED = 16,
 
   /**
-   * RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. metadata: quota
-   * (its setting), limit. Example: the memory has as many fragments as it may; such an observation is rejected.
+   * RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up.
+   * Example: the memory has as many fragments as it may; such an observation is rejected.
    * What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
+   * Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch that is not read: where
+   * to watch again).
    *
    * @generated from enum value: ERROR_REASON_QUOTA_EXCEEDED = 17;
    */
@@ -162,6 +176,7 @@ export enum ErrorReason {
 
   /**
    * UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown.
+   * Metadata: incident? (to look up in the server's log).
    *
    * @generated from enum value: ERROR_REASON_JOURNAL_UNAVAILABLE = 19;
    */
@@ -176,7 +191,7 @@ export enum ErrorReason {
 
   /**
    * UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it just moves between two.
-   * metadata: begun, where what was asked may have been done.
+   * Metadata: begun? (what was asked may have been done).
    *
    * @generated from enum value: ERROR_REASON_OWNER_UNAVAILABLE = 21;
    */
@@ -197,7 +212,8 @@ export enum ErrorReason {
   KIND_MISMATCH = 23,
 
   /**
-   * OUT_OF_RANGE. Events that old are no longer kept. metadata: oldest_revision.
+   * OUT_OF_RANGE. Events that old are no longer kept.
+   * Metadata: oldest_revision.
    *
    * @generated from enum value: ERROR_REASON_CURSOR_COMPACTED = 24;
    */
@@ -211,14 +227,16 @@ export enum ErrorReason {
   CURSOR_VOID = 25,
 
   /**
-   * DEADLINE_EXCEEDED. `min_revision` was not reached in time. metadata: revision.
+   * DEADLINE_EXCEEDED. `min_revision` was not reached in time.
+   * Metadata: revision (the present one).
    *
    * @generated from enum value: ERROR_REASON_REVISION_NOT_REACHED = 26;
    */
   REVISION_NOT_REACHED = 26,
 
   /**
-   * UNIMPLEMENTED. This server does not have that capability. metadata: capability.
+   * UNIMPLEMENTED. This server does not have that capability.
+   * Metadata: capability.
    *
    * @generated from enum value: ERROR_REASON_CAPABILITY_MISSING = 27;
    */
@@ -239,7 +257,8 @@ export enum ErrorReason {
   PERMISSION_DENIED = 29,
 
   /**
-   * INTERNAL. A defect; metadata: incident, an id to look up in the server's log.
+   * INTERNAL. A defect of the server.
+   * Metadata: incident (to look up in the server's log).
    *
    * @generated from enum value: ERROR_REASON_INTERNAL = 30;
    */
@@ -260,8 +279,9 @@ export enum ErrorReason {
   PAGE_TOKEN_INVALID = 32,
 
   /**
-   * INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered. metadata: query_id.
+   * INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered.
    * What to do: give every query its own.
+   * Metadata: query_id.
    *
    * @generated from enum value: ERROR_REASON_QUERY_ID_IN_USE = 40;
    */

@@ -234,7 +234,11 @@ export type Observation = Message<"memstream.v1.Observation"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * The client's own key, unique in the memory: a second observation with it updates the first. Optional.
+   * The client's own key, unique in the memory. Optional. A second observation with it replaces all that the client gave
+   * with the first, by PutFragment and by Observe alike: content, speaker, session, observe_time, importance, metadata,
+   * embedding, expiry and token_count; what it leaves out is unset again, as if it were observed for the first time. The
+   * fragment's id, tier, sources, counts, pin and create_time stay. For a part of it there is UpdateFragment. A fragment
+   * that was forgotten is remembered again; of one that has expired the key is free, and a new fragment takes it.
    *
    * @generated from field: string external_id = 11;
    */
@@ -369,7 +373,7 @@ export type Fragment = Message<"memstream.v1.Fragment"> & {
   enhancementCount: number;
 
   /**
-   * How many repeats of the same words were counted here instead of being kept.
+   * How many repeats (`ShortTermPolicy.repeats`) were counted here instead of being kept.
    *
    * @generated from field: int32 duplicate_count = 15;
    */
@@ -390,7 +394,8 @@ export type Fragment = Message<"memstream.v1.Fragment"> & {
   metadata: { [key: string]: MetadataValue };
 
   /**
-   * When it is to be forgotten; unset when never.
+   * When it expires; unset when never. From then on, by the server's clock, no call finds it (a list of forgotten
+   * fragments has it until it is erased), though its FORGOTTEN event may come some time later. Pinned ones do not expire.
    *
    * @generated from field: google.protobuf.Timestamp expire_time = 18;
    */

@@ -64,7 +64,8 @@ export type CreateMemoryRequest = Message<"memstream.v1.CreateMemoryRequest"> & 
   labels: { [key: string]: string };
 
   /**
-   * Return the existing memory of that name, whatever its kind and policy, instead of ALREADY_EXISTS.
+   * Return an existing memory of that name, if it has the kind, the policy fields and the labels that this request sets;
+   * what the request leaves unset is not compared. Otherwise MEMORY_EXISTS names what differs.
    *
    * @generated from field: bool exist_ok = 6;
    */
@@ -796,7 +797,7 @@ export const ListFragmentsResponseSchema: GenMessage<ListFragmentsResponse> = /*
   messageDesc(file_memstream_v1_memory_service, 22);
 
 /**
- * Observes, or updates by external_id.
+ * Observes, or replaces by external_id.
  *
  * @generated from message memstream.v1.PutFragmentRequest
  */
@@ -858,7 +859,7 @@ export type PutFragmentResponse = Message<"memstream.v1.PutFragmentResponse"> & 
   fragment?: Fragment | undefined;
 
   /**
-   * Whether it is new.
+   * Whether it is new: there was none of that external_id, or it had expired.
    *
    * @generated from field: bool created = 2;
    */
@@ -1526,7 +1527,7 @@ export const MemoryService: GenService<{
     output: typeof ListFragmentsResponseSchema;
   },
   /**
-   * Observes, or updates the fragment of that external_id.
+   * Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`).
    *
    * @generated from rpc memstream.v1.MemoryService.PutFragment
    */

@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/server_service.proto.
  */
 export const file_memstream_v1_server_service: GenFile = /*@__PURE__*/
-  fileDesc("CiFtZW1zdHJlYW0vdjEvc2VydmVyX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSIWChRHZXRTZXJ2ZXJJbmZvUmVxdWVzdCLtAgoVR2V0U2VydmVySW5mb1Jlc3BvbnNlEg8KB3ZlcnNpb24YASABKAkSLgoKc3RhcnRfdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLgoMY2FwYWJpbGl0aWVzGAMgAygOMhgubWVtc3RyZWFtLnYxLkNhcGFiaWxpdHkSJAoGbGltaXRzGAQgASgLMhQubWVtc3RyZWFtLnYxLkxpbWl0cxIvCgllbWJlZGRpbmcYBSABKAsyHC5tZW1zdHJlYW0udjEuRW1iZWRkaW5nTW9kZWwSFAoMc2NvcmVyX21vZGVsGAYgASgJEhUKDWluc2lnaHRfbW9kZWwYByABKAkSDQoFaW5kZXgYCCABKAkSEAoIZGVncmFkZWQYCSABKAkSDwoHam91cm5hbBgKIAEoCRItCgttb2RlbF91c2FnZRgLIAMoCzIYLm1lbXN0cmVhbS52MS5Nb2RlbFVzYWdlIn0KCk1vZGVsVXNhZ2USDAoEcm9sZRgBIAEoCRINCgVtb2RlbBgCIAEoCRIQCghyZXF1ZXN0cxgDIAEoAxIOCgZmYWlsZWQYBCABKAMSFQoNcHJvbXB0X3Rva2VucxgFIAEoAxIZChFjb21wbGV0aW9uX3Rva2VucxgGIAEoAyKqAgoGTGltaXRzEhkKEWNvbnRlbnRfYnl0ZXNfbWF4GAEgASgFEhEKCWJhdGNoX21heBgCIAEoBRIbChN3aW5kb3dfb2JzZXJ2YXRpb25zGAMgASgFEhQKDHdpbmRvd19ieXRlcxgEIAEoAxIZChFtZXNzYWdlX2J5dGVzX21heBgFIAEoBRIWCg5uYW1lX2J5dGVzX21heBgGIAEoBRIaChJtZXRhZGF0YV9ieXRlc19tYXgYByABKAUSGAoQcmVjYWxsX2xpbWl0X21heBgIIAEoBRIdChVxdWVyaWVzX2luX2ZsaWdodF9tYXgYCSABKAUSNwoUcmVxdWVzdF9pZF9yZXRlbnRpb24YCiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24icgoORW1iZWRkaW5nTW9kZWwSDAoEbmFtZRgBIAEoCRIRCglkaW1lbnNpb24YAiABKAUSEgoKY29zaW5lX2xvdxgDIAEoARITCgtjb3NpbmVfaGlnaBgEIAEoARIWCg5zaW1pbGFyaXR5X21pbhgFIAEoASrzAQoKQ2FwYWJpbGl0eRIaChZDQVBBQklMSVRZX1VOU1BFQ0lGSUVEEAASFAoQQ0FQQUJJTElUWV9XQVRDSBABEhwKGENBUEFCSUxJVFlfQ09OVkVSU0FUSU9OUxACEhgKFENBUEFCSUxJVFlfTElGRUNZQ0xFEAMSFAoQQ0FQQUJJTElUWV9FUkFTRRAEEhUKEUNBUEFCSUxJVFlfRVhQT1JUEAUSGQoVQ0FQQUJJTElUWV9PUEVSQVRJT05TEAYSGQoVQ0FQQUJJTElUWV9SRUZMRUNUSU9OEAcSGAoUQ0FQQUJJTElUWV9TVUJTQ1JJQkUQCDJpCg1TZXJ2ZXJTZXJ2aWNlElgKDUdldFNlcnZlckluZm8SIi5tZW1zdHJlYW0udjEuR2V0U2VydmVySW5mb1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuR2V0U2VydmVySW5mb1Jlc3BvbnNlQlMKEGRldi5tZW1zdHJlYW0udjFCElNlcnZlclNlcnZpY2VQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("CiFtZW1zdHJlYW0vdjEvc2VydmVyX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSIWChRHZXRTZXJ2ZXJJbmZvUmVxdWVzdCKYAwoVR2V0U2VydmVySW5mb1Jlc3BvbnNlEg8KB3ZlcnNpb24YASABKAkSLgoKc3RhcnRfdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLgoMY2FwYWJpbGl0aWVzGAMgAygOMhgubWVtc3RyZWFtLnYxLkNhcGFiaWxpdHkSJAoGbGltaXRzGAQgASgLMhQubWVtc3RyZWFtLnYxLkxpbWl0cxIvCgllbWJlZGRpbmcYBSABKAsyHC5tZW1zdHJlYW0udjEuRW1iZWRkaW5nTW9kZWwSFAoMc2NvcmVyX21vZGVsGAYgASgJEhUKDWluc2lnaHRfbW9kZWwYByABKAkSDQoFaW5kZXgYCCABKAkSEAoIZGVncmFkZWQYCSABKAkSDwoHam91cm5hbBgKIAEoCRItCgttb2RlbF91c2FnZRgLIAMoCzIYLm1lbXN0cmVhbS52MS5Nb2RlbFVzYWdlEikKBm1vZGVscxgMIAMoCzIZLm1lbXN0cmVhbS52MS5Nb2RlbFN0YXR1cyLzAQoLTW9kZWxTdGF0dXMSDAoEcm9sZRgBIAEoCRINCgVtb2RlbBgCIAEoCRInCgVzdGF0ZRgDIAEoDjIYLm1lbXN0cmVhbS52MS5Nb2RlbFN0YXRlEjUKEWxhc3Rfc3VjY2Vzc190aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBI1ChFsYXN0X2ZhaWx1cmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASHAoUY29uc2VjdXRpdmVfZmFpbHVyZXMYBiABKAMSEgoKbGFzdF9lcnJvchgHIAEoCSJ9CgpNb2RlbFVzYWdlEgwKBHJvbGUYASABKAkSDQoFbW9kZWwYAiABKAkSEAoIcmVxdWVzdHMYAyABKAMSDgoGZmFpbGVkGAQgASgDEhUKDXByb21wdF90b2tlbnMYBSABKAMSGQoRY29tcGxldGlvbl90b2tlbnMYBiABKAMinAMKBkxpbWl0cxIZChFjb250ZW50X2J5dGVzX21heBgBIAEoBRIRCgliYXRjaF9tYXgYAiABKAUSGwoTd2luZG93X29ic2VydmF0aW9ucxgDIAEoBRIUCgx3aW5kb3dfYnl0ZXMYBCABKAMSGQoRbWVzc2FnZV9ieXRlc19tYXgYBSABKAUSFgoObmFtZV9ieXRlc19tYXgYBiABKAUSGgoSbWV0YWRhdGFfYnl0ZXNfbWF4GAcgASgFEhgKEHJlY2FsbF9saW1pdF9tYXgYCCABKAUSHQoVcXVlcmllc19pbl9mbGlnaHRfbWF4GAkgASgFEjcKFHJlcXVlc3RfaWRfcmV0ZW50aW9uGAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhoKEm1lc3NhZ2VfZmllbGRzX21heBgLIAEoBRIeChZjb25uZWN0aW9uX3N0cmVhbXNfbWF4GAwgASgFEhoKEmNhbGxlcl9zdHJlYW1zX21heBgNIAEoBRIYChBjYWxsZXJfY2FsbHNfbWF4GA4gASgFInIKDkVtYmVkZGluZ01vZGVsEgwKBG5hbWUYASABKAkSEQoJZGltZW5zaW9uGAIgASgFEhIKCmNvc2luZV9sb3cYAyABKAESEwoLY29zaW5lX2hpZ2gYBCABKAESFgoOc2ltaWxhcml0eV9taW4YBSABKAEqdAoKTW9kZWxTdGF0ZRIbChdNT0RFTF9TVEFURV9VTlNQRUNJRklFRBAAEhcKE01PREVMX1NUQVRFX1VOS05PV04QARIXChNNT0RFTF9TVEFURV9TRVJWSU5HEAISFwoTTU9ERUxfU1RBVEVfRkFJTElORxADKvMBCgpDYXBhYmlsaXR5EhoKFkNBUEFCSUxJVFlfVU5TUEVDSUZJRUQQABIUChBDQVBBQklMSVRZX1dBVENIEAESHAoYQ0FQQUJJTElUWV9DT05WRVJTQVRJT05TEAISGAoUQ0FQQUJJTElUWV9MSUZFQ1lDTEUQAxIUChBDQVBBQklMSVRZX0VSQVNFEAQSFQoRQ0FQQUJJTElUWV9FWFBPUlQQBRIZChVDQVBBQklMSVRZX09QRVJBVElPTlMQBhIZChVDQVBBQklMSVRZX1JFRkxFQ1RJT04QBxIYChRDQVBBQklMSVRZX1NVQlNDUklCRRAIMmkKDVNlcnZlclNlcnZpY2USWAoNR2V0U2VydmVySW5mbxIiLm1lbXN0cmVhbS52MS5HZXRTZXJ2ZXJJbmZvUmVxdWVzdBojLm1lbXN0cmVhbS52MS5HZXRTZXJ2ZXJJbmZvUmVzcG9uc2VCUwoQZGV2Lm1lbXN0cmVhbS52MUISU2VydmVyU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Asks what the server is.
@@ -94,7 +94,7 @@ export type GetServerInfoResponse = Message<"memstream.v1.GetServerInfoResponse"
   index: string;
 
   /**
-   * Why recall is degraded now; empty when it is not.
+   * Why answers are degraded now (vector index, models); empty when they are not.
    *
    * @generated from field: string degraded = 9;
    */
@@ -108,11 +108,19 @@ export type GetServerInfoResponse = Message<"memstream.v1.GetServerInfoResponse"
   journal: string;
 
   /**
-   * What the LLM has been asked for since the server was started; empty without one.
+   * What the LLM has been asked for since the server was started; empty without one, and for callers who may not read
+   * every namespace: it sums up what all of them do.
    *
    * @generated from field: repeated memstream.v1.ModelUsage model_usage = 11;
    */
   modelUsage: ModelUsage[];
+
+  /**
+   * How the calls of each model go.
+   *
+   * @generated from field: repeated memstream.v1.ModelStatus models = 12;
+   */
+  models: ModelStatus[];
 };
 
 /**
@@ -123,13 +131,76 @@ export const GetServerInfoResponseSchema: GenMessage<GetServerInfoResponse> = /*
   messageDesc(file_memstream_v1_server_service, 1);
 
 /**
+ * How the calls of one model went since the server was started. A call is a request with its retries.
+ *
+ * @generated from message memstream.v1.ModelStatus
+ */
+export type ModelStatus = Message<"memstream.v1.ModelStatus"> & {
+  /**
+   * What it is asked as: "embedder", "next_embedder", "reranker", "scorer" or "insights".
+   *
+   * @generated from field: string role = 1;
+   */
+  role: string;
+
+  /**
+   * Its name.
+   *
+   * @generated from field: string model = 2;
+   */
+  model: string;
+
+  /**
+   * Whether it answers.
+   *
+   * @generated from field: memstream.v1.ModelState state = 3;
+   */
+  state: ModelState;
+
+  /**
+   * When a call last succeeded; unset if none did, and for callers who may not read every namespace.
+   *
+   * @generated from field: google.protobuf.Timestamp last_success_time = 4;
+   */
+  lastSuccessTime?: Timestamp | undefined;
+
+  /**
+   * When a call last failed; unset if none did, and for callers who may not read every namespace.
+   *
+   * @generated from field: google.protobuf.Timestamp last_failure_time = 5;
+   */
+  lastFailureTime?: Timestamp | undefined;
+
+  /**
+   * Calls that failed since the last one that succeeded; 0 for callers who may not read every namespace.
+   *
+   * @generated from field: int64 consecutive_failures = 6;
+   */
+  consecutiveFailures: bigint;
+
+  /**
+   * Why the last call failed, for instance "HTTP 401 (invalid_api_key)"; empty if it succeeded.
+   *
+   * @generated from field: string last_error = 7;
+   */
+  lastError: string;
+};
+
+/**
+ * Describes the message memstream.v1.ModelStatus.
+ * Use `create(ModelStatusSchema)` to create a new message.
+ */
+export const ModelStatusSchema: GenMessage<ModelStatus> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_server_service, 2);
+
+/**
  * What one use of a model took since the server was started.
  *
  * @generated from message memstream.v1.ModelUsage
  */
 export type ModelUsage = Message<"memstream.v1.ModelUsage"> & {
   /**
-   * What it is asked as: "scorer" or "insights".
+   * What it is asked as: "scorer", "insights", or "check" for what the server asks by itself.
    *
    * @generated from field: string role = 1;
    */
@@ -176,7 +247,7 @@ export type ModelUsage = Message<"memstream.v1.ModelUsage"> & {
  * Use `create(ModelUsageSchema)` to create a new message.
  */
 export const ModelUsageSchema: GenMessage<ModelUsage> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 2);
+  messageDesc(file_memstream_v1_server_service, 3);
 
 /**
  * What a server accepts.
@@ -213,7 +284,8 @@ export type Limits = Message<"memstream.v1.Limits"> & {
   windowBytes: bigint;
 
   /**
-   * Bytes of one gRPC message.
+   * Bytes of one gRPC message of Observe, ObserveBatch, ImportMemories and SavePlans. Messages of other rpcs have less:
+   * 262,144 bytes, or four times `content_bytes_max` where that is more.
    *
    * @generated from field: int32 message_bytes_max = 5;
    */
@@ -253,6 +325,36 @@ export type Limits = Message<"memstream.v1.Limits"> & {
    * @generated from field: google.protobuf.Duration request_id_retention = 10;
    */
   requestIdRetention?: Duration | undefined;
+
+  /**
+   * Fields of one gRPC message of the same rpcs, those of its sub-messages counted. Messages of other rpcs have at most
+   * an eighth.
+   *
+   * @generated from field: int32 message_fields_max = 11;
+   */
+  messageFieldsMax: number;
+
+  /**
+   * Calls and streams that one connection may have open. gRPC holds back further ones without an error until others
+   * have ended: a client that needs more opens further connections.
+   *
+   * @generated from field: int32 connection_streams_max = 12;
+   */
+  connectionStreamsMax: number;
+
+  /**
+   * Streams that one caller may have open; 0 for no limit.
+   *
+   * @generated from field: int32 caller_streams_max = 13;
+   */
+  callerStreamsMax: number;
+
+  /**
+   * Calls of one answer that one caller may have under way; 0 for no limit.
+   *
+   * @generated from field: int32 caller_calls_max = 14;
+   */
+  callerCallsMax: number;
 };
 
 /**
@@ -260,7 +362,7 @@ export type Limits = Message<"memstream.v1.Limits"> & {
  * Use `create(LimitsSchema)` to create a new message.
  */
 export const LimitsSchema: GenMessage<Limits> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 3);
+  messageDesc(file_memstream_v1_server_service, 4);
 
 /**
  * An embedding model: its space and how its cosines are read.
@@ -309,7 +411,48 @@ export type EmbeddingModel = Message<"memstream.v1.EmbeddingModel"> & {
  * Use `create(EmbeddingModelSchema)` to create a new message.
  */
 export const EmbeddingModelSchema: GenMessage<EmbeddingModel> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 4);
+  messageDesc(file_memstream_v1_server_service, 5);
+
+/**
+ * Whether a model answers.
+ *
+ * @generated from enum memstream.v1.ModelState
+ */
+export enum ModelState {
+  /**
+   * Never returned.
+   *
+   * @generated from enum value: MODEL_STATE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * It was not asked yet.
+   *
+   * @generated from enum value: MODEL_STATE_UNKNOWN = 1;
+   */
+  UNKNOWN = 1,
+
+  /**
+   * Its last call succeeded.
+   *
+   * @generated from enum value: MODEL_STATE_SERVING = 2;
+   */
+  SERVING = 2,
+
+  /**
+   * Its last call failed.
+   *
+   * @generated from enum value: MODEL_STATE_FAILING = 3;
+   */
+  FAILING = 3,
+}
+
+/**
+ * Describes the enum memstream.v1.ModelState.
+ */
+export const ModelStateSchema: GenEnum<ModelState> = /*@__PURE__*/
+  enumDesc(file_memstream_v1_server_service, 0);
 
 /**
  * A part of the contract that a server may or may not implement.
@@ -385,7 +528,7 @@ export enum Capability {
  * Describes the enum memstream.v1.Capability.
  */
 export const CapabilitySchema: GenEnum<Capability> = /*@__PURE__*/
-  enumDesc(file_memstream_v1_server_service, 0);
+  enumDesc(file_memstream_v1_server_service, 1);
 
 /**
  * What this server is.
