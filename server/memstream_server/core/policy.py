@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from memstream_server.core.printable import number_text
+
 AUTO_LANGUAGE = "auto"
 """The `language` that leaves it to each text."""
 
@@ -230,7 +232,7 @@ def violations(policy: Policy) -> list[Violation]:
         if isinstance(value, bool) or not isinstance(value, int | float) or low is None or high is None:
             continue
         if not low <= value <= high:  # also false for NaN
-            found.append(Violation(name, f"must be between {low:g} and {high:g}, is {value}"))
+            found.append(Violation(name, f"must be between {number_text(low)} and {number_text(high)}, is {value}"))
     return found
 
 
