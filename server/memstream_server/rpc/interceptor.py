@@ -184,14 +184,19 @@ class _Call:
 
 
 def release_frames(error: BaseException) -> None:
-    """Lets go of the requests that the frames of an error hold, once it is logged.
+    """Release the requests that the frames of an error hold, once the error is logged.
 
-    gRPC keeps the error in a cycle (call, AbortError, its context), which only the garbage collector ends.
+    gRPC keeps the error in a reference cycle (call, AbortError, its context) until the garbage collector runs. The chain
+    of causes may be a cycle itself.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        seen.__traceback__ = None
-        seen = seen.__cause__ or seen.__context__
+    released: set[int] = set()
+    ahead: list[BaseException | None] = [error]
+    while ahead:
+        one = ahead.pop()
+        if one is not None and id(one) not in released:
+            released.add(id(one))
+            one.__traceback__ = None
+            ahead += [one.__cause__, one.__context__]
 
 
 def _named_memory(request: Any) -> str | None:
