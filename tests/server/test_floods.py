@@ -111,7 +111,7 @@ async def test_a_caller_is_told_that_it_did_not_open(make_server: MakeServer) ->
         for call in (stub.Observe(), stub.Recall()):
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await call.read()
-            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
             assert "first message" in (raised.value.details() or "")
 
 

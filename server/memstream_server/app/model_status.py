@@ -60,7 +60,7 @@ class Recorder:
             with self.call():
                 await ask()
         except ModelUnavailable as error:
-            log.warning("model_check_failed", role=self.status.role, model=self.status.model, error=str(error))
+            log.warning("model_check_failed", role=self.status.role, model=self.status.model, error=error)
 
     def _succeeded(self) -> None:
         if self.status.failures:

@@ -27,6 +27,8 @@ class ModelError(Exception):
     any caller of the server: status and class of the error.
     """
 
+    log_text = True
+
     def __init__(self, message: str, *, summary: str = "") -> None:
         super().__init__(message)
         self.summary = summary or message

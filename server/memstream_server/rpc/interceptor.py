@@ -186,8 +186,8 @@ class _Call:
 def release_frames(error: BaseException) -> None:
     """Release the requests that the frames of an error hold, once the error is logged.
 
-    gRPC keeps the error in a reference cycle (call, AbortError, its context) until the garbage collector runs. The chain
-    of causes may be a cycle itself.
+    gRPC keeps the error in a reference cycle (call, AbortError, its context) until the garbage collector runs. The
+    chain of causes may be a cycle itself.
     """
     released: set[int] = set()
     ahead: list[BaseException | None] = [error]
