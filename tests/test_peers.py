@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks.peers.compare import Outcome, Retriever, Round, compare
 from benchmarks.peers.contenders import CONTENDERS, MEMSTREAM, Contender
-from benchmarks.peers.load import Load, item, made_up
+from benchmarks.peers.load import Load, made_up, make_item
 from benchmarks.peers.protocol import Item
-from benchmarks.peers.results import not_first, page, record
+from benchmarks.peers.results import format_page, make_record, not_first
 from benchmarks.peers.runner import Recalled
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment
@@ -60,15 +60,17 @@ def test_each_peer_is_told_of_as_it_is(load: Load, tmp_path: Path) -> None:
     assert "Python 1.0" in found["absent"].failed
     assert found["dies"].rounds == found["absent"].rounds == []
 
-    text = page(outcomes, load, 1, "by hashing", {"cores": "2"})
-    rows = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| ")}
+    text = format_page(outcomes, load, 1, "by hashing", {"cores": "2"})
+    rows = {
+        format_line.split(" | ")[0]: format_line for format_line in text.splitlines() if format_line.startswith("| ")
+    }
     assert "| yes: 100% listed, 100% found |" in rows["| memstream"]
     assert "no: 0% listed, 0% found" in rows["| fake, list"]
     assert "LookupError" in rows["| fake, breaks"]
     assert "not measured: its process ended" in rows["| fake, dies"]
     assert "Python 1.0" in rows["| fake, absent"]
     assert "--data DIR" in text, "quality was not measured, and the page says so"
-    assert len(record(outcomes, load, "by hashing", {"cores": "2"})["rows"]["memstream"]["rounds"]) == 1
+    assert len(make_record(outcomes, load, "by hashing", {"cores": "2"})["rows"]["memstream"]["rounds"]) == 1
 
 
 def row(contender: Contender, speed: float, *, kept: float = 1.0, quality: float = 0.5) -> Outcome:
@@ -82,7 +84,7 @@ def test_the_page_says_where_memstream_is_not_first() -> None:
     assert not_first([ours, row(fake("slower"), 1.0, quality=0.4)]) == []
     assert not_first([ours, row(fake("forgetful"), 9.0, kept=0.9)]) == [], "it did not keep what it was given"
     behind = not_first([ours, row(fake("faster"), 9.0), row(fake("wiser"), 1.0, quality=0.6)])
-    assert [line.split(" (memstream")[0] for line in behind] == [
+    assert [format_line.split(" (memstream")[0] for format_line in behind] == [
         "- ingest/s", "- one at a time/s", "- recall p50 ms", "- recall p99 ms", "- ingest CPU µs",
         "- recall CPU ms", "- RSS MB", "- @4", "- @10", "- @20",
     ]  # fmt: skip
@@ -139,7 +141,7 @@ def test_a_merged_text_stands_for_each_of_its_turns() -> None:
 
 
 def test_what_the_peers_are_given_is_the_line_that_memstream_indexes() -> None:
-    one = item("I moved to Oslo.", "Ada", "1", NOW)
+    one = make_item("I moved to Oslo.", "Ada", "1", NOW)
     fragment = Fragment(id="1", content=one.text, speaker=one.speaker, observe_time_us=round(one.time_s * 1e6))
     assert one.line == "[19 March 2024] Ada: I moved to Oslo." == indexed_text(fragment)
 

@@ -65,7 +65,7 @@ def retriever(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Retriever]:
 
 
 def test_a_repeat_within_a_session_is_counted_and_everything_else_is_kept(retriever: Retriever) -> None:
-    found = retriever.check("friends", conversation(), NOW)
+    found = retriever.check_turns("friends", conversation(), NOW)
     assert found.turns == 11
     assert found.counted_elsewhere == 1, "said twice in a row in one session"
     assert found.listed == 10
@@ -73,7 +73,7 @@ def test_a_repeat_within_a_session_is_counted_and_everything_else_is_kept(retrie
 
 
 def test_every_turn_is_found_by_its_own_words_or_its_time(retriever: Retriever) -> None:
-    found = retriever.check("friends", conversation(), NOW)
+    found = retriever.check_turns("friends", conversation(), NOW)
     assert found.lost == 0
     assert found.first >= 10
 

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # they are programs, and import each other by name
 
-from claims import CPU, Aim, Claim, at_least, at_most, claim, markdown
+from claims import CPU, Aim, Claim, at_least, at_most, format_table, make_claim
 from report import Report
 
 P50 = "p50 ms"
@@ -20,21 +20,21 @@ P50 = "p50 ms"
 def report(ours: list[float], others: list[float]) -> Report:
     found = Report((P50, CPU))
     for value in ours:
-        found.add("memstream", **{P50: value, CPU: 70.0})
+        found.add_round("memstream", **{P50: value, CPU: 70.0})
     for value in others:
-        found.add("bare", **{P50: value})
+        found.add_round("bare", **{P50: value})
     return found
 
 
 def test_the_ratio_is_the_median_of_the_rounds_own() -> None:
-    told = claim(report([10.0, 40.0, 12.0], [5.0, 40.0, 8.0]), "recall", "memstream", P50, "bare")
+    told = make_claim(report([10.0, 40.0, 12.0], [5.0, 40.0, 8.0]), "recall", "memstream", P50, "bare")
     assert (told.ours, told.other, told.ratio) == (12.0, 8.0, 1.5)
     assert (told.unit, told.cpu_us) == ("ms", 70.0)
     assert math.isnan(told.other_cpu_us)
 
 
 def test_the_ratio_of_medians_where_the_rounds_do_not_pair() -> None:
-    assert claim(report([10.0, 20.0, 30.0], [5.0]), "recall", "memstream", P50, "bare").ratio == 4.0
+    assert make_claim(report([10.0, 20.0, 30.0], [5.0]), "recall", "memstream", P50, "bare").ratio == 4.0
 
 
 @pytest.mark.parametrize(
@@ -50,17 +50,17 @@ def test_the_ratio_of_medians_where_the_rounds_do_not_pair() -> None:
     ],
 )
 def test_an_aim_bounds_the_ratio_or_our_own_figure(aim: Aim | None, met: str) -> None:
-    assert claim(report([10.0], [5.0]), "recall", "memstream", P50, "bare", aim).met == met
+    assert make_claim(report([10.0], [5.0]), "recall", "memstream", P50, "bare", aim).met == met
 
 
 def test_what_was_not_measured_meets_no_aim() -> None:
-    told = claim(report([10.0], []), "recall", "memstream", P50, "bare", at_most(1_000))
+    told = make_claim(report([10.0], []), "recall", "memstream", P50, "bare", at_most(1_000))
     assert math.isnan(told.ratio)
     assert told.met == "no"
 
 
 def test_a_claim_survives_json() -> None:
-    told = claim(report([10.0], []), "recall", "memstream", P50, "bare", at_most(2))
-    again = Claim.of(json.loads(json.dumps(told.record(), allow_nan=False)))
-    assert again.cells() == told.cells()
-    assert markdown([again]).count("\n") == 2
+    told = make_claim(report([10.0], []), "recall", "memstream", P50, "bare", at_most(2))
+    again = Claim.from_record(json.loads(json.dumps(told.to_record(), allow_nan=False)))
+    assert again.table_cells() == told.table_cells()
+    assert format_table([again]).count("\n") == 2
