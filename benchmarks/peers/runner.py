@@ -83,6 +83,7 @@ class Runner:
         if kind is None and self._process is not None:
             self._request("close")
             self._process.wait(ANSWER_MAX_S)
+            _close_pipes(self._process)
             self._process = None
         self.kill()
 
@@ -122,6 +123,7 @@ class Runner:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+        _close_pipes(process)
 
     def _request(self, do: str, memory: str = "", **more: Any) -> dict[str, Any]:
         self._send({"do": do, "memory": memory} | more)
@@ -159,3 +161,10 @@ class Runner:
         lines = self._log.read_text("utf-8", "replace").split("\n")
         said = " ".join(next((each for each in reversed(lines) if each.strip()), "").split())
         return f"its process ended, or was ended after {ANSWER_MAX_S:.0f} s without an answer: {said[:200]}"
+
+
+def _close_pipes(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

@@ -1,9 +1,9 @@
-"""Attacks on a server, each run by a process of its own until its standard input ends.
+"""Attacks on a server, each run in a separate process until its standard input ends.
 
     python -m tests.support.attacks ADDRESS NAME     (a bearer token in MEMSTREAM_ATTACK_TOKEN, none if unset)
 
-Prints "begun", and at the end one line of JSON: how the calls ended, by status. An attack that has sent everything
-keeps what it opened until the end.
+Prints "begun", and at the end one line of JSON with the number of calls by status. An attack that has sent everything
+keeps its connections open until the end.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def varint(value: int) -> bytes:
 
 
 def namespace() -> str:
-    """Of the attacker's own memories."""
+    """The namespace of the attacker's own memories."""
     return os.environ.get(NAMESPACE, "attacker")
 
 
 def named() -> bytes:
-    """The first two fields of most requests: the memory that is meant."""
+    """The first two fields of most requests: namespace and memory."""
     return field(1, namespace().encode()) + field(2, b"m")
 
 
@@ -82,7 +82,7 @@ def empty_ids(size: int) -> bytes:
 
 
 def nested(size: int) -> bytes:
-    """Sub-messages of unknown fields as deep as the size allows."""
+    """Unknown sub-messages, nested as deep as the size allows."""
     inner = b""
     while len(inner) < size // 16:
         inner = field(2, inner)
@@ -95,7 +95,7 @@ def unknown_fields(size: int) -> bytes:
 
 
 def unknown_groups(size: int) -> bytes:
-    """Groups that no message has, begun and ended."""
+    """Begin and end groups that no message has."""
     return named() + b"\xfb\x7f\xfc\x7f" * (size // 4)
 
 
@@ -105,12 +105,12 @@ def packed_floats(size: int) -> bytes:
 
 
 def single_floats(size: int) -> bytes:
-    """The numbers of a vector as a field each."""
+    """The numbers of a vector, each as its own field."""
     return named() + field(4, b"\x25\0\0\0\0" * (size // 5))
 
 
 def metadata_entries(size: int) -> bytes:
-    """One observation with nothing but entries of metadata, each of another key."""
+    """One observation with nothing but metadata entries, all with different keys."""
     entries = b"".join(field(7, field(1, number.to_bytes(3).hex().encode())) for number in range(size // 10))
     return named() + field(6, entries)
 
@@ -122,7 +122,7 @@ def empty_conditions(size: int) -> bytes:
 
 # ---- calls
 def channel(address: str) -> grpc.aio.Channel:
-    """A connection of its own."""
+    """A separate connection."""
     return grpc.aio.insecure_channel(address, options=[*OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
 
 
@@ -135,7 +135,7 @@ def headers() -> list[tuple[str, str]]:
 async def called(
     open_channel: grpc.aio.Channel, path: str, body: bytes, compression: grpc.Compression | None = None
 ) -> None:
-    """One call with one message, whose end is counted."""
+    """Make one call with one message and count its outcome."""
     call = open_channel.unary_unary(path)(body, metadata=headers(), compression=compression)
     try:
         await call
@@ -147,7 +147,7 @@ async def called(
 async def calls_again(
     address: str, path: str, body: bytes, at_once: int, compression: grpc.Compression | None = None
 ) -> None:
-    """The same calls over and over, each connection with one of them."""
+    """Repeat the same call on each connection."""
 
     async def one() -> None:
         while True:
@@ -162,7 +162,7 @@ async def calls_again(
 def messages(
     make: Callable[[int], bytes], path: str, size: int, at_once: int = 4, compression: grpc.Compression | None = None
 ) -> Callable[[str], Awaitable[None]]:
-    """An attack by such calls."""
+    """An attack with such calls."""
 
     async def attack(address: str) -> None:
         await calls_again(address, path, make(size), at_once, compression)
@@ -172,12 +172,12 @@ def messages(
 
 # ---- connections written by hand
 async def hello(connection: Raw) -> None:
-    """The beginning of HTTP/2."""
+    """Send the start of an HTTP/2 connection."""
     await connection.send(PREFACE, frame(SETTINGS))
 
 
 async def drained(connection: Raw) -> None:
-    """Reads and acknowledges what the server sends, and counts the calls that it ends."""
+    """Read and acknowledge the server's frames, and count the calls that it ends."""
     async for kind, flags, _, payload in connection.frames():
         if kind == SETTINGS and not flags:
             await connection.send(frame(SETTINGS, 1))
@@ -192,7 +192,7 @@ async def drained(connection: Raw) -> None:
 
 @contextlib.asynccontextmanager
 async def connected(address: str) -> AsyncIterator[Raw]:
-    """A connection that is read."""
+    """A connection whose incoming frames are read."""
     async with raw(address) as connection:
         reading = asyncio.create_task(drained(connection))
         try:
@@ -203,7 +203,7 @@ async def connected(address: str) -> AsyncIterator[Raw]:
 
 
 class Flowing:
-    """A connection that sends as much as the server's windows allow."""
+    """A connection that sends as much as the server's flow-control windows allow."""
 
     FRAME = 16_384
     PATIENCE_S = 2.0
@@ -228,7 +228,7 @@ class Flowing:
                 reading.cancel()
 
     async def flow(self, stream: int, body: bytes) -> None:
-        """Sends `body` on that stream, or as much of it as the server asks for."""
+        """Send `body` on the stream, as far as the windows allow."""
         at = 0
         while at < len(body):
             size = min(len(body) - at, self._initial + self._windows[stream], self._windows[0], self.FRAME)
@@ -266,12 +266,12 @@ def opening(path: str, stream: int, more: Sequence[tuple[str, str]] = ()) -> byt
 
 
 def message(body: bytes) -> bytes:
-    """A gRPC message of so many bytes, not compressed."""
+    """An uncompressed gRPC message."""
     return b"\0" + len(body).to_bytes(4) + body
 
 
 async def storm(address: str, parts: Callable[[int], bytes], per_s: int) -> None:
-    """`parts` of stream after stream, at most so many a second, on a new connection once one is closed."""
+    """Send `parts` for stream after stream, at most `per_s` a second; reconnect when the server closes."""
     while True:
         with contextlib.suppress(ConnectionError):
             async with connected(address) as connection:
@@ -283,7 +283,7 @@ async def storm(address: str, parts: Callable[[int], bytes], per_s: int) -> None
 
 
 async def rapid_resets(address: str) -> None:
-    """Calls that are reset in the same moment: 4,000 a second over two connections."""
+    """Calls that are reset at once: 4,000 a second over two connections."""
 
     def parts(stream: int) -> bytes:
         return opening(_STREAM + "RecallOnce", stream) + frame(RST_STREAM, 0, stream, CANCEL)
@@ -292,7 +292,7 @@ async def rapid_resets(address: str) -> None:
 
 
 async def cancelled_calls(address: str) -> None:
-    """Whole calls that are cancelled in the same moment: 2,700 a second (40,000 in 15 s) over four connections."""
+    """Complete calls that are cancelled at once: 2,700 a second (40,000 in 15 s) over four connections."""
     body = message(named() + field(4, field(2, b"what is my name?")))
 
     def parts(stream: int) -> bytes:
@@ -303,7 +303,7 @@ async def cancelled_calls(address: str) -> None:
 
 
 async def bursts(address: str) -> None:
-    """250 whole calls in the same moment on each of twelve connections, over and over."""
+    """250 complete calls at the same moment on each of twelve connections, repeatedly."""
     body = message(named() + field(4, field(2, b"what is my name?")))
 
     async def one() -> None:
@@ -323,7 +323,7 @@ async def bursts(address: str) -> None:
 
 
 async def cancelled_under_way(address: str) -> None:
-    """As above by a client of gRPC, which cancels each call a few milliseconds after it was begun."""
+    """As above with a gRPC client, which cancels each call a few milliseconds after its start."""
     body = named() + field(4, field(2, b"what is my name?"))
 
     async def one(opened: grpc.aio.Channel) -> None:
@@ -350,7 +350,7 @@ async def half_bodies(address: str) -> None:
 
 
 async def half_bodies_that_flow(address: str) -> None:
-    """200 streams of two connections, each sent all but the last byte of a message as large as the server takes."""
+    """200 streams on two connections, each with all but the last byte of the largest accepted message."""
 
     async def one() -> None:
         with contextlib.suppress(ConnectionError):
@@ -367,7 +367,7 @@ async def half_bodies_that_flow(address: str) -> None:
 
 
 def compressed(make: Callable[[int], bytes], size: int) -> Callable[[str], Awaitable[None]]:
-    """Four connections with call after call of one message that was compressed by gzip."""
+    """Four connections that repeat a call with one gzip-compressed message."""
 
     async def one(address: str, body: bytes) -> None:
         while True:
@@ -388,7 +388,7 @@ def compressed(make: Callable[[int], bytes], size: int) -> Callable[[str], Await
 
 
 async def half_prefaces(address: str) -> None:
-    """600 connections that send half of the preface of HTTP/2, again once they are closed."""
+    """600 connections that send half of the HTTP/2 preface, and reconnect when closed."""
 
     async def one() -> None:
         while True:
@@ -403,7 +403,7 @@ async def half_prefaces(address: str) -> None:
 
 
 async def streams(address: str, path: str, body: bytes, count: int) -> None:
-    """So many streams, opened at once and kept, each again once it has ended."""
+    """Open `count` streams at once and keep them open; reopen each one that ends."""
 
     async def one(opened: grpc.aio.Channel) -> None:
         while True:
@@ -428,12 +428,12 @@ async def watches(address: str) -> None:
 
 
 async def health_watches(address: str) -> None:
-    """4,300 watches of the health service, which asks nobody who calls."""
+    """4,300 watches of the health service, which needs no credentials."""
     await streams(address, "/grpc.health.v1.Health/Watch", b"", 4_300)
 
 
 async def large_headers(address: str) -> None:
-    """Calls whose headers are as long as the server takes: 500 a second."""
+    """Calls with the longest accepted headers: 500 a second."""
     more = [(f"x-filler-{number}", "v" * 1_000) for number in range(14)]
 
     def parts(stream: int) -> bytes:
@@ -444,7 +444,7 @@ async def large_headers(address: str) -> None:
 
 
 async def queries(address: str) -> None:
-    """A Recall stream with as many queries as can be written, whose answers are not read."""
+    """A Recall stream with as many queries as possible, whose answers are not read."""
     body = field(2, field(1, b"%d") + field(2, b"what is my name?"))
 
     async def one(opened: grpc.aio.Channel) -> None:
@@ -491,7 +491,7 @@ ATTACKS: dict[str, Callable[[str], Awaitable[None]]] = {
 
 
 async def main(address: str, name: str) -> None:
-    """The attack, until standard input ends."""
+    """Run the attack until standard input ends."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     attack = asyncio.ensure_future(ATTACKS[name](address))
@@ -502,7 +502,7 @@ async def main(address: str, name: str) -> None:
         attack.result()
         await ended
     print(json.dumps(_came), flush=True)
-    os._exit(0)  # what was opened ends with the process
+    os._exit(0)  # closes all connections
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An engine in RAM that keeps the facade's contract and does what a test scripts: gates, failures, long answers."""
+"""An engine in RAM with the facade's contract, scripted by tests: gates, failures, long answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Step = tuple[str, int, int, tuple[Event, ...]]
 
 @dataclass
 class Script:
-    """What a test may decide. Gates are open until a test clears them."""
+    """What a test controls. Gates are open until a test clears them."""
 
     receiving: asyncio.Event = field(default_factory=asyncio.Event)
     storing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -432,7 +432,7 @@ class FakeEngine:
         return await session.reached(level, first_sequence + len(items) - 1)
 
     def store(self, memory: _Memory, number: int, item: NewObservation) -> Outcome:
-        """One observation straight to long-term."""
+        """Store one observation directly in long-term."""
         self.made += 1
         fragment = Fragment(
             encode_ulid(self.made),

@@ -1,6 +1,6 @@
-"""A peer of the trivial kind, for the driver's tests: lines in a file, or in a list; it ranks by the vectors alone.
+"""A trivial peer for tests of the driver: lines in a file or in a list, ranked by vectors alone.
 
-Variants: `file`, `list`, `breaks` (it cannot recall) and `dies` (the process ends while it adds).
+Variants: `file`, `list`, `breaks` (recall raises) and `dies` (the process exits during `add`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FakePeer:
         self._file(memory).touch()
 
     async def add(self, memory: str, items: Sequence[Item]) -> None:
-        print("what a package prints is no reply")
+        print("a package's output is not a reply")
         if self._given.variant == "dies":
             os._exit(3)
         if self._given.variant != "file":
@@ -38,7 +38,7 @@ class FakePeer:
         if self._given.variant == "breaks":
             raise LookupError("there is no such thing")
         lines = await self.lines(memory)
-        # Not in the table: the driver is asked for these.
+        # Not in the table: the driver embeds these on request.
         vectors = self._given.vectors.look_up([f"{line}." for line in lines])
         asked = self._given.vectors.look_up_one(query.text)
         near = [sum(a * b for a, b in zip(asked, vector, strict=True)) for vector in vectors]

@@ -1,4 +1,4 @@
-"""A small server that keeps the Observe, Recall and Watch contract in RAM and breaks where a script says so."""
+"""A small server with the Observe, Recall and Watch contract in RAM, which fails where a script says so."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UID = "01HUID"
 
 @dataclass
 class Producer:
-    """What is known of one producer: its items by number, and its refusals."""
+    """State of one producer: its items by number, and its rejections."""
 
     items: list[fragment_pb2.Observation] = field(default_factory=list)
     refused: dict[int, Status] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Producer:
 
 
 class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
-    """Start it, point a client at `target`, and read what it noted."""
+    """Start it, point a client at `target`, and inspect what it recorded."""
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
@@ -46,7 +46,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.batch_sizes: list[int] = []
         self.first_sequences: list[int] = []
         self.in_flight_max = 0
-        self.acking = asyncio.Event()  # cleared: nothing is acknowledged
+        self.acking = asyncio.Event()  # cleared: no acknowledgements
         self.storing = asyncio.Event()  # cleared: received, not stored
         self.indexing = asyncio.Event()
         self.answering = asyncio.Event()  # cleared: "slow" queries wait, exports stop half-way, imports do not end
@@ -56,14 +56,14 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.queries_in_flight_max = 4
         self.queries: list[pb.RecallQuery] = []
         self.told: list[list[pb.RecallResponse]] = []
-        """What each standing query in turn is told; those after them nothing."""
+        """The answers sent to each standing query in turn; later queries get none."""
         self.calls_cut = 0
-        """So many of the first RecallOnce end as they do when a server's grace is over."""
+        """This many of the first RecallOnce calls end as they do when a server's grace period is over."""
         self.cancelled: list[str] = []
         self.known: list[int | None] = []
-        """What each Observe stream was opened with as known_sequence."""
+        """The `known_sequence` with which each Observe stream was opened."""
         self.resume_page = 1_000
-        """Numbers of which refusals and outcomes are sent again in one message."""
+        """Numbers per message when rejections and outcomes are resent."""
         self.opens = 0
         self.openings: list[pb.RecallOpen] = []
         self.knows_done_in_recollections = True  # unlike older servers
@@ -76,7 +76,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self, target: str = "127.0.0.1:0") -> None:
-        """Listens; again on the same target after `stop`."""
+        """Listen; after `stop`, on the same target again."""
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_StreamServiceServicer_to_server(self, server)
         add_MemoryServiceServicer_to_server(self, server)
@@ -86,22 +86,22 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self._server = server
 
     async def stop(self) -> None:
-        """Cuts every connection."""
+        """Abort every connection."""
         if self._server is not None:
             await self._server.stop(0)
 
     def contents(self, producer: str = "p", memory: str = "ns/m") -> list[str]:
-        """What was observed, in order."""
+        """Observed contents, in order."""
         return [item.content for item in self.producers[memory, producer].items]
 
     def add_event(self, revision: int, ordinal: int = 0) -> None:
-        """Something to watch."""
+        """Add an event for watches."""
         cursor = event_pb2.Cursor(memory_uid=UID, revision=revision, ordinal=ordinal)
         self.events.append(
             event_pb2.Event(cursor=cursor, type=event_pb2.EVENT_TYPE_OBSERVED, fragment_id=f"f{revision}", cosine=0.0)
         )
 
-    # The stubs know generators only; read and write handlers return nothing.
+    # The stubs are typed for generators; read and write handlers return nothing.
     async def Observe(self, _: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802 - see above
         opening: pb.ObserveRequest = await context.read()
         self.metadata.append(dict(context.invocation_metadata()))
@@ -168,7 +168,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
             else:
                 responses.append(pb.RecallResponse(done=done))
         for response in responses:
-            async with writing:  # one write at a time is all that gRPC takes
+            async with writing:  # gRPC allows one write at a time
                 await context.write(response)
 
     async def RecallOnce(self, request: pb.RecallOnceRequest, context: Any) -> pb.RecallOnceResponse:  # noqa: N802
@@ -268,7 +268,7 @@ class _Observing:
         self.producer.epoch += 1
         self.flushes: list[tuple[int, int]] = []
         self.journaled = self.unacknowledged = 0
-        self.told = (*self.levels[:2], 0)  # what `opened` says
+        self.told = (*self.levels[:2], 0)  # the levels in `opened`
         self.fresh_refusals: list[int] = []
         self.outcomes_told = self.stored
 
@@ -284,7 +284,7 @@ class _Observing:
 
     @property
     def levels(self) -> tuple[int, int, int]:
-        """Up to where everything is received, stored and indexed."""
+        """The highest received, stored and indexed numbers."""
         stored = self.stored
         return self.received, stored, stored if self.server.indexing.is_set() else 0
 
@@ -335,7 +335,7 @@ class _Observing:
             superseded.cancel()
 
     def resumed(self, known: int) -> list[pb.Ack]:
-        """Refusals and outcomes of later numbers, some at a time."""
+        """Rejections and outcomes of later numbers, in pages."""
         received, stored, size = self.received, self.stored, self.server.resume_page
         pages = []
         for first in range(known + 1, received + 1, size) or [known + 1]:
