@@ -89,7 +89,7 @@ class Screen:
 
     def show_path(self, letter: Fragment, path: Sequence[Event], others: Mapping[str, str]) -> None:
         """Show one letter's path through the tiers."""
-        table = Table("revision", "step", "with", title="One letter's whole way", title_justify="left")
+        table = Table("revision", "step", "with", title="One letter's path", title_justify="left")
         self._print(f"[bold]for example[/] {_letter_heading(letter)}: {_shorten(letter.content, 90)}")
         for event in path:
             # An event inside a revision carries the previous revision's cursor.
@@ -110,9 +110,7 @@ class Screen:
 
     def show_working_memory(self, answer: Answer) -> None:
         """Show the short-term tier that accompanies every answer."""
-        table = Table(
-            title="Working memory: the short-term tier, with every answer", expand=True, title_justify="left"
-        )
+        table = Table(title="Working memory: the short-term tier, with every answer", expand=True, title_justify="left")
         table.add_column("letter", no_wrap=True, ratio=1)
         table.add_column("strengthened", justify="right", min_width=12)
         for fragment in answer.working_memory:
@@ -152,7 +150,7 @@ class Screen:
             self._console.print("[bold red]The demo failed.")
             return
         self._print(
-            f"[bold green]Nothing acknowledged was lost, nothing doubled, every answer is the same.[/] {seconds:.0f} s"
+            f"[bold green]Nothing acknowledged was lost or duplicated, and every answer is the same.[/] {seconds:.0f} s"
         )
         self.show_title("What next")
         data = f"--data {kept / 'data'}" if kept else "--data ./memory"
