@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import memstream
-from tests.support.attacks import NAMESPACE, TOKEN
+from tests.support.attack_connections import TOKEN
+from tests.support.attack_messages import NAMESPACE
 
 _ROOT = Path(__file__).parents[2]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
