@@ -182,7 +182,7 @@ class BareParts:
         return self._echo.longest_pause(self._since)
 
     async def measure(self, report: Report, row: str, questions: Sequence[tuple[int, str]]) -> None:
-        """Add rows: the per-question sums of the few parts, of all unavoidable parts, and each part by itself."""
+        """Add rows: the per-question sums of the few parts, of all unavoidable parts, and each part separately."""
         for place, _ in questions:
             if place not in self._bm25:
                 self._bm25[place] = Bm25(self._texts.sentences[place])
