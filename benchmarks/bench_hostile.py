@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from bench_overload import make_access
@@ -125,10 +126,13 @@ async def run_honest_client(memory: memstream.Memory, seconds: float) -> HonestC
     """Recall and observe for `seconds`, timing each call."""
     talk, seen, until = SentenceSource(3), HonestCalls(), time.monotonic() + seconds
     while time.monotonic() < until:
-        for call in (memory.recall_once(talk.make_sentence()), memory.observe_batch([talk.make_sentence()])):
+        for call in (
+            partial(memory.recall_once, talk.make_sentence()),
+            partial(memory.observe_batch, [talk.make_sentence()]),
+        ):
             began = time.perf_counter()
             try:
-                await call
+                await call()
             except memstream.MemstreamError as error:
                 seen.failed[f"{type(error).__name__}: {error}"] += 1
             seen.seconds.append(time.perf_counter() - began)

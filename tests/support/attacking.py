@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import memstream
@@ -85,9 +86,10 @@ async def _use_memory(memory: memstream.Memory, seen: Seen) -> None:
     number = 0
     while True:
         number += 1
-        for call in (memory.observe_batch([f"the code of day {number} is {number}"]), memory.recall_once("code")):
+        text = f"the code of day {number} is {number}"
+        for call in (partial(memory.observe_batch, [text]), partial(memory.recall_once, "code")):
             try:
-                await call
+                await call()
                 seen.answered += 1
             except memstream.MemstreamError as error:
                 seen.failures.append(f"{type(error).__name__}: {error}")

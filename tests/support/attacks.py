@@ -20,6 +20,9 @@ import grpc
 import grpc.aio
 
 from tests.support.attack_connections import (
+    OPTIONS as OPTIONS,  # for tests
+)
+from tests.support.attack_connections import (
     FlowingConnection,
     attack_with_message,
     auth_headers,
