@@ -1,10 +1,10 @@
-"""Observations that arrive at a steady rate while something else is measured, sent by a process of its own.
+"""Send observations at a steady rate from a separate process while a benchmark measures something else.
 
     python arriving.py ADDRESS PREFIX MEMORIES
 
-sends 500 a second to memories PREFIX-0, PREFIX-1, ... in turn, each its next one: the hard case, for every one of them
-is a decision and a commit of its own. When its standard input ends it says how many a second were stored, from its
-first second on: what is on its way at the beginning and at the end is the same, and counts for nothing.
+The program sends 500 observations a second to memories PREFIX-0, PREFIX-1, ... in turn. This is the hard case: each
+observation is a decision and a commit of its own. When standard input ends, the program prints the number stored per
+second, counted from its first second on, so that what is in flight at both ends cancels out.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
-from loads import WARM_S, load, until_told
-from texts import Talk
+from loads import WARM_S, run_load, run_until_stdin_ends
+from texts import SentenceSource
 
 import memstream
 
@@ -25,48 +25,48 @@ TICK_S = 0.01
 PER_S = "stored/s"
 
 
-def arriving(address: str, prefix: str, memories: int) -> AbstractAsyncContextManager[dict[str, float]]:
-    """The load, while the block runs; filled with how many were stored (PER_S)."""
-    return load(__file__, address, prefix, memories)
+def send_steadily(address: str, prefix: str, memories: int) -> AbstractAsyncContextManager[dict[str, float]]:
+    """Run the load during the block. The dict is filled with the stored rate (PER_S) at the end."""
+    return run_load(__file__, address, prefix, memories)
 
 
-async def _send(streams: list[memstream.ObserveStream]) -> None:
-    loop, talk, number = asyncio.get_running_loop(), Talk(3), 0
+async def _send_observations(streams: list[memstream.ObserveStream]) -> None:
+    loop, talk, number = asyncio.get_running_loop(), SentenceSource(3), 0
     began = loop.time()
     while True:
         while number < int((loop.time() - began) * RATE):
-            await streams[number % len(streams)].send(talk.sentence(), speaker="Ada", session="live")
+            await streams[number % len(streams)].send(talk.make_sentence(), speaker="Ada", session="live")
             number += 1
         await asyncio.sleep(TICK_S)
 
 
-class _Count:
-    """How many were stored since it began."""
+class _RateCounter:
+    """Counts the stored observations since `start_counting`."""
 
     def __init__(self, streams: list[memstream.ObserveStream]) -> None:
         self._streams = streams
         self._before, self._began = 0, time.perf_counter()
 
-    async def begin(self) -> None:
+    async def start_counting(self) -> None:
         await asyncio.sleep(WARM_S)
-        self._before, self._began = self._stored(), time.perf_counter()
+        self._before, self._began = self._count_stored(), time.perf_counter()
         await asyncio.Event().wait()
 
-    def per_s(self) -> float:
-        return (self._stored() - self._before) / (time.perf_counter() - self._began)
+    def rate_per_s(self) -> float:
+        return (self._count_stored() - self._before) / (time.perf_counter() - self._began)
 
-    def _stored(self) -> int:
+    def _count_stored(self) -> int:
         return sum(stream.stored for stream in self._streams)
 
 
-async def _load(address: str, prefix: str, memories: int) -> None:
+async def _run_load(address: str, prefix: str, memories: int) -> None:
     async with memstream.connect(address) as client, AsyncExitStack() as stack:
         opened = [client.memory(f"{prefix}-{place}").observe("load") for place in range(memories)]
         streams = [await stack.enter_async_context(stream) for stream in opened]
-        count = _Count(streams)
-        await until_told(_send(streams), count.begin())
-        print(json.dumps({PER_S: count.per_s()}), flush=True)
+        count = _RateCounter(streams)
+        await run_until_stdin_ends(_send_observations(streams), count.start_counting())
+        print(json.dumps({PER_S: count.rate_per_s()}), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(_load(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    asyncio.run(_run_load(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -1,4 +1,4 @@
-"""What the server is compared with, without a server: SQLite commits, a numpy scan, BM25, messages, a Milvus Lite."""
+"""Baselines without a server: SQLite commits, a numpy scan, BM25, messages, a Milvus Lite."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from memstream_server.rpc.wire import queries
 
 Floats = npt.NDArray[np.float32]
 PARTITIONS = 64
-"""Of a bare Milvus Lite, as the server has by default."""
+"""Partitions of a bare Milvus Lite: the server's default."""
 _K1, _B = 0.9, 0.4
 
 
 @contextlib.contextmanager
-def database(file: Path) -> Iterator[sqlite3.Connection]:
-    """SQLite as the journal sets it (WAL, synchronous=FULL), with one table of blobs."""
+def open_database(file: Path) -> Iterator[sqlite3.Connection]:
+    """SQLite with the journal's settings (WAL, synchronous=FULL) and one table of blobs."""
     opened = sqlite3.connect(file, isolation_level=None)
     try:
         opened.execute("PRAGMA journal_mode = WAL")
@@ -50,8 +50,8 @@ def database(file: Path) -> Iterator[sqlite3.Connection]:
         opened.close()
 
 
-def committed(opened: sqlite3.Connection, rows: Sequence[tuple[bytes, bytes | None]], group: int) -> float:
-    """Seconds to commit rows of (observation, vector) `group` at a time, each group on the disk before the next."""
+def time_commits(opened: sqlite3.Connection, rows: Sequence[tuple[bytes, bytes | None]], group: int) -> float:
+    """Seconds to commit rows of (observation, vector), `group` per transaction, each on disk before the next."""
     began = time.perf_counter()
     for start in range(0, len(rows), group):
         opened.execute("BEGIN IMMEDIATE")
@@ -60,21 +60,21 @@ def committed(opened: sqlite3.Connection, rows: Sequence[tuple[bytes, bytes | No
     return time.perf_counter() - began
 
 
-def scanned(matrix: Floats, query: Floats, limit: int) -> float:
+def time_scan(matrix: Floats, query: Floats, limit: int) -> float:
     """Seconds of an exact search of one memory's vectors for the `limit` nearest."""
     began = time.perf_counter()
-    _best(matrix @ query, limit)
+    _top_indices(matrix @ query, limit)
     return time.perf_counter() - began
 
 
-def _best(values: Floats, limit: int) -> npt.NDArray[np.int64]:
+def _top_indices(values: Floats, limit: int) -> npt.NDArray[np.int64]:
     nearest = np.argpartition(-values, min(limit, len(values) - 1))[:limit]
     best: npt.NDArray[np.int64] = nearest[np.argsort(-values[nearest])]
     return best
 
 
 class Bm25:
-    """BM25 of one memory's texts: a dict of posting arrays, no neighbours; tokens and stems are as the server's."""
+    """BM25 over one memory's texts: a dict of posting arrays, no neighbours, the server's tokens and stems."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._analyzer = SnowballAnalyzer()
@@ -95,7 +95,7 @@ class Bm25:
         hashes, counts = np.frombuffer(terms.hashes, "<u8"), np.frombuffer(terms.counts, "<u2")
         return list(zip(hashes.tolist(), counts.tolist(), strict=True))
 
-    def searched(self, query: str, limit: int) -> float:
+    def time_search(self, query: str, limit: int) -> float:
         """Seconds from the query's text to the `limit` best."""
         began = time.perf_counter()
         values = np.zeros(len(self._norms), np.float32)
@@ -105,12 +105,12 @@ class Bm25:
                 places, counts = held
                 idf = math.log1p((len(values) - len(places) + 0.5) / (len(places) + 0.5))
                 values[places] += idf * (_K1 + 1) * counts / (counts + self._norms[places])
-        _best(values, limit)
+        _top_indices(values, limit)
         return time.perf_counter() - began
 
 
 class BothLegs:
-    """The server's two lexical legs of one memory's texts, of one session, called without a server."""
+    """The server's two lexical legs over one memory's texts (one session), called without a server."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._analyzer = SnowballAnalyzer()
@@ -120,20 +120,20 @@ class BothLegs:
             self._index.append(terms.hashes, terms.counts, 0, len(text))
         self._index.settle()
 
-    def asked(self, query: str) -> float:
-        """Seconds from the query's text to what both legs say of every fragment."""
+    def time_query(self, query: str) -> float:
+        """Seconds from the query's text to the scores of both legs for every fragment."""
         began = time.perf_counter()
         self._index.legs(query_terms(self._analyzer.terms(query).hashes))
         return time.perf_counter() - began
 
 
 class Messages:
-    """An answer's messages, made and serialised as the server does it, parsed and read as the SDK does it."""
+    """An answer's messages, built and serialised as the server does, parsed and read as the SDK does."""
 
     def __init__(self, answer: memstream.Answer) -> None:
-        hits = [_fragment(hit.fragment, Tier.LONG_TERM) for hit in answer]
+        hits = [_to_fragment(hit.fragment, Tier.LONG_TERM) for hit in answer]
         found = {one.id for one in hits}
-        beside = [_fragment(one, Tier.SHORT_TERM) for one in answer.working_memory if one.id not in found]
+        beside = [_to_fragment(one, Tier.SHORT_TERM) for one in answer.working_memory if one.id not in found]
         zeros = (0.5,) * len(PARTS)
         self._answer = RecallAnswer(
             revision=answer.revision,
@@ -152,8 +152,8 @@ class Messages:
             formula="",
         )
 
-    def made_and_read(self) -> float:
-        """Seconds of one."""
+    def time_round_trip(self) -> float:
+        """Seconds to build, serialise, parse and read one answer."""
         began = time.perf_counter()
         done = queries.done("1", self._answer, False)
         sent = [pb.RecallResponse(recollections=part) for part in queries.recollections("1", self._answer, False, done)]
@@ -162,7 +162,7 @@ class Messages:
         return time.perf_counter() - began
 
 
-def _fragment(one: memstream.Fragment, tier: Tier) -> Fragment:
+def _to_fragment(one: memstream.Fragment, tier: Tier) -> Fragment:
     return Fragment(
         id=one.id,
         content=one.content,
@@ -179,17 +179,17 @@ def _fragment(one: memstream.Fragment, tier: Tier) -> Fragment:
 
 
 class MilvusLite:
-    """A Milvus Lite of our own, in its process, with a collection as the server makes it. Made by `milvus_lite`."""
+    """A separate Milvus Lite process with a collection like the server's. Created by `start_milvus_lite`."""
 
     def __init__(self, child: LiteProcess, collection: MilvusCollection) -> None:
         self.collection = collection
         self._child = child
 
     def cpu_s(self) -> float:
-        """CPU seconds used so far by its process."""
+        """CPU seconds of its process so far."""
         return cpu_s(self._child.pid)
 
-    async def fill(self, memories: Sequence[Floats]) -> float:
+    async def fill_collection(self, memories: Sequence[Floats]) -> float:
         """Seconds to upsert and flush the vectors of memory-0, memory-1, ..."""
         points = [
             Point(f"memory-{place}", f"{place}-{number}", vector)
@@ -201,16 +201,16 @@ class MilvusLite:
         await asyncio.to_thread(self.collection.flush)
         return time.perf_counter() - began
 
-    def searched(self, place: int, query: Floats, limit: int) -> float:
-        """Seconds of a search for the `limit` nearest in memory-`place`: of its partition, filtered by memory."""
+    def time_search(self, place: int, query: Floats, limit: int) -> float:
+        """Seconds of a search for the `limit` nearest in memory-`place`: its partition, filtered by memory."""
         began = time.perf_counter()
         self.collection.search(f"memory-{place}", query, limit, Timeouts().search_s)
         return time.perf_counter() - began
 
 
 @contextlib.asynccontextmanager
-async def milvus_lite(directory: Path) -> AsyncIterator[MilvusLite]:
-    """An empty one."""
+async def start_milvus_lite(directory: Path) -> AsyncIterator[MilvusLite]:
+    """Start an empty one."""
     space = Space(MODEL.name, MODEL.dimension, PARTITIONS)
     name = collection_name(space, "bench")
     child = await LiteProcess.start(directory, [name], start_timeout_s=60.0, lock_timeout_s=10.0, stop_timeout_s=30.0)

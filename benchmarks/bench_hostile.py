@@ -1,13 +1,11 @@
-"""What attacks on a server cost it and its honest clients, worst first.
+"""Cost of attacks for the server and its honest clients.
 
     python benchmarks/bench_hostile.py [--full | --tiny] [--rounds N] [--json FILE]
 
-HOSTILE="tenant:watches anyone:bursts" in the environment chooses attacks.
-
-A server that asks who calls has one memory of 1,000 fragments; an honest client asks it one question after the other
-and observes a sentence after each, over one connection, thirty times a second at most: quiet, and while an attack of
-`tests/support/attacks.py` is under way in a process of its own, without any credential (names that begin with "anyone")
-or with another tenant's ("tenant"). The server is started again for each attack, and runs with its default limits.
+A server with API keys has one memory of 1,000 fragments. An honest client recalls and observes alternately over one
+connection, at most thirty times a second: without an attack, and while an attack of `tests/support/attacks.py` runs in
+a separate process, without credentials ("anyone") or with another tenant's ("tenant"). HOSTILE="anyone:NAME
+tenant:NAME" in the environment selects attacks. The server is restarted for each attack and uses its default limits.
 """
 
 from __future__ import annotations
@@ -24,13 +22,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from bench_overload import guarded
-from claims import Claim, at_most, claim, standalone
+from bench_overload import make_access
+from claims import Claim, at_most, make_claim, run_standalone
 from report import Report, Size, percentile
-from served import Served
-from texts import Talk
+from served import BenchServer
+from texts import SentenceSource
 
 import memstream
 
@@ -79,7 +78,6 @@ TENANT = (
 )
 TINY = ("empty_observations", "cancelled_calls")
 PAUSE_S = 0.02
-CHOSEN = "HOSTILE"
 COLUMNS = RSS, PEAK, GROWTH, AFTER, QUIET, QUIET_P99, P50, P99, RATIO, CALLS, FAILED = (
     "RSS MB",
     "peak MB",
@@ -96,23 +94,23 @@ COLUMNS = RSS, PEAK, GROWTH, AFTER, QUIET, QUIET_P99, P50, P99, RATIO, CALLS, FA
 
 
 @dataclass
-class Honest:
-    """What an honest client saw."""
+class HonestCalls:
+    """Latencies and failures of an honest client."""
 
     seconds: list[float] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)
 
 
-class Resident:
-    """The largest resident memory of the server while the block runs, looked at 200 times a second."""
+class PeakSampler:
+    """Samples the server's resident memory 200 times a second during the block and keeps the peak."""
 
-    def __init__(self, server: Served) -> None:
+    def __init__(self, server: BenchServer) -> None:
         self._server = server
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._sample)
         self.peak_mb = 0.0
 
-    def __enter__(self) -> Resident:
+    def __enter__(self) -> PeakSampler:
         self._thread.start()
         return self
 
@@ -120,19 +118,22 @@ class Resident:
         self._ended.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._ended.wait(0.005):
             self.peak_mb = max(self.peak_mb, self._server.resident_mb()[0])
 
 
-async def honest(memory: memstream.Memory, seconds: float) -> Honest:
-    """A client's calls for so long, each timed."""
-    talk, seen, until = Talk(3), Honest(), time.monotonic() + seconds
+async def run_honest_client(memory: memstream.Memory, seconds: float) -> HonestCalls:
+    """Recall and observe for `seconds`, timing each call."""
+    talk, seen, until = SentenceSource(3), HonestCalls(), time.monotonic() + seconds
     while time.monotonic() < until:
-        for call in (memory.recall_once(talk.sentence()), memory.observe_batch([talk.sentence()])):
+        for call in (
+            partial(memory.recall_once, talk.make_sentence()),
+            partial(memory.observe_batch, [talk.make_sentence()]),
+        ):
             began = time.perf_counter()
             try:
-                await call
+                await call()
             except memstream.MemstreamError as error:
                 seen.failed[f"{type(error).__name__}: {error}"] += 1
             seen.seconds.append(time.perf_counter() - began)
@@ -141,8 +142,8 @@ async def honest(memory: memstream.Memory, seconds: float) -> Honest:
 
 
 @contextlib.contextmanager
-def attack(address: str, name: str, token: str, came: dict[str, int]) -> Iterator[None]:
-    """`name` under way in a process of its own."""
+def run_attack(address: str, name: str, token: str, attack_counts: dict[str, int]) -> Iterator[None]:
+    """Run attack `name` in a separate process; `attack_counts` is filled at the end."""
     variables = {"MEMSTREAM_ATTACK_TOKEN": token, "MEMSTREAM_ATTACK_NAMESPACE": "flood"}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.attacks", address, name],
@@ -157,77 +158,67 @@ def attack(address: str, name: str, token: str, came: dict[str, int]) -> Iterato
         process.stdout.readline()
         yield
         process.stdin.close()
-        came.update(json.loads(process.stdout.readline() or "{}"))
+        attack_counts.update(json.loads(process.stdout.readline() or "{}"))
         process.wait(10)
     finally:
         process.kill()
         process.wait()
 
 
-async def measure_one(report: Report, size: Size, name: str, by: str) -> None:
-    """One attack on a server of its own."""
+async def measure_attack(report: Report, size: Size, name: str, by: str) -> None:
+    """Run one attack against a new server."""
     with tempfile.TemporaryDirectory() as scratch:
-        access, tokens = guarded(Path(scratch) / "access")
-        with Served(Path(scratch) / "data", **access) as server:
+        access, tokens = make_access(Path(scratch) / "access")
+        with BenchServer(Path(scratch) / "data", **access) as server:
             async with memstream.connect(server.address, token=tokens["flood"]) as client:
                 await client.create_memory("flood/m")
             async with memstream.connect(server.address, token=tokens["quiet"]) as client:
                 memory = await client.create_memory("quiet/m")
-                talk = Talk(1)
+                talk = SentenceSource(1)
                 for _ in range(HELD[size] // 20):
-                    await memory.observe_batch([talk.sentence() for _ in range(20)])
-                await honest(memory, min(2.0, SECONDS[size]))
-                quiet = await honest(memory, SECONDS[size])
-                before, came = server.resident_mb()[0], dict[str, int]()
+                    await memory.observe_batch([talk.make_sentence() for _ in range(20)])
+                await run_honest_client(memory, min(2.0, SECONDS[size]))
+                quiet = await run_honest_client(memory, SECONDS[size])
+                before, attack_counts = server.resident_mb()[0], dict[str, int]()
                 token = tokens["flood"] if by == "tenant" else ""
-                with Resident(server) as resident, attack(server.address, name, token, came):
-                    seen = await honest(memory, SECONDS[size])
+                with PeakSampler(server) as resident, run_attack(server.address, name, token, attack_counts):
+                    seen = await run_honest_client(memory, SECONDS[size])
                 await asyncio.sleep(1.0)
                 after = server.resident_mb()[0]
         p99, quiet_p99 = percentile(seen.seconds, 0.99) * 1e3, percentile(quiet.seconds, 0.99) * 1e3
-        figures = {
-            RSS: before,
-            PEAK: resident.peak_mb,
-            GROWTH: resident.peak_mb - before,
-            AFTER: after,
-            QUIET_P99: quiet_p99,
-            P99: p99,
-        }
+        figures = {RSS: before, PEAK: resident.peak_mb, GROWTH: resident.peak_mb - before, AFTER: after}
+        figures |= {QUIET_P99: quiet_p99, P99: p99}
         figures |= {QUIET: percentile(quiet.seconds, 0.5) * 1e3, P50: percentile(seen.seconds, 0.5) * 1e3}
         figures |= {RATIO: p99 / quiet_p99, CALLS: len(seen.seconds), FAILED: sum(seen.failed.values())}
-        report.add(f"{by}: {name}", **figures)
-        report.more.setdefault("came", {})[f"{by}: {name}"] = {**came, "honest failures": dict(seen.failed)}
-        print(
-            f"{by}: {name}: {came}, failed {dict(seen.failed)}",
-            {k: round(v, 1) for k, v in figures.items()},
-            file=sys.stderr,
-        )
+        report.add_round(f"{by}: {name}", **figures)
+        report.more.setdefault("came", {})[f"{by}: {name}"] = {**attack_counts, "honest failures": dict(seen.failed)}
+        rounded = {column: round(value, 1) for column, value in figures.items()}
+        print(f"{by}: {name}: {attack_counts}, failed {dict(seen.failed)}", rounded, file=sys.stderr)
 
 
-def run(size: Size, rounds: int | None = None) -> Report:
-    """Measure."""
+def run_benchmark(size: Size, rounds: int | None = None) -> Report:
+    """Measure the selected attacks."""
     report = Report(COLUMNS)
-    wanted = os.environ.get(CHOSEN, "").split()
+    wanted = os.environ.get("HOSTILE", "").split()
     for _ in range(rounds or 1):
         for by, names in (("anyone", ANYONE), ("tenant", TENANT)):
             for name in names:
                 if (name in TINY or size is not Size.TINY) and (not wanted or f"{by}:{name}" in wanted):
-                    asyncio.run(measure_one(report, size, name, by))
-    worst_first = sorted(report.rows, key=lambda row: -report.median(row, RATIO))
+                    asyncio.run(measure_attack(report, size, name, by))
+    worst_first = sorted(report.rows, key=lambda row: -report.median_of(row, RATIO))
     report.rows = {row: report.rows[row] for row in worst_first}
     return report
 
 
-def claims(report: Report) -> list[Claim]:
-    """The worst of all attacks."""
-    slowest = max(report.rows, key=lambda row: report.median(row, RATIO))
-    largest = max(report.rows, key=lambda row: report.median(row, GROWTH))
+def make_claims(report: Report) -> list[Claim]:
+    """Claims about the worst of all attacks: latency of an honest client, growth of the server's memory."""
+    slowest = max(report.rows, key=lambda row: report.median_of(row, RATIO))
+    largest = max(report.rows, key=lambda row: report.median_of(row, GROWTH))
     return [
-        claim(report, f"honest p99, {slowest}", slowest, P99, slowest, at_most(2), other_column=QUIET_P99),
-        claim(report, f"resident memory, {largest}", largest, PEAK, largest, other_column=RSS),
-        claim(report, f"growth of resident memory, {largest}", largest, GROWTH, largest, at_most(64, "MB"), RSS),
+        make_claim(report, f"honest p99, {slowest}", slowest, P99, slowest, at_most(2), other_column=QUIET_P99),
+        make_claim(report, f"growth of memory, {largest}", largest, GROWTH, largest, at_most(64, "MB"), RSS),
     ]
 
 
 if __name__ == "__main__":
-    standalone(__doc__, run, claims)
+    run_standalone(__doc__, run_benchmark, make_claims)

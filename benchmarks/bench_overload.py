@@ -1,11 +1,11 @@
-"""How long a tenant waits while another one takes all that its limits allow, and asks for more.
+"""Latency of one tenant while another one uses all that its limits allow and asks for more.
 
     python benchmarks/bench_overload.py [--full | --tiny] [--rounds N] [--json FILE]
 
-Tenant B asks its memory of 1,000 fragments one question after the other, and observes one sentence after the other
-until it is stored, some thirty a second, which is within its limits: alone, and while tenant A, a process of its own,
-observes through eight streams as fast as it is read and recalls by twice as many calls as it may have under way. Both
-are bound by the same limits for each caller; alone and beside take turns.
+Tenant B recalls from its memory of 1,000 fragments, one question after the other, and observes one sentence after the
+other until it is stored, some thirty a second, within its limits. It does so alone, and while tenant A, a separate
+process, observes through eight streams at full speed and keeps twice as many recalls in flight as allowed. Both have
+the same per-caller limits; rounds alternate between alone and with the flood.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import tempfile
 import time
 from pathlib import Path
 
-from claims import Claim, at_most, claim, pause, standalone
-from flooding import flooding
-from recalls import COLUMNS, P50, P99, Recalling, Texts, enter, fill
+from claims import Claim, at_most, make_claim, make_pause_claim, run_standalone
+from flooding import run_flood
+from recalls import COLUMNS, P50, P99, RecallClient, Texts, add_times, fill_memories
 from report import PAUSES, Report, Size, own_cpu_s
-from served import Served
-from texts import Talk
+from served import BenchServer
+from texts import SentenceSource
 
 import memstream
 from memstream_server.rpc.access import keys
 
 HELD = {Size.TINY: 20, Size.SHORT: 1_000, Size.FULL: 1_000}
-"""Fragments of each memory before."""
+"""Fragments per memory at the start."""
 TRIALS = {Size.TINY: 2, Size.SHORT: 300, Size.FULL: 1_000}
 ROUNDS = {Size.TINY: 1, Size.SHORT: 5, Size.FULL: 5}
 STREAMS, CALLS = 8, 2
 PAUSE_S = 0.02
-"""Of tenant B after each, so that its own limits never hold it back."""
+"""Pause of tenant B after each call, so that its own limits never delay it."""
 LIMITS: dict[str, str | float] = {
     "caller_streams_max": 2 * STREAMS,
     "caller_calls_max": CALLS,
@@ -43,15 +43,15 @@ LIMITS: dict[str, str | float] = {
 }
 TENANTS = ("flood", "quiet")
 PREFIX = {tenant: f"{tenant}/agent" for tenant in TENANTS}
-RECALLS, RECALLS_BESIDE = "recalls, alone", "recalls, beside the flood"
-STORES, STORES_BESIDE = "observe until stored, alone", "observe until stored, beside the flood"
-LOOP, LOOP_BESIDE = "event loop, alone", "event loop, beside the flood"
-FLOOD = "what the flood came to"
+RECALLS, RECALLS_BESIDE = "recalls, alone", "recalls, with the flood"
+STORES, STORES_BESIDE = "observe until stored, alone", "observe until stored, with the flood"
+LOOP, LOOP_BESIDE = "event loop, alone", "event loop, with the flood"
+FLOOD = "rates of the flood"
 FLOODED = {"observed": "observed/s", "recalled": "recalled/s", "refused": "refused/s"}
 
 
-def guarded(directory: Path) -> tuple[dict[str, str | float], dict[str, str]]:
-    """The settings of a server that tells the tenants apart, and their keys."""
+def make_access(directory: Path) -> tuple[dict[str, str | float], dict[str, str]]:
+    """Settings of a server with API keys for both tenants, and the keys."""
     directory.mkdir()
     keys_file, policy_file = directory / "keys.json", directory / "policy.toml"
     grants = (f'[[grant]]\nwho = ["key:{one}"]\nnamespaces = ["{one}"]\nverbs = ["*"]\n' for one in TENANTS)
@@ -60,72 +60,72 @@ def guarded(directory: Path) -> tuple[dict[str, str | float], dict[str, str]]:
     return {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}, given
 
 
-class Quiet:
+class QuietTenant:
     """Tenant B."""
 
-    def __init__(self, report: Report, server: Served, recalling: Recalling, texts: Texts, count: int) -> None:
+    def __init__(self, report: Report, server: BenchServer, recalling: RecallClient, texts: Texts, count: int) -> None:
         self._report = report
         self._server = server
         self._recalling = recalling
         self._texts = texts
         self._count = count
-        self._talk = Talk(5)
+        self._talk = SentenceSource(5)
 
     async def measure(self, stream: memstream.ObserveStream, recalls: str, stores: str, loop: str) -> None:
-        """One round of both."""
+        """One round of recalls and observations."""
         since = time.monotonic()
-        await self._recalling.measure(self._report, recalls, self._texts.questions(self._count), PAUSE_S)
-        own, before, seconds = own_cpu_s(), self._server.cpu(), []
+        await self._recalling.measure(self._report, recalls, self._texts.draw_questions(self._count), PAUSE_S)
+        own, before, seconds = own_cpu_s(), self._server.cpu_used(), []
         for _ in range(self._count):
             began = time.perf_counter()
-            await (await stream.send(self._talk.sentence(), speaker="Ada", session="live"))
+            await (await stream.send(self._talk.make_sentence(), speaker="Ada", session="live"))
             seconds.append(time.perf_counter() - began)
             await asyncio.sleep(PAUSE_S)
-        enter(self._report, stores, seconds, own_cpu_s() - own, self._server.cpu().since(before).both)
-        self._report.pause(loop, self._server.pause(since))
+        add_times(self._report, stores, seconds, own_cpu_s() - own, self._server.cpu_used().since(before).total)
+        self._report.add_pause(loop, self._server.longest_pause(since))
 
 
-async def measure(report: Report, size: Size, rounds: int) -> None:
-    """Fill, start anew with limits, and all rounds."""
+async def measure_rounds(report: Report, size: Size, rounds: int) -> None:
+    """Fill, restart with limits, and run all rounds."""
     async with contextlib.AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        access, tokens = guarded(scratch / "access")
-        with Served(scratch / "data", index_flush_interval_s=2, **access) as server:
+        access, tokens = make_access(scratch / "access")
+        with BenchServer(scratch / "data", index_flush_interval_s=2, **access) as server:
             async with memstream.connect(server.address, token=tokens["flood"]) as client:
-                await fill(client, PREFIX["flood"], [HELD[size]] * STREAMS)
+                await fill_memories(client, PREFIX["flood"], [HELD[size]] * STREAMS)
             async with memstream.connect(server.address, token=tokens["quiet"]) as client:
-                texts = await fill(client, PREFIX["quiet"], [HELD[size]])
-        server = stack.enter_context(Served(scratch / "data", **access, **LIMITS))
+                texts = await fill_memories(client, PREFIX["quiet"], [HELD[size]])
+        server = stack.enter_context(BenchServer(scratch / "data", **access, **LIMITS))
         client = await stack.enter_async_context(memstream.connect(server.address, token=tokens["quiet"]))
-        recalling = await stack.enter_async_context(Recalling(server, client, PREFIX["quiet"]))
+        recalling = await stack.enter_async_context(RecallClient(server, client, PREFIX["quiet"]))
         stream = await stack.enter_async_context(client.memory(f"{PREFIX['quiet']}-0").observe("quiet"))
-        quiet = Quiet(report, server, recalling, texts, TRIALS[size])
-        await recalling.ask(texts.questions(TRIALS[size]), PAUSE_S)  # both sides are warm
+        quiet = QuietTenant(report, server, recalling, texts, TRIALS[size])
+        await recalling.ask(texts.draw_questions(TRIALS[size]), PAUSE_S)  # warm up both sides
         for _ in range(rounds):
             await quiet.measure(stream, RECALLS, STORES, LOOP)
-            async with flooding(server.address, tokens["flood"], PREFIX["flood"], STREAMS, CALLS) as came:
+            async with run_flood(server.address, tokens["flood"], PREFIX["flood"], STREAMS, CALLS) as flood_rates:
                 await quiet.measure(stream, RECALLS_BESIDE, STORES_BESIDE, LOOP_BESIDE)
-            report.add(FLOOD, **{column: came.get(what, 0.0) for what, column in FLOODED.items()})
+            report.add_round(FLOOD, **{column: flood_rates.get(what, 0.0) for what, column in FLOODED.items()})
 
 
-def run(size: Size, rounds: int | None = None) -> Report:
-    """Measure."""
+def run_benchmark(size: Size, rounds: int | None = None) -> Report:
+    """Measure all rounds."""
     report = Report((*COLUMNS, *FLOODED.values(), *PAUSES))
-    asyncio.run(measure(report, size, rounds or ROUNDS[size]))
+    asyncio.run(measure_rounds(report, size, rounds or ROUNDS[size]))
     return report
 
 
-def claims(report: Report) -> list[Claim]:
-    """What is said of a tenant beside another one."""
-    said = "beside a flooding tenant"
+def make_claims(report: Report) -> list[Claim]:
+    """Claims about a tenant next to a flooding one."""
+    suffix = "with a flooding tenant"
     return [
-        claim(report, f"recall p50, {said}", RECALLS_BESIDE, P50, RECALLS),
-        claim(report, f"recall p99, {said}", RECALLS_BESIDE, P99, RECALLS, at_most(2)),
-        claim(report, f"observe until stored p50, {said}", STORES_BESIDE, P50, STORES),
-        claim(report, f"observe until stored p99, {said}", STORES_BESIDE, P99, STORES, at_most(2)),
-        pause(report, f"event loop's longest pause, {said}", LOOP_BESIDE, LOOP),
+        make_claim(report, f"recall p50, {suffix}", RECALLS_BESIDE, P50, RECALLS),
+        make_claim(report, f"recall p99, {suffix}", RECALLS_BESIDE, P99, RECALLS, at_most(2)),
+        make_claim(report, f"observe until stored p50, {suffix}", STORES_BESIDE, P50, STORES),
+        make_claim(report, f"observe until stored p99, {suffix}", STORES_BESIDE, P99, STORES, at_most(2)),
+        make_pause_claim(report, f"longest event-loop pause, {suffix}", LOOP_BESIDE, LOOP),
     ]
 
 
 if __name__ == "__main__":
-    standalone(__doc__, run, claims)
+    run_standalone(__doc__, run_benchmark, make_claims)

@@ -1,10 +1,10 @@
-"""How long a server takes until it serves: over an empty directory, and over one with fragments in 100 memories.
+"""Time from start to serving, over an empty directory and over one with fragments in 100 memories.
 
     python benchmarks/bench_start.py [--full | --tiny] [--rounds N] [--json FILE]
 
-The directory is filled once (10,000 fragments; --full: 100,000), with the vector index written and the server stopped
-in order; then it is started again and again. Beside the starts, in turns with them: the bare interpreter, an
-interpreter that imports grpc, numpy and pymilvus, a bare Milvus Lite until it is ready, and `memstream --help`.
+The directory is filled once (10,000 fragments; --full: 100,000), with a complete index and an orderly stop; then it is
+started repeatedly. Rounds alternate with a bare interpreter, an interpreter that imports grpc, numpy and pymilvus, a
+bare Milvus Lite until it is ready, and `memstream --help`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from claims import Claim, at_most, claim, standalone
-from recalls import fill
+from claims import Claim, at_most, make_claim, run_standalone
+from recalls import fill_memories
 from report import Report, Size
-from served import Served
+from served import BenchServer
 
 import memstream
 from memstream_server.adapters.milvus.lite import LiteProcess
@@ -45,50 +45,50 @@ COLUMNS = (WALL, CPU_S)
 
 
 @contextmanager
-def timed(report: Report, row: str) -> Iterator[None]:
-    """Wall time of the block, and CPU of the processes that were begun and ended in it."""
-    before, began = _used_s(), time.perf_counter()
+def time_block(report: Report, row: str) -> Iterator[None]:
+    """Record wall time of the block, and CPU of the processes that started and ended in it."""
+    before, began = _children_cpu_s(), time.perf_counter()
     yield
-    report.add(row, wall_s=time.perf_counter() - began, CPU_s=_used_s() - before)
+    report.add_round(row, wall_s=time.perf_counter() - began, CPU_s=_children_cpu_s() - before)
 
 
-def _used_s() -> float:
+def _children_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def measure_serve(report: Report, row: str, data_dir: Path) -> None:
-    """Until the port is known; CPU of the server alone, whose Milvus Lite starts behind it."""
+    """Time until the port is known. CPU is the server's alone; its Milvus Lite starts in the background."""
     began = time.perf_counter()
-    with Served(data_dir, probed=False, index_flush_interval_s=FLUSH_INTERVAL_S) as server:
-        report.add(row, wall_s=time.perf_counter() - began, CPU_s=server.cpu().server)
+    with BenchServer(data_dir, probed=False, index_flush_interval_s=FLUSH_INTERVAL_S) as server:
+        report.add_round(row, wall_s=time.perf_counter() - began, CPU_s=server.cpu_used().server)
 
 
 async def measure_lite(report: Report, scratch: Path) -> None:
-    """Until it says that it serves; over a directory without collections."""
-    with timed(report, LITE):
+    """Time until Milvus Lite reports that it serves, over a directory without collections."""
+    with time_block(report, LITE):
         child = await LiteProcess.start(
             scratch, ["none"], start_timeout_s=60.0, lock_timeout_s=10.0, stop_timeout_s=30.0
         )
         await child.kill()
 
 
-async def filled(data_dir: Path, size: Size) -> None:
-    """A directory whose server has stopped, with all of its fragments in the index."""
-    with Served(data_dir, index_flush_interval_s=FLUSH_INTERVAL_S) as server:
+async def fill_directory(data_dir: Path, size: Size) -> None:
+    """Fill a data directory, index all fragments and stop the server."""
+    with BenchServer(data_dir, index_flush_interval_s=FLUSH_INTERVAL_S) as server:
         async with memstream.connect(server.address) as client:
-            await fill(client, "start/agent", [TOTAL[size] // MEMORIES[size]] * MEMORIES[size])
+            await fill_memories(client, "start/agent", [TOTAL[size] // MEMORIES[size]] * MEMORIES[size])
 
 
-def measure(report: Report, row: str, size: Size, rounds: int) -> None:
-    """Every round starts each of them once; the first, which warms the disk's cache and compiles, is not counted."""
+def measure_rounds(report: Report, row: str, size: Size, rounds: int) -> None:
+    """Start each program once per round. The first round, which fills the disk cache and compiles, does not count."""
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        asyncio.run(filled(scratch / "filled" / "data", size))
+        asyncio.run(fill_directory(scratch / "filled" / "data", size))
         for number in range(rounds + 1):
             into = report if number else Report(COLUMNS)
             for name, command in COMMANDS.items():
-                with timed(into, name):
+                with time_block(into, name):
                     subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
             lite = scratch / f"lite-{number}"
             lite.mkdir()
@@ -97,24 +97,24 @@ def measure(report: Report, row: str, size: Size, rounds: int) -> None:
             measure_serve(into, row, scratch / "filled" / "data")
 
 
-def run(size: Size, rounds: int | None = None) -> Report:
-    """Measure."""
+def run_benchmark(size: Size, rounds: int | None = None) -> Report:
+    """Measure all rounds."""
     report = Report(COLUMNS)
     report.more["row"] = row = f"memstream serve, {TOTAL[size]:,} in {MEMORIES[size]}"
-    measure(report, row, size, rounds or ROUNDS[size])
+    measure_rounds(report, row, size, rounds or ROUNDS[size])
     return report
 
 
-def claims(report: Report) -> list[Claim]:
-    """What is said of starting."""
+def make_claims(report: Report) -> list[Claim]:
+    """Claims about starting."""
     row = report.more["row"]
     return [
-        claim(report, f"from start to serving, {row}", row, WALL, IMPORTED, at_most(2, "s")),
-        claim(report, "from start to serving, empty directory", EMPTY, WALL, IMPORTED),
-        claim(report, f"CPU until it serves, {row}", row, CPU_S, IMPORTED),
-        claim(report, "the same beside an empty directory", row, WALL, EMPTY),
+        make_claim(report, f"start to serving, {row}", row, WALL, IMPORTED, at_most(2, "s")),
+        make_claim(report, "start to serving, empty directory", EMPTY, WALL, IMPORTED),
+        make_claim(report, f"CPU until serving, {row}", row, CPU_S, IMPORTED),
+        make_claim(report, "start to serving vs an empty directory", row, WALL, EMPTY),
     ]
 
 
 if __name__ == "__main__":
-    standalone(__doc__, run, claims)
+    run_standalone(__doc__, run_benchmark, make_claims)

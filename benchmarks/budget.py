@@ -1,12 +1,12 @@
-"""Where the server's CPU goes, step by step: microseconds an observation and a recall.
+"""Server CPU by step: microseconds per observation and per recall.
 
     python benchmarks/budget.py PY_SPY [--full | --tiny]
 
-PY_SPY is the program of that name (`pip install py-spy`, in any environment). It samples the server's threads that run,
-while one stream floods one memory and while a hundred memories are asked one question after another. Each sample counts
-for the first step of the table that its stack passes through; the shares are multiplied with the CPU that the system
-says the server used. Sampling costs some of it, and a thread that waits for a core counts as one that runs: the figures
-are for comparing steps, not runs.
+PY_SPY is the program of that name (`pip install py-spy`, in any environment). It samples the server's running threads
+while one stream writes into one memory at full speed, and while a hundred memories serve one recall after another. Each
+sample counts for the first step of the table that its stack passes through; the shares are multiplied by the CPU that
+the system reports for the server. Sampling itself costs CPU, and a thread that waits for a core counts as running: use
+the figures to compare steps, not runs.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from bench_observe import COUNT, Material, observe
-from recalls import Recalling, fill
-from report import Size, machine, options, told
-from served import Served
+from bench_observe import COUNT, Material, observe_round
+from recalls import RecallClient, fill_memories
+from report import Size, describe_machine, format_machine, make_parser
+from served import BenchServer
 
 import memstream
 
 RATE = 250
-"""Samples a second."""
+"""Samples per second."""
 MEMORIES, EACH = 100, 100
 QUERIES = {Size.TINY: 20, Size.SHORT: 3_000, Size.FULL: 20_000}
 STEPS = (
     ("garbage collection", ("<gc>", "gc_collect")),
-    ("probe of these benchmarks", ("_tick (",)),
+    ("benchmark probe", ("_tick (",)),
     ("journal: bind and insert rows", ("journal/bulk.py", "journal/prepared.py")),
     ("journal: encode rows", ("journal/codec.py",)),
     ("journal: transactions, fsync", ("journal/writer.py", "journal/writes.py", "journal/transition.py")),
@@ -48,26 +48,26 @@ STEPS = (
     ("working set after the commit", ("engine/working_set.py",)),
     ("rank: BM25, both legs", ("core/lexical.py", "core/postings.py", "core/neighbours.py")),
     ("rank: dense", ("core/dense.py",)),
-    ("rank: the rest", ("core/ranking.py", "core/columns.py", "core/filters.py", "core/speakers.py")),
+    ("rank: other", ("core/ranking.py", "core/columns.py", "core/filters.py", "core/speakers.py")),
     ("budget of tokens", ("core/budget.py",)),
     ("reinforce", ("engine/reinforcing.py",)),
     ("messages to values and back", ("rpc/wire/", "rpc/validation.py")),
     ("receive: numbers, ids, order", ("engine/receiving.py", "engine/producers.py", "engine/intake.py")),
-    ("recall: the rest", ("engine/recalling.py", "engine/contents.py")),
-    ("gather, actor, turns", ("engine/",)),
+    ("recall: other", ("engine/recalling.py", "engine/contents.py")),
+    ("enrichment, actor", ("engine/",)),
     ("streams, interceptors", ("rpc/",)),
-    ("event loop: turns", ("asyncio/",)),
+    ("event loop", ("asyncio/",)),
 )
-"""Name of a step, and what its stacks go through. In order: the first that fits counts."""
+"""(step, stack marks). The first step with a matching mark counts."""
 COMPILED = ("gRPC and other compiled code", "Handle._run (")
-"""A stack that ends in the event loop's call of something is in compiled code, which has no frames of its own."""
+"""A stack that ends in the event loop's callback is in compiled code, which has no frames of its own."""
 WAITING = ("EpollSelector.select (", "_worker (")
-"""A stack that ends there waits, at most for a core."""
+"""A stack that ends here is waiting, at most for a core."""
 OTHER = "everything else"
 
 
-def step_of(stack: str) -> str | None:
-    """Of one of py-spy's lines, without its count; None where it only waits."""
+def classify_stack(stack: str) -> str | None:
+    """The step of one py-spy line without its count; None if it only waits."""
     innermost = stack.rpartition(";")[2]
     if innermost.startswith(WAITING):
         return None
@@ -77,8 +77,8 @@ def step_of(stack: str) -> str | None:
 
 
 @contextlib.asynccontextmanager
-async def sampled(py_spy: str, server: Served, found: Counter[str]) -> AsyncIterator[None]:
-    """Counts samples by step while the block runs."""
+async def sample_server(py_spy: str, server: BenchServer, found: Counter[str]) -> AsyncIterator[None]:
+    """Count samples by step while the block runs."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "stacks"
         command = [py_spy, "record", "--format", "raw", "--full-filenames", "--nonblocking", "--rate", str(RATE)]
@@ -89,50 +89,50 @@ async def sampled(py_spy: str, server: Served, found: Counter[str]) -> AsyncIter
         try:
             yield
         finally:
-            process.send_signal(signal.SIGINT)  # it writes what it has
+            process.send_signal(signal.SIGINT)  # makes it write its samples
             await process.wait()
         for line in file.read_text("utf-8", "replace").splitlines():
             stack, _, count = line.rpartition(" ")
-            if (step := step_of(stack)) is not None:
+            if (step := classify_stack(stack)) is not None:
                 found[step] += int(count)
 
 
-def show(what: str, found: Counter[str], cpu_s: float, operations: int) -> None:
-    """A table, the greatest first."""
+def print_table(what: str, found: Counter[str], cpu_s: float, operations: int) -> None:
+    """Print the steps, largest first."""
     each, samples = cpu_s / operations * 1e6, found.total()
-    print(f"\n{what}: {each:,.0f} µs of the server's CPU each\n\n| step | µs | share |\n|---|---|---|")
+    print(f"\n{what}: {each:,.0f} µs of server CPU each\n\n| step | µs | share |\n|---|---|---|")
     for step, count in found.most_common():
         print(f"| {step} | {each * count / samples:,.0f} | {count / samples:.1%} |")
 
 
-async def measure(py_spy: str, size: Size) -> None:
-    """Both loops."""
-    material = Material.of(COUNT[size])
-    with tempfile.TemporaryDirectory() as directory, Served(Path(directory) / "data") as server:
-        await observe(server, [material.observations[:500]], "warm")
+async def measure_budget(py_spy: str, size: Size) -> None:
+    """Measure observations, then recalls."""
+    material = Material.make(COUNT[size])
+    with tempfile.TemporaryDirectory() as directory, BenchServer(Path(directory) / "data") as server:
+        await observe_round(server, [material.observations[:500]], "warm")
         found: Counter[str] = Counter()
-        async with sampled(py_spy, server, found):
-            used = (await observe(server, [material.observations], "flood")).server.server
-        show(f"{COUNT[size]:,} observations on one stream, until they are indexed", found, used, COUNT[size])
+        async with sample_server(py_spy, server, found):
+            used = (await observe_round(server, [material.observations], "flood")).server.server
+        print_table(f"{COUNT[size]:,} observations on one stream, until they are indexed", found, used, COUNT[size])
         async with memstream.connect(server.address) as client:
-            texts = await fill(client, "budget/agent", [EACH] * MEMORIES)
-            async with Recalling(server, client, "budget/agent") as recalling:
-                await recalling.ask([(place, texts.question(place)) for place in range(MEMORIES)])
-                questions, found = texts.questions(QUERIES[size]), Counter()
-                async with sampled(py_spy, server, found):
-                    before, began = server.cpu(), time.perf_counter()
+            texts = await fill_memories(client, "budget/agent", [EACH] * MEMORIES)
+            async with RecallClient(server, client, "budget/agent") as recalling:
+                await recalling.ask([(place, texts.draw_question(place)) for place in range(MEMORIES)])
+                questions, found = texts.draw_questions(QUERIES[size]), Counter()
+                async with sample_server(py_spy, server, found):
+                    before, began = server.cpu_used(), time.perf_counter()
                     await recalling.ask(questions)
-                    took, used = time.perf_counter() - began, server.cpu().since(before).server
-        show(f"{QUERIES[size]:,} recalls, {took / QUERIES[size] * 1e3:.1f} ms each", found, used, QUERIES[size])
+                    took, used = time.perf_counter() - began, server.cpu_used().since(before).server
+        print_table(f"{QUERIES[size]:,} recalls, {took / QUERIES[size] * 1e3:.1f} ms each", found, used, QUERIES[size])
 
 
 def main() -> None:
     """Measure and print."""
-    parser = options(__doc__)
-    parser.add_argument("py_spy", metavar="PY_SPY", help="the program")
-    given = parser.parse_args()
-    print(told(machine()))
-    asyncio.run(measure(given.py_spy, given.size))
+    parser = make_parser(__doc__)
+    parser.add_argument("py_spy", metavar="PY_SPY", help="path of py-spy")
+    arguments = parser.parse_args()
+    print(format_machine(describe_machine()))
+    asyncio.run(measure_budget(arguments.py_spy, arguments.size))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Claims: what we say of the server beside what was measured of the other side in the same run, as one table."""
+"""Claims: our figure compared with another side's figure of the same run, as one table."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from report import PAUSE, Report, Size, options, shown
+from report import PAUSE, Report, Size, format_number, make_parser
 
 HEADER = ("claim", "ours", "other side", "other's", "ratio", "aim", "met", "CPU µs", "other's CPU µs")
 CPU = "CPU µs"
-"""The column of a report that holds the CPU of all processes that took part, in microseconds per operation."""
+"""Report column: CPU of all processes that took part, in microseconds per operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """A bound on the ratio or, where `unit` is given, on our own figure in that unit."""
+    """A bound on the ratio or, with a `unit`, on our own figure in that unit."""
 
     bound: float
     at_most: bool
     unit: str = ""
 
-    def met(self, claim: Claim) -> bool:
-        """Whether the claim's medians keep the bound; never so where there is no figure."""
+    def is_met_by(self, claim: Claim) -> bool:
+        """Whether the claim's medians are within the bound; False if there is no figure."""
         value = claim.ours if self.unit else claim.ratio
         return value <= self.bound if self.at_most else value >= self.bound
 
@@ -34,12 +34,12 @@ class Aim:
 
 
 def at_most(bound: float, unit: str = "") -> Aim:
-    """The ratio (our figure, where a unit is given) must not exceed it."""
+    """The ratio (with a unit: our figure) must not exceed `bound`."""
     return Aim(bound, True, unit)
 
 
 def at_least(bound: float, unit: str = "") -> Aim:
-    """The ratio (our figure, where a unit is given) must reach it."""
+    """The ratio (with a unit: our figure) must reach `bound`."""
     return Aim(bound, False, unit)
 
 
@@ -48,7 +48,7 @@ PAUSE_AIM = at_most(20, "ms")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One row of the table. Figures are medians of rounds; the ratio is ours / other's, NaN where one is missing."""
+    """One row of the table. Figures are medians of rounds; the ratio is ours / other's, NaN if one is missing."""
 
     name: str
     unit: str
@@ -62,89 +62,89 @@ class Claim:
 
     @property
     def met(self) -> str:
-        """yes, no, or - where there is no aim."""
-        return "-" if self.aim is None else "yes" if self.aim.met(self) else "no"
+        """ "yes", "no", or "-" without an aim."""
+        return "-" if self.aim is None else "yes" if self.aim.is_met_by(self) else "no"
 
-    def cells(self) -> tuple[str, ...]:
-        """As `HEADER` names them."""
+    def table_cells(self) -> tuple[str, ...]:
+        """The cells in the order of `HEADER`."""
         other_unit = f" {self.unit}" if not math.isnan(self.other) else ""
         return (
             self.name,
-            f"{shown(self.ours)} {self.unit}",
+            f"{format_number(self.ours)} {self.unit}",
             self.other_name,
-            shown(self.other) + other_unit,
+            format_number(self.other) + other_unit,
             "-" if math.isnan(self.ratio) else f"{self.ratio:.3g}",
             "-" if self.aim is None else str(self.aim),
             self.met,
-            shown(self.cpu_us),
-            shown(self.other_cpu_us),
+            format_number(self.cpu_us),
+            format_number(self.other_cpu_us),
         )
 
-    def record(self) -> dict[str, Any]:
-        """For JSON, which has no NaN; with whether it is met."""
+    def to_record(self) -> dict[str, Any]:
+        """For JSON, which has no NaN; includes `met`."""
         figures = {name: None if value != value else value for name, value in asdict(self).items()}
         return figures | {"met": self.met}
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> Claim:
-        """What `record` gave."""
+    def from_record(cls, record: dict[str, Any]) -> Claim:
+        """Inverse of `to_record`."""
         given = {field.name: record[field.name] for field in fields(cls)}
-        told = {name: math.nan if value is None else value for name, value in given.items()}
-        return cls(**told | {"aim": given["aim"] and Aim(**given["aim"])})
+        figures = {name: math.nan if value is None else value for name, value in given.items()}
+        return cls(**figures | {"aim": given["aim"] and Aim(**given["aim"])})
 
 
-def claim(
+def make_claim(
     report: Report, name: str, row: str, column: str, other: str, aim: Aim | None = None, other_column: str = ""
 ) -> Claim:
-    """A row of a report beside another one of it. The unit is what the column's name ends in.
+    """Compare a row of a report with another one. The unit is the last word of the column's name.
 
-    The ratio is the median of the rounds' own ratios, so that what slows a whole round down counts on both sides; of
-    the medians, where one side was not measured in every round.
+    The ratio is the median of the per-round ratios, so a slow round affects both sides. If one side was not measured in
+    every round, it is the ratio of the medians.
     """
     there = other_column or column
-    ours, others = report.values(row, column), report.values(other, there)
+    ours, others = report.round_values(row, column), report.round_values(other, there)
     if len(ours) == len(others) and others:
         ratio = statistics.median(a / b if b else math.nan for a, b in zip(ours, others, strict=True))
     else:
-        below = report.median(other, there)
-        ratio = report.median(row, column) / below if below else math.nan
+        below = report.median_of(other, there)
+        ratio = report.median_of(row, column) / below if below else math.nan
     return Claim(
         name,
         column.rpartition(" ")[2],
-        report.median(row, column),
+        report.median_of(row, column),
         other,
-        report.median(other, there),
+        report.median_of(other, there),
         ratio,
         aim,
-        report.median(row, CPU),
-        report.median(other, CPU),
+        report.median_of(row, CPU),
+        report.median_of(other, CPU),
     )
 
 
-def pause(report: Report, name: str, row: str, other: str) -> Claim:
-    """The longest pause of the server's event loop beside that of another one."""
-    return claim(report, name, row, PAUSE, other, PAUSE_AIM)
+def make_pause_claim(report: Report, name: str, row: str, other: str) -> Claim:
+    """Compare the longest event-loop pause of the server with that of another loop."""
+    return make_claim(report, name, row, PAUSE, other, PAUSE_AIM)
 
 
-def markdown(claims: Sequence[Claim]) -> str:
-    """The table."""
-    lines = [HEADER, *(claim.cells() for claim in claims)]
+def format_table(claims: Sequence[Claim]) -> str:
+    """The claims as a Markdown table."""
+    lines = [HEADER, *(claim.table_cells() for claim in claims)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(HEADER))]
-    told = [
+    table = [
         "| " + " | ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
     ]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([told[0], rule, *told[1:]])
+    return "\n".join([table[0], rule, *table[1:]])
 
 
-def standalone(
-    description: str | None, run: Callable[[Size, int | None], Report], told: Callable[[Report], list[Claim]]
+def run_standalone(
+    description: str | None, run: Callable[[Size, int | None], Report], make_claims: Callable[[Report], list[Claim]]
 ) -> Report:
-    """A benchmark as a program of its own: measures, prints its figures and its claims, writes JSON where asked to."""
-    given = options(description).parse_args()
+    """Run a benchmark as a program: measure, print figures and claims, write JSON if requested."""
+    given = make_parser(description).parse_args()
     report = run(given.size, given.rounds)
-    claims = told(report)
-    report.show()
-    print(markdown(claims))
-    report.write(given.json, claims=[claim.record() for claim in claims])
+    claims = make_claims(report)
+    report.print_table()
+    print(format_table(claims))
+    report.write_json(given.json, claims=[claim.to_record() for claim in claims])
     return report

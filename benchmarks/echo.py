@@ -1,6 +1,6 @@
-"""A bare gRPC echo of Observe and Recall messages, in a process of its own as memstream is.
+"""A bare gRPC echo of Observe and Recall messages, in a separate process like memstream.
 
-Run as a program (`python echo.py PORT_FILE`) it is that process.
+Run as a program (`python echo.py PORT_FILE`), it is that process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import grpc.aio
 from google.protobuf.message import Message
-from probe import Pause, Probe, longest
+from probe import Pause, Probe, longest_pause
 from served import cpu_s
 
 from memstream.v1 import stream_service_pb2 as pb
@@ -26,14 +26,18 @@ from memstream.v1 import stream_service_pb2 as pb
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
 
 
-async def _echo(requests: AsyncIterator[pb.ObserveRequest], context: object) -> AsyncIterator[pb.ObserveRequest]:
-    """Parses what comes and sends it back."""
+async def _echo_requests(
+    requests: AsyncIterator[pb.ObserveRequest], context: object
+) -> AsyncIterator[pb.ObserveRequest]:
+    """Parse each message and send it back."""
     async for request in requests:
         yield request
 
 
-async def _answer(requests: AsyncIterator[pb.RecallRequest], context: object) -> AsyncIterator[pb.RecallResponse]:
-    """The first message's text is, in hexadecimal, the answer to it and to all others."""
+async def _answer_requests(
+    requests: AsyncIterator[pb.RecallRequest], context: object
+) -> AsyncIterator[pb.RecallResponse]:
+    """The first message's text is the hexadecimal answer to itself and to all later messages."""
     answer: pb.RecallResponse | None = None
     async for request in requests:
         if answer is None:
@@ -41,16 +45,16 @@ async def _answer(requests: AsyncIterator[pb.RecallRequest], context: object) ->
         yield answer
 
 
-def _serialised(message: Message) -> bytes:
+def _serialise(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-async def _serve(port_file: Path) -> None:
+async def _serve_echo(port_file: Path) -> None:
     server = grpc.aio.server(options=_OPTIONS)
-    stream: Any = grpc.stream_stream_rpc_method_handler  # typed for the handlers of threads only
+    stream: Any = grpc.stream_stream_rpc_method_handler  # its type covers threaded handlers only
     handlers = {
-        "Observe": stream(_echo, pb.ObserveRequest.FromString, _serialised),
-        "Recall": stream(_answer, pb.RecallRequest.FromString, _serialised),
+        "Observe": stream(_echo_requests, pb.ObserveRequest.FromString, _serialise),
+        "Recall": stream(_answer_requests, pb.RecallRequest.FromString, _serialise),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare.Echo", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -63,11 +67,11 @@ async def _serve(port_file: Path) -> None:
 
 
 Ask = Callable[[], Awaitable[float]]
-"""One question and its answer; the seconds between them."""
+"""Send one question, await its answer; returns the seconds between them."""
 
 
 class EchoServer:
-    """The echo in a process of its own, with the same probe in its event loop as the server has."""
+    """The echo in its own process, with the same event-loop probe as the server."""
 
     def __init__(self, scratch: Path) -> None:
         self.address = ""
@@ -96,45 +100,45 @@ class EchoServer:
         assert self._process is not None
         return cpu_s(self._process.pid)
 
-    def pause(self, since: float) -> Pause:
-        """The longest of its event loop from that moment (`time.monotonic()`) until now."""
-        return longest(self._port_file.with_suffix(".pauses"), since, time.monotonic())
+    def longest_pause(self, since: float) -> Pause:
+        """The longest event-loop pause from `since` (`time.monotonic()`) until now."""
+        return longest_pause(self._port_file.with_suffix(".pauses"), since, time.monotonic())
 
-    async def observe(self, streams: Sequence[Sequence[pb.ObserveRequest]]) -> float:
-        """Seconds until every message has come back, all streams at once."""
+    async def time_observe(self, streams: Sequence[Sequence[pb.ObserveRequest]]) -> float:
+        """Seconds until every message has come back, all streams concurrently."""
         async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-            call_of: Any = channel.stream_stream("/bare.Echo/Observe", _serialised, pb.ObserveRequest.FromString)
+            call_of: Any = channel.stream_stream("/bare.Echo/Observe", _serialise, pb.ObserveRequest.FromString)
             began = time.perf_counter()
-            await asyncio.gather(*(_echoed(call_of(), messages) for messages in streams))
+            await asyncio.gather(*(_exchange_all(call_of(), messages) for messages in streams))
             return time.perf_counter() - began
 
     @contextlib.asynccontextmanager
-    async def answering(self, query: pb.RecallRequest, answer: pb.RecallResponse) -> AsyncIterator[Ask]:
-        """A stream on which to ask that question, and get that answer, one at a time."""
+    async def open_answering(self, query: pb.RecallRequest, answer: pb.RecallResponse) -> AsyncIterator[Ask]:
+        """Open a stream that sends `query` and receives `answer`, one at a time."""
         async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-            call: Any = channel.stream_stream("/bare.Echo/Recall", _serialised, pb.RecallResponse.FromString)()
+            call: Any = channel.stream_stream("/bare.Echo/Recall", _serialise, pb.RecallResponse.FromString)()
             await call.write(pb.RecallRequest(query=pb.RecallQuery(text=answer.SerializeToString().hex())))
             await call.read()
-            yield lambda: _asked(call, query)
+            yield lambda: _time_exchange(call, query)
             call.cancel()
 
     @contextlib.asynccontextmanager
-    async def echoing(self, message: pb.ObserveRequest) -> AsyncIterator[Ask]:
-        """A stream on which to send that message and get it back, one at a time."""
+    async def open_echoing(self, message: pb.ObserveRequest) -> AsyncIterator[Ask]:
+        """Open a stream that sends `message` and receives it back, one at a time."""
         async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-            call: Any = channel.stream_stream("/bare.Echo/Observe", _serialised, pb.ObserveRequest.FromString)()
-            yield lambda: _asked(call, message)
+            call: Any = channel.stream_stream("/bare.Echo/Observe", _serialise, pb.ObserveRequest.FromString)()
+            yield lambda: _time_exchange(call, message)
             call.cancel()
 
 
-async def _asked(call: Any, message: Message) -> float:
+async def _time_exchange(call: Any, message: Message) -> float:
     began = time.perf_counter()
     await call.write(message)
     await call.read()
     return time.perf_counter() - began
 
 
-async def _echoed(call: Any, messages: Sequence[pb.ObserveRequest]) -> None:
+async def _exchange_all(call: Any, messages: Sequence[pb.ObserveRequest]) -> None:
     async def write() -> None:
         for message in messages:
             await call.write(message)
@@ -148,4 +152,4 @@ async def _echoed(call: Any, messages: Sequence[pb.ObserveRequest]) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    asyncio.run(_serve(Path(sys.argv[1])))
+    asyncio.run(_serve_echo(Path(sys.argv[1])))

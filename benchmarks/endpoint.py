@@ -1,8 +1,8 @@
-"""An embedding endpoint that takes its time for every request, however many texts it has, in a process of its own.
+"""A slow embedding endpoint in a separate process: each request takes the same time, however many texts it has.
 
     python endpoint.py PORT_FILE
 
-answers OpenAI's `embeddings` after LATENCY_S with the vectors of the server's own hashing embedder.
+The program answers OpenAI's `embeddings` after LATENCY_S with the vectors of the server's own hashing embedder.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MODEL = "slow"
 _START_MAX_S = 30.0
 
 
-async def _serve(port_file: Path) -> None:
+async def _serve_embeddings(port_file: Path) -> None:
     embedder = HashingEmbedder()
 
-    async def embeddings(request: web.Request) -> web.Response:
+    async def answer_request(request: web.Request) -> web.Response:
         texts = (await request.json())["input"]
         until = time.monotonic() + LATENCY_S
         packed = [base64.b64encode(vector.tobytes()).decode() for vector in embedder.vectors(texts)]
@@ -38,7 +38,7 @@ async def _serve(port_file: Path) -> None:
         return web.json_response({"data": data, "model": MODEL})
 
     app = web.Application(client_max_size=64 << 20)
-    app.router.add_post("/v1/embeddings", embeddings)
+    app.router.add_post("/v1/embeddings", answer_request)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -49,8 +49,8 @@ async def _serve(port_file: Path) -> None:
 
 
 @contextmanager
-def endpoint() -> Iterator[str]:
-    """Its base URL, while the block runs. Raises RuntimeError when it does not start."""
+def run_endpoint() -> Iterator[str]:
+    """Yield the endpoint's base URL. Raises RuntimeError when it does not start."""
     with tempfile.TemporaryDirectory() as scratch:
         port_file = Path(scratch) / "endpoint"
         process = subprocess.Popen([sys.executable, __file__, str(port_file)])
@@ -66,8 +66,8 @@ def endpoint() -> Iterator[str]:
             process.wait()
 
 
-async def one_by_one(base_url: str, texts: list[str], at_once: int) -> tuple[float, list[float]]:
-    """(texts a second, seconds of each request) of a bare client with one text a request."""
+async def embed_one_by_one(base_url: str, texts: list[str], at_once: int) -> tuple[float, list[float]]:
+    """Embed with a bare client that sends one text per request: (texts per second, seconds of each request)."""
     seconds: list[float] = []
     waiting = iter(texts)
 
@@ -85,4 +85,4 @@ async def one_by_one(base_url: str, texts: list[str], at_once: int) -> tuple[flo
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(Path(sys.argv[1])))
+    asyncio.run(_serve_embeddings(Path(sys.argv[1])))

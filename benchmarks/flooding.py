@@ -1,10 +1,10 @@
-"""A tenant that takes all it may and asks for more, as a process of its own, while another one is measured.
+"""A tenant that uses all that its limits allow and asks for more, in a separate process.
 
     python flooding.py ADDRESS PREFIX STREAMS CALLS     (its key in MEMSTREAM_FLOODING_TOKEN)
 
-observes through STREAMS streams, into as many memories PREFIX-0, PREFIX-1, ..., as fast as it is read, and asks by
-twice CALLS calls at once, again as soon as it is answered or refused. When its standard input ends it says how much of
-it got through, and how much was refused, a second.
+The program observes through STREAMS streams into as many memories PREFIX-0, PREFIX-1, ... at full speed, and keeps
+twice CALLS recalls in flight, retrying each as soon as it is answered or rejected. When standard input ends, it prints
+the rates per second of what got through and what was rejected.
 """
 
 from __future__ import annotations
@@ -17,58 +17,59 @@ import time
 from collections import Counter
 from contextlib import AbstractAsyncContextManager
 
-from loads import load, until_told
-from texts import Talk
+from loads import run_load, run_until_stdin_ends
+from texts import SentenceSource
 
 import memstream
 
 TOKEN = "MEMSTREAM_FLOODING_TOKEN"
 REFUSED_S = 0.01
-"""How soon it asks again after a refusal, whatever the server says."""
-YIELDING = 19
-"""What runs on other machines elsewhere gets of these cores what the server and the other tenant leave."""
+"""Delay before a retry after a rejection, whatever the server asks for."""
+NICENESS = 19
+"""In production the tenant runs on another machine; here it takes only the CPU that the server and the other tenant
+leave."""
 
 
-def flooding(
+def run_flood(
     address: str, token: str, prefix: str, streams: int, calls: int
 ) -> AbstractAsyncContextManager[dict[str, float]]:
-    """The flood, while the block runs; filled with what it came to."""
-    return load(__file__, address, prefix, streams, calls, **{TOKEN: token})
+    """Run the flood during the block. The dict is filled with its rates per second at the end."""
+    return run_load(__file__, address, prefix, streams, calls, **{TOKEN: token})
 
 
-async def _observe(memory: memstream.Memory, place: int, came: Counter[str]) -> None:
-    talk = Talk(place)
+async def _observe_forever(memory: memstream.Memory, place: int, counts: Counter[str]) -> None:
+    talk = SentenceSource(place)
     async with memory.observe("flood") as stream:
         before = stream.stored
         while True:
-            await stream.send(talk.sentence(), speaker="Ada", session="live")
-            came["observed"] += stream.stored - before
+            await stream.send(talk.make_sentence(), speaker="Ada", session="live")
+            counts["observed"] += stream.stored - before
             before = stream.stored
 
 
-async def _ask(memory: memstream.Memory, place: int, came: Counter[str]) -> None:
-    talk = Talk(place)
+async def _recall_forever(memory: memstream.Memory, place: int, counts: Counter[str]) -> None:
+    talk = SentenceSource(place)
     while True:
         try:
-            await memory.recall_once(talk.sentence())
-            came["recalled"] += 1
+            await memory.recall_once(talk.make_sentence())
+            counts["recalled"] += 1
         except memstream.QuotaExceeded:
-            came["refused"] += 1
+            counts["refused"] += 1
             await asyncio.sleep(REFUSED_S)
 
 
-async def _flood(address: str, prefix: str, streams: int, calls: int) -> None:
-    came: Counter[str] = Counter()
+async def _run_flood(address: str, prefix: str, streams: int, calls: int) -> None:
+    counts: Counter[str] = Counter()
     async with memstream.connect(address, token=os.environ[TOKEN]) as client:
         memories = [client.memory(f"{prefix}-{place}") for place in range(streams)]
-        observing = [_observe(memory, place, came) for place, memory in enumerate(memories)]
-        asking = [_ask(memories[place % streams], place, came) for place in range(2 * calls)]
+        observing = [_observe_forever(memory, place, counts) for place, memory in enumerate(memories)]
+        asking = [_recall_forever(memories[place % streams], place, counts) for place in range(2 * calls)]
         began = time.perf_counter()
-        await until_told(*observing, *asking)
+        await run_until_stdin_ends(*observing, *asking)
         seconds = time.perf_counter() - began
-        print(json.dumps({what: count / seconds for what, count in came.items()}), flush=True)
+        print(json.dumps({what: count / seconds for what, count in counts.items()}), flush=True)
 
 
 if __name__ == "__main__":
-    os.nice(YIELDING)
-    asyncio.run(_flood(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    os.nice(NICENESS)
+    asyncio.run(_run_flood(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

@@ -1,11 +1,11 @@
-"""Recall in eleven languages: the same questions and texts in each, by stemmer, by detected language, by dense weight.
+"""Recall in eleven languages by stemmer, detected language, and dense weight, on the same questions and texts.
 
     python benchmarks/languages.py [--data DIR]
 
 The texts are XQuAD's (Artetxe, Ruder and Yogatama, 2020, CC BY-SA 4.0): 240 paragraphs and 1,190 questions, translated
 by people. DIR is a clone of it; without --data it is cloned into .cache/. Every sentence is a fragment, a paragraph is
-a session, and the evidence of a question is the sentence in which its answer begins. Ranked by the core alone, with the
-hashing embedder. Nothing of the formula was chosen by these figures.
+a session, and the evidence of a question is the sentence in which its answer begins. Ranked by the core alone with the
+hashing embedder. No part of the formula was chosen by these figures.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ STEMMERS = {
     code: languages.STEMMERS.get(code, "")
     for code in ["en", "de", "es", "ro", "ru", "tr", "el", "ar", "hi", "vi", "zh"]
 }
-"""By XQuAD's code; Thai is left out, which marks no end of a sentence. Empty: there is none."""
+"""Stemmer by XQuAD's language code; empty: none exists. Thai is left out: it does not mark the end of a sentence."""
 DENSE = (0.0, 0.1, 0.2, 0.3)
 DEPTHS = (4, 10, 20)
 NOW_US = 1_700_000_000_000_000
-_END = re.compile(r"(?<=[.!?؟।])[\"”»')\]]*\s+(?=[^\W_a-z]|[\"“«(\[])|(?<=[。！？])")  # noqa: RUF001 - as they are
+_END = re.compile(r"(?<=[.!?؟।])[\"”»')\]]*\s+(?=[^\W_a-z]|[\"“«(\[])|(?<=[。！？])")  # noqa: RUF001 - intended characters
 USUAL = Weights(dense=MODEL.dense_weight, lexical=MODEL.lexical_weight, context=MODEL.context_weight)
 ANALYZER, EMBEDDER = SnowballAnalyzer(), HashingEmbedder()
 Analyze = Callable[[str], Terms]
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvidenceQuestion:
     """A question, its vector, and the id of the fragment with its answer."""
 
     text: str
@@ -64,39 +64,41 @@ class Asked:
 
 @dataclass(frozen=True)
 class Texts:
-    """One language's."""
+    """The fragments and questions of one language."""
 
     fragments: Sequence[Fragment]
     vectors: np.ndarray
-    questions: Sequence[Asked]
+    questions: Sequence[EvidenceQuestion]
 
 
-def sentences(text: str) -> list[tuple[int, str]]:
-    """(where it begins, sentence) of each."""
+def split_sentences(text: str) -> list[tuple[int, str]]:
+    """(start, sentence) pairs."""
     cuts = [0, *(end.end() for end in _END.finditer(text)), len(text)]
     return [(start, text[start:end].strip()) for start, end in itertools.pairwise(cuts) if text[start:end]]
 
 
-def read(file: Path) -> Texts:
-    """The sentences of a file of XQuAD, and its questions."""
+def read_texts(file: Path) -> Texts:
+    """The sentences and questions of an XQuAD file."""
     fragments: list[Fragment] = []
     asked: list[tuple[str, str]] = []
     articles = json.loads(file.read_text("utf-8"))["data"]
     for number, paragraph in enumerate(each for article in articles for each in article["paragraphs"]):
-        found = sentences(paragraph["context"])
-        for place, (_, sentence) in enumerate(found):
+        spans = split_sentences(paragraph["context"])
+        for place, (_, sentence) in enumerate(spans):
             fragments.append(Fragment(f"{number}.{place}", sentence, session=f"{number}", observe_time_us=NOW_US))
         for each in paragraph["qas"]:
             begins = each["answers"][0]["answer_start"]
-            place = max(place for place, (start, _) in enumerate(found) if start <= begins)
+            place = max(place for place, (start, _) in enumerate(spans) if start <= begins)
             asked.append((each["question"], f"{number}.{place}"))
     vectors = EMBEDDER.vectors([question for question, _ in asked])
-    questions = [Asked(text, vector, evidence) for (text, evidence), vector in zip(asked, vectors, strict=True)]
+    questions = [
+        EvidenceQuestion(text, vector, evidence) for (text, evidence), vector in zip(asked, vectors, strict=True)
+    ]
     return Texts(fragments, EMBEDDER.vectors([indexed_text(fragment) for fragment in fragments]), questions)
 
 
-def found(texts: Texts, analyze: Analyze, weights: Weights = USUAL) -> str:
-    """Percent of the questions whose evidence is among the first 4 / 10 / 20."""
+def measure_recall(texts: Texts, analyze: Analyze, weights: Weights = USUAL) -> str:
+    """Percent of the questions with their evidence among the first 4 / 10 / 20."""
     columns, lexical, dense = Columns(), LexicalIndex(), DenseMatrix(MODEL.dimension)
     for fragment, vector in zip(texts.fragments, texts.vectors, strict=True):
         slot, terms = columns.append(fragment), analyze(indexed_text(fragment))
@@ -112,13 +114,13 @@ def found(texts: Texts, analyze: Analyze, weights: Weights = USUAL) -> str:
     return " / ".join(f"{np.mean(np.array(places) < depth):.1%}".rstrip("%") for depth in DEPTHS)
 
 
-def stemmed(language: str) -> Analyze:
-    """By one stemmer for all texts, or by each text's own."""
+def make_analyzer(language: str) -> Analyze:
+    """Analyze all texts with one stemmer, or each with its detected language's."""
     return lambda text: ANALYZER.terms(text, language)
 
 
-def pieces(size: int) -> Analyze:
-    """Of the pieces of unspaced scripts those of one size; other words whole."""
+def make_piece_analyzer(size: int) -> Analyze:
+    """For unspaced scripts, keep only pieces of `size` characters; other words stay whole."""
 
     def analyze(text: str) -> Terms:
         counts = Counter(term_hash(word) for word in words(text) if word.isascii() or len(word) == size)
@@ -129,8 +131,8 @@ def pieces(size: int) -> Analyze:
     return analyze
 
 
-def told(texts: Texts, stemmer: str) -> str:
-    """How many fragments and questions are taken for what they are, and microseconds for one."""
+def measure_detection(texts: Texts, stemmer: str) -> str:
+    """Share of fragments and of questions whose language is detected correctly, and microseconds for one."""
     shares = []
     for each in ([fragment.content for fragment in texts.fragments], [asked.text for asked in texts.questions]):
         began = time.perf_counter()
@@ -139,14 +141,14 @@ def told(texts: Texts, stemmer: str) -> str:
     return ", ".join(shares)
 
 
-def weighing(dense: float) -> Weights:
-    """The usual ones, but for the dense leg's, to which the lexical legs leave room in proportion."""
+def weights_with_dense(dense: float) -> Weights:
+    """The default weights with another dense weight; the lexical legs share the rest proportionally."""
     share = (1 - dense) / (USUAL.lexical + USUAL.context)
     return replace(USUAL, dense=dense, lexical=USUAL.lexical * share, context=USUAL.context * share)
 
 
-def cloned(directory: Path) -> Path:
-    """XQuAD at COMMIT in that directory, fetched when it is not there."""
+def clone_texts(directory: Path) -> Path:
+    """XQuAD at COMMIT in `directory`, fetched if missing."""
     if not (directory / "xquad.en.json").exists():
         directory.mkdir(parents=True, exist_ok=True)
         for command in (
@@ -160,20 +162,23 @@ def cloned(directory: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="directory with xquad.en.json and so on; cloned when not given")
-    given = parser.parse_args()
-    directory = given.data or cloned(Path(__file__).parents[1] / ".cache" / "xquad")
+    parser.add_argument("--data", type=Path, help="directory with xquad.en.json etc.; cloned by default")
+    arguments = parser.parse_args()
+    directory = arguments.data or clone_texts(Path(__file__).parents[1] / ".cache" / "xquad")
     dense = [f"dense {each:g}" for each in DENSE]
-    print("| | English stemmer | its own | `auto` | told: sentences, questions | " + " | ".join(dense) + " |")
+    print("| | English stemmer | own stemmer | `auto` | detected: sentences, questions | " + " | ".join(dense) + " |")
     print("|---|" + "---|" * (4 + len(DENSE)))
     for code, stemmer in STEMMERS.items():
-        texts, own = read(directory / f"xquad.{code}.json"), stemmer or languages.FALLBACK
-        figures = [found(texts, stemmed(each)) for each in ("english", own, AUTO_LANGUAGE)]
-        figures += [told(texts, stemmer), *(found(texts, stemmed(own), weighing(each)) for each in DENSE)]
+        texts, own = read_texts(directory / f"xquad.{code}.json"), stemmer or languages.FALLBACK
+        figures = [measure_recall(texts, make_analyzer(each)) for each in ("english", own, AUTO_LANGUAGE)]
+        figures += [
+            measure_detection(texts, stemmer),
+            *(measure_recall(texts, make_analyzer(own), weights_with_dense(each)) for each in DENSE),
+        ]
         print(f"| {code} | " + " | ".join(figures) + " |", flush=True)
         if code == "zh":
-            both = found(texts, stemmed(own))
-            alone, pairs = (found(texts, pieces(size)) for size in (1, 2))
+            both = measure_recall(texts, make_analyzer(own))
+            alone, pairs = (measure_recall(texts, make_piece_analyzer(size)) for size in (1, 2))
             print(f"\nzh: characters {alone}, pairs {pairs}, both {both}")
 
 

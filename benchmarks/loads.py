@@ -1,4 +1,4 @@
-"""Something that goes on in a process of its own while something else is measured."""
+"""Background load: a program that runs in its own process while a benchmark measures something else."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ WARM_S = 1.0
 
 
 @contextlib.asynccontextmanager
-async def load(program: str, *arguments: object, **variables: str) -> AsyncIterator[dict[str, float]]:
-    """`python PROGRAM ARGUMENTS`, under way for a second when the block begins; filled with what it told at its end."""
+async def run_load(program: str, *arguments: object, **variables: str) -> AsyncIterator[dict[str, float]]:
+    """Run `python PROGRAM ARGUMENTS`; the block starts one second into the load.
+
+    The dict is filled with the program's figures when the block ends. Raises RuntimeError when the program does not
+    start.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, program, *map(str, arguments)),
         stdin=asyncio.subprocess.PIPE,
@@ -26,12 +30,12 @@ async def load(program: str, *arguments: object, **variables: str) -> AsyncItera
     assert process.stdout is not None
     try:
         if not await process.stdout.readline():
-            raise RuntimeError("the load did not begin")
+            raise RuntimeError("the load did not start")
         await asyncio.sleep(WARM_S)
-        came: dict[str, float] = {}
-        yield came
+        figures: dict[str, float] = {}
+        yield figures
         process.stdin.close()
-        came.update(json.loads(await process.stdout.readline()))
+        figures.update(json.loads(await process.stdout.readline()))
         await process.wait()
     finally:
         if process.returncode is None:
@@ -39,11 +43,11 @@ async def load(program: str, *arguments: object, **variables: str) -> AsyncItera
             await process.wait()
 
 
-async def until_told(*work: Coroutine[Any, Any, None]) -> None:
-    """In that process: does the work until standard input ends. Raises what any of it raised before."""
+async def run_until_stdin_ends(*work: Coroutine[Any, Any, None]) -> None:
+    """Called by the load program: run the coroutines until standard input ends. Raises the first error of any."""
     tasks = [asyncio.create_task(one) for one in work]
     print("begun", flush=True)
-    ended = asyncio.create_task(_ended())
+    ended = asyncio.create_task(_wait_for_stdin_end())
     await asyncio.wait({*tasks, ended}, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         if task.done():
@@ -52,7 +56,7 @@ async def until_told(*work: Coroutine[Any, Any, None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _ended() -> None:
+async def _wait_for_stdin_end() -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     await reader.read()

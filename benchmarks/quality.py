@@ -1,11 +1,11 @@
-"""Recall quality through the gRPC client: real conversations in by the Observe stream, real questions out.
+"""Recall quality through the gRPC client: real conversations through the Observe stream, real questions.
 
     python benchmarks/quality.py --data DIR [--model-dir MODEL] [--reranker-dir MODEL]
 
 DIR holds the measure (`locomo_eval.py`) and its conversations (`locomo3.json`); neither is part of this project. MODEL
-is a sentence-transformers export (docs/models.md says how to get all-MiniLM-L6-v2); without it vectors are hashed. The
-reranker's is a cross-encoder's; without it nothing is reranked.
-A server is started for the run. Exits with 1 when a bar is missed, a turn is lost, or a turn cannot be recalled.
+is a sentence-transformers export (docs/models.md explains how to get all-MiniLM-L6-v2); without it vectors are hashed.
+The reranker's MODEL is a cross-encoder; without it nothing is reranked. The program starts its own server. It exits
+with 1 when a score is below its bar, a turn is lost, or a turn cannot be recalled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memstream import EventType
 
 LIMIT = 50
 OWN_LIMIT = 50
-"""How far down the answer to its own words a turn may stand and still count as recallable."""
+"""A turn counts as recallable if its own words find it within this depth."""
 BARS = {"recall@4": 0.68, "recall@10": 0.80, "recall@20": 0.85}
 MODEL_BARS = {"recall@4": 0.69, "recall@10": 0.81}
 """With the vectors of all-MiniLM-L6-v2."""
@@ -40,7 +40,7 @@ _WORD = re.compile(r"\w")
 
 
 class Turn(Protocol):
-    """What the measure gives to be ingested."""
+    """A turn of a conversation, as the measure defines it."""
 
     @property
     def id(self) -> str: ...
@@ -56,22 +56,22 @@ class Turn(Protocol):
 
 @dataclass
 class Ingested:
-    """One conversation in its memory, and where every turn of it is."""
+    """One conversation in its memory, with the fragment of every turn."""
 
     memory: memstream.Memory
     turns: dict[str, list[str]] = field(default_factory=dict)
-    """Turns by fragment id: several where a turn was counted on the fragment whose words it repeats."""
+    """Turns by fragment id: several where a repeat was counted on an existing fragment."""
     outcomes: Counter[EventType] = field(default_factory=Counter)
     seconds: float = 0.0
 
     @property
     def counted_elsewhere(self) -> int:
-        """Turns that made no fragment of their own, each with an event that says so."""
+        """Turns without a fragment of their own, each with an event that says so."""
         return self.outcomes[EventType.REPEATED] + self.outcomes[EventType.ECHOED]
 
 
 class Retriever:
-    """The measure's interface over a server at `target`: `ingest`, `recall`, `close`."""
+    """The measure's interface (`ingest`, `recall`, `close`) over the server at `target`."""
 
     def __init__(self, target: str, namespace: str = "quality") -> None:
         self._runner = asyncio.Runner()
@@ -80,24 +80,25 @@ class Retriever:
         self.ingested: dict[str, Ingested] = {}
 
     def ingest(self, conversation_id: str, fragments: Sequence[Turn]) -> None:
-        """Through one Observe stream, each with its own time, session and speaker; returns when all are stored."""
+        """Send all turns through one Observe stream, each with its time, session and speaker; returns when all are
+        stored."""
         self.ingested[conversation_id] = self._runner.run(self._ingest(conversation_id, fragments))
 
     def recall(self, conversation_id: str, query: str, now: datetime, k: int) -> list[str]:
-        """Turn ids, best first: the ranking alone, without working memory, reinforcing nothing."""
+        """Turn ids, best first: the ranking alone, without working memory and reinforcement."""
         held = self.ingested[conversation_id]
-        answer = self._runner.run(self._ask(held, query, now, k))
-        # Of several turns with the same words in one session the first stands for the fragment.
+        answer = self._runner.run(self._recall(held, query, now, k))
+        # Several turns of one session may share a fragment; the first represents it.
         return [held.turns[found.fragment.id][0] for found in answer]
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         self._runner.run(self._client.close())
         self._runner.close()
 
-    def check(self, conversation_id: str, fragments: Sequence[Turn], now: datetime) -> Found:
-        """Whether every turn is listed or accounted for, and where its own words find it."""
-        return self._runner.run(self._check(self.ingested[conversation_id], fragments, now))
+    def check_turns(self, conversation_id: str, fragments: Sequence[Turn], now: datetime) -> Found:
+        """Check that every turn is listed or accounted for, and where its own words find it."""
+        return self._runner.run(self._check_turns(self.ingested[conversation_id], fragments, now))
 
     async def _ingest(self, conversation_id: str, fragments: Sequence[Turn]) -> Ingested:
         held = Ingested(await self._client.create_memory(f"{self._namespace}/{conversation_id}"))
@@ -121,48 +122,48 @@ class Retriever:
             held.turns.setdefault(outcome.other_id or outcome.fragment_id, []).append(turn.id)
         return held
 
-    async def _ask(self, held: Ingested, query: str, now: datetime, k: int) -> memstream.Answer:
+    async def _recall(self, held: Ingested, query: str, now: datetime, k: int) -> memstream.Answer:
         return await held.memory.recall_once(
             query, now=now.replace(tzinfo=UTC), limit=k, reinforce=False, omit_working_memory=True
         )
 
-    async def _check(self, held: Ingested, fragments: Sequence[Turn], now: datetime) -> Found:
+    async def _check_turns(self, held: Ingested, fragments: Sequence[Turn], now: datetime) -> Found:
         listed = {fragment.id: fragment async for fragment in held.memory.list_fragments()}
         of_turn = {turn: fragment_id for fragment_id, turns in held.turns.items() for turn in turns}
         async with held.memory.recall() as stream:
             free = asyncio.Semaphore(_IN_FLIGHT)
 
-            async def place(turn: Turn) -> int | None:
+            async def find_place(turn: Turn) -> int | None:
                 when = turn.timestamp.replace(tzinfo=UTC)
                 options = memstream.RecallOptions(
                     now=now.replace(tzinfo=UTC), limit=OWN_LIMIT, reinforce=False, omit_working_memory=True
                 )
-                if not _WORD.search(turn.text):  # ";)" says nothing to search for, but it was said at a time
+                if not _WORD.search(turn.text):  # ";)" has no words to search for, but it has a time
                     moment = timedelta(milliseconds=1)
                     options["filter"] = memstream.Filter(observe_time_min=when, observe_time_max=when + moment)
                 async with free:
                     answer = await stream.query(turn.text, **options)
-                # Its words said again in another session are as good an answer to them.
-                good = (n for n, hit in enumerate(answer) if _says(hit.fragment, of_turn[turn.id], turn.text))
+                # The same words in another session are an equally good answer.
+                good = (n for n, hit in enumerate(answer) if _matches_turn(hit.fragment, of_turn[turn.id], turn.text))
                 return next(good, None)
 
-            places = await asyncio.gather(*(place(turn) for turn in fragments))
+            places = await asyncio.gather(*(find_place(turn) for turn in fragments))
         return Found(len(fragments), len(listed), held.counted_elsewhere, set(listed) == set(held.turns), places)
 
 
-def _says(fragment: memstream.Fragment, fragment_id: str, text: str) -> bool:
+def _matches_turn(fragment: memstream.Fragment, fragment_id: str, text: str) -> bool:
     return fragment.id == fragment_id or fragment.content == text
 
 
 @dataclass(frozen=True)
 class Found:
-    """What became of a conversation's turns. `places`: rank of each in the answer to its own words, from 0."""
+    """The outcome of a conversation's turns. `places`: rank of each in the answer to its own words, from 0."""
 
     turns: int
     listed: int
     counted_elsewhere: int
     same: bool
-    """What is listed is what the outcomes named."""
+    """The listed fragments are exactly those that the outcomes name."""
     places: Sequence[int | None]
 
     @property
@@ -172,7 +173,7 @@ class Found:
 
     @property
     def lost(self) -> int:
-        """Turns that their own words (or their time, where they have none) do not find."""
+        """Turns that their own words (or their time, if they have no words) do not find."""
         return sum(place is None for place in self.places)
 
     @property
@@ -181,36 +182,36 @@ class Found:
         return sum(place == 0 for place in self.places)
 
 
-def measure(directory: Path) -> Any:
-    """The module of the measure, which is in that directory."""
+def load_measure(directory: Path) -> Any:
+    """Import the measure's module from `directory`."""
     spec = importlib.util.spec_from_file_location("locomo_eval", directory / "locomo_eval.py")
     if spec is None or spec.loader is None or not (directory / "locomo_eval.py").exists():
         raise SystemExit(f"{directory} has no locomo_eval.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["locomo_eval"] = module  # its dataclasses look their module up
+    sys.modules["locomo_eval"] = module  # its dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
 
-def conversations(directory: Path) -> Sequence[Any]:
-    """What the measure makes of the conversations there."""
-    loaded: Sequence[Any] = measure(directory).load_locomo(str(directory / "locomo3.json"))
+def load_conversations(directory: Path) -> Sequence[Any]:
+    """The conversations in `directory`, parsed by the measure."""
+    loaded: Sequence[Any] = load_measure(directory).load_locomo(str(directory / "locomo3.json"))
     return loaded
 
 
-def _run(directory: Path, target: str) -> tuple[dict[str, Any], list[Found]]:
-    talks = conversations(directory)
+def _run_measure(directory: Path, target: str) -> tuple[dict[str, Any], list[Found]]:
+    talks = load_conversations(directory)
     retriever = Retriever(target)
     try:
-        result = measure(directory).evaluate(retriever, talks, LIMIT)
+        result = load_measure(directory).evaluate(retriever, talks, LIMIT)
         result["stored_s"] = sum(held.seconds for held in retriever.ingested.values())
-        return result, [retriever.check(each.id, each.fragments, each.now) for each in talks]
+        return result, [retriever.check_turns(each.id, each.fragments, each.now) for each in talks]
     finally:
         retriever.close()
 
 
-def _report(result: dict[str, Any], found: Sequence[Found], bars: dict[str, float]) -> bool:
-    """Prints the figures; whether all is as it must be."""
+def _print_report(result: dict[str, Any], found: Sequence[Found], bars: dict[str, float]) -> bool:
+    """Print the figures. Returns whether everything is as required."""
     answerable, good = result["answerable"], True
     print(f"answerable questions: {answerable['n']}, share of gold evidence among the first k")
     for name, bar in bars.items():
@@ -242,22 +243,24 @@ def _report(result: dict[str, Any], found: Sequence[Found], bars: dict[str, floa
 
 def main() -> int:
     """The exit code: 0 when every bar is met."""
-    from served import Served  # a sibling: on the path when this file is run, not when a test imports it
+    from served import (
+        BenchServer,
+    )  # a sibling, on the path when this file runs as a program but not when a test imports it
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="directory of the measure")
-    parser.add_argument("--model-dir", type=Path, help="directory of a local model for the vectors; hashing without it")
-    parser.add_argument("--reranker-dir", type=Path, help="directory of a cross-encoder; no reranker without it")
-    parser.add_argument("--json", type=Path, help="write the measure's whole result here")
-    given = parser.parse_args()
-    model = {"embedding": "onnx", "embedding_model_dir": str(given.model_dir)} if given.model_dir else {}
-    if given.reranker_dir:  # whatever it takes: what is measured is the order
-        model |= {"reranker_model_dir": str(given.reranker_dir), "reranker_timeout_s": "60"}
-    with tempfile.TemporaryDirectory() as scratch, Served(Path(scratch) / "data", **model) as server:
-        result, found = _run(given.data, server.address)
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
-    return 0 if _report(result, found, MODEL_BARS if given.model_dir else BARS) else 1
+    parser.add_argument("--model-dir", type=Path, help="directory of a local embedding model (default: hashing)")
+    parser.add_argument("--reranker-dir", type=Path, help="directory of a cross-encoder (default: no reranker)")
+    parser.add_argument("--json", type=Path, help="write the measure's complete result here")
+    arguments = parser.parse_args()
+    model = {"embedding": "onnx", "embedding_model_dir": str(arguments.model_dir)} if arguments.model_dir else {}
+    if arguments.reranker_dir:  # no time limit in practice: the order is measured, not the latency
+        model |= {"reranker_model_dir": str(arguments.reranker_dir), "reranker_timeout_s": "60"}
+    with tempfile.TemporaryDirectory() as scratch, BenchServer(Path(scratch) / "data", **model) as server:
+        result, found = _run_measure(arguments.data, server.address)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    return 0 if _print_report(result, found, MODEL_BARS if arguments.model_dir else BARS) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks of recall share: memories that are filled, questions to them, and the same from bare parts."""
+"""Shared by the recall benchmarks: filled memories, questions about them, and the bare parts of a recall."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bare import Bm25, BothLegs, Floats, Messages, MilvusLite, scanned
+from bare import Bm25, BothLegs, Floats, Messages, MilvusLite, time_scan
 from claims import CPU
 from echo import EchoServer
 from probe import Pause
 from report import Report, own_cpu_s, percentile
-from served import Served
-from texts import Talk
+from served import BenchServer
+from texts import SentenceSource
 
 import memstream
 from memstream.codec import query_to_wire
@@ -27,42 +27,42 @@ LIMIT = 10
 P50, P99 = "p50 ms", "p99 ms"
 COLUMNS = (P50, P99, "max ms", CPU, "server µs")
 ASKED_MAX_S = 30.0
-"""How long one series of questions takes at most."""
+"""Longest duration of one series of questions."""
 _FEW = ("echo", "numpy scan", "BM25")
 _MORE = ("embedding", "both lexical legs", "messages")
-"""What is unavoidable beside echo and scan; the legs are two, one of them BM25."""
+"""The unavoidable parts besides echo and scan; one of the two legs is BM25."""
 BATCH = 500
 FILLING = 16
-"""Memories filled at once."""
+"""Memories filled concurrently."""
 
 
 @dataclass
 class Texts:
     """Sentences by memory, and questions about them."""
 
-    held: list[list[str]]
+    sentences: list[list[str]]
     chosen: random.Random = field(default_factory=lambda: random.Random(7))
-    talk: Talk = field(default_factory=lambda: Talk(2))
+    talk: SentenceSource = field(default_factory=lambda: SentenceSource(2))
 
-    def question(self, place: int) -> str:
-        """Four words of something that memory holds."""
-        return self.talk.question(self.chosen.choice(self.held[place]))
+    def draw_question(self, place: int) -> str:
+        """Four words of a random sentence of that memory."""
+        return self.talk.draw_question(self.chosen.choice(self.sentences[place]))
 
-    def questions(self, count: int, places: int = 0) -> list[tuple[int, str]]:
-        """Of memories drawn at random, from the first `places` of them where that is given."""
-        drawn = [self.chosen.randrange(places or len(self.held)) for _ in range(count)]
-        return [(place, self.question(place)) for place in drawn]
+    def draw_questions(self, count: int, places: int = 0) -> list[tuple[int, str]]:
+        """(memory, question) pairs for random memories, out of the first `places` if given."""
+        drawn = [self.chosen.randrange(places or len(self.sentences)) for _ in range(count)]
+        return [(place, self.draw_question(place)) for place in drawn]
 
     def vectors(self) -> list[Floats]:
-        """float32[fragments, dimension] of each memory."""
+        """float32[fragments, dimension] for each memory."""
         embedder = HashingEmbedder()
-        return [embedder.vectors(texts) for texts in self.held]
+        return [embedder.vectors(texts) for texts in self.sentences]
 
 
-async def fill(client: memstream.Client, prefix: str, sizes: Sequence[int]) -> Texts:
-    """New memories `prefix-0`, `prefix-1`, ... of so many fragments each, all of them in the index when it returns."""
-    talk = Talk()
-    material = [talk.observations(size) for size in sizes]
+async def fill_memories(client: memstream.Client, prefix: str, sizes: Sequence[int]) -> Texts:
+    """Create memories `prefix-0`, `prefix-1`, ... of these sizes; returns once the index has all fragments."""
+    talk = SentenceSource()
+    material = [talk.make_observations(size) for size in sizes]
     room = asyncio.Semaphore(FILLING)
 
     async def one(place: int) -> memstream.Memory:
@@ -73,34 +73,34 @@ async def fill(client: memstream.Client, prefix: str, sizes: Sequence[int]) -> T
         return memory
 
     memories = await asyncio.gather(*(one(place) for place in range(len(sizes))))
-    await settle(memories[-1])
+    await wait_until_indexed(memories[-1])
     return Texts([[str(one.body) for one in each] for each in material])
 
 
-async def settle(memory: memstream.Memory) -> None:
-    """Wait until the index has everything that is stored by now, in whichever memory: a round takes all of it."""
+async def wait_until_indexed(memory: memstream.Memory) -> None:
+    """Wait until the index has everything stored so far in any memory: one round of the indexer covers all of it."""
     async with memory.observe("settle", ack_level=memstream.AckLevel.INDEXED) as stream:
         await stream.send("All of it is there.", session="settle")
 
 
-class Recalling:
-    """Recall streams into memories `prefix-0`, `prefix-1`, ..., opened when they are first asked."""
+class RecallClient:
+    """Recall streams into memories `prefix-0`, `prefix-1`, ..., opened on first use."""
 
-    def __init__(self, server: Served, client: memstream.Client, prefix: str) -> None:
+    def __init__(self, server: BenchServer, client: memstream.Client, prefix: str) -> None:
         self._server = server
         self._client = client
         self._prefix = prefix
         self._streams: dict[int, memstream.RecallStream] = {}
         self._stack = contextlib.AsyncExitStack()
 
-    async def __aenter__(self) -> Recalling:
+    async def __aenter__(self) -> RecallClient:
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     async def answer(self, place: int, text: str) -> memstream.Answer:
-        """One question, with the defaults: ten fragments and the working memory, reinforcing."""
+        """One recall with the defaults: ten fragments and the working memory, with reinforcement."""
         stream = self._streams.get(place)
         if stream is None:
             memory = self._client.memory(f"{self._prefix}-{place}")
@@ -110,10 +110,10 @@ class Recalling:
     async def ask(
         self, questions: Sequence[tuple[int, str]], pause_s: float = 0.0
     ) -> tuple[list[float], dict[str, float]]:
-        """Seconds of each question, one at a time, and the server's own mean milliseconds of each step.
+        """Time questions one at a time: (seconds of each, the server's mean milliseconds per step).
 
-        With a pause after each, which does not count. Ends after ASKED_MAX_S: where the machine is too small for a
-        load, each question waits behind a backlog.
+        Pauses after each question do not count. Stops after ASKED_MAX_S: where the machine is too small for a load,
+        each question waits behind a backlog.
         """
         for place in {place for place, _ in questions} - self._streams.keys():
             await self.answer(place, questions[0][1])
@@ -132,32 +132,33 @@ class Recalling:
                 await asyncio.sleep(pause_s)
         return seconds, {step: spent / len(seconds) for step, spent in steps.items()}
 
-    async def settle(self) -> None:
-        """Wait until the server has nothing left to do but for what it is asked."""
-        await settle(self._client.memory(f"{self._prefix}-0"))
+    async def wait_until_indexed(self) -> None:
+        """Wait until the server has no background work left."""
+        await wait_until_indexed(self._client.memory(f"{self._prefix}-0"))
 
     async def measure(
         self, report: Report, row: str, questions: Sequence[tuple[int, str]], pause_s: float = 0.0
     ) -> dict[str, float]:
-        """A row of these questions, with all CPU that was used meanwhile; the steps."""
-        own, before = own_cpu_s(), self._server.cpu()
+        """Add a row for these questions, with all CPU used meanwhile. Returns the server's mean ms per step."""
+        own, before = own_cpu_s(), self._server.cpu_used()
         seconds, steps = await self.ask(questions, pause_s)
-        enter(report, row, seconds, own_cpu_s() - own, self._server.cpu().since(before).both)
+        add_times(report, row, seconds, own_cpu_s() - own, self._server.cpu_used().since(before).total)
         return steps
 
-    async def measure_once(self, report: Report, row: str, questions: Sequence[tuple[int, str]]) -> None:
-        """A row of questions to memories that were not asked before: by a call each, as a stream is opened first."""
-        own, before = own_cpu_s(), self._server.cpu()
+    async def measure_unary(self, report: Report, row: str, questions: Sequence[tuple[int, str]]) -> None:
+        """Add a row for questions to memories not asked before: unary calls, because opening a stream activates the
+        memory."""
+        own, before = own_cpu_s(), self._server.cpu_used()
         seconds = []
         for place, text in questions:
             began = time.perf_counter()
             await self._client.memory(f"{self._prefix}-{place}").recall_once(text)
             seconds.append(time.perf_counter() - began)
-        enter(report, row, seconds, own_cpu_s() - own, self._server.cpu().since(before).both)
+        add_times(report, row, seconds, own_cpu_s() - own, self._server.cpu_used().since(before).total)
 
 
-class Parts:
-    """What a recall cannot do without, measured alone: an echo of question and answer, a scan, BM25; and all of it."""
+class BareParts:
+    """The unavoidable parts of a recall, measured separately: echo, numpy scan, BM25, and the rest."""
 
     def __init__(self, echo: EchoServer, texts: Texts, answer: memstream.Answer) -> None:
         self._echo = echo
@@ -166,76 +167,76 @@ class Parts:
         self._bm25: dict[int, Bm25] = {}
         self._legs: dict[int, BothLegs] = {}
         self._messages = Messages(answer)
-        self._query = pb.RecallRequest(query=query_to_wire("1", texts.question(0)))
+        self._query = pb.RecallRequest(query=query_to_wire("1", texts.draw_question(0)))
         size = sum(len(hit.fragment.content) + 250 for hit in answer)
         size += sum(len(one.content) + 150 for one in answer.working_memory)
         self._answer = pb.RecallResponse(done=pb.RecallDone(query_id="1", degraded="x" * size))
 
     @property
     def vectors(self) -> list[Floats]:
-        """Of every memory."""
+        """float32[fragments, dimension] for each memory."""
         return self._vectors
 
-    def pause(self) -> Pause:
-        """The longest of the echo's event loop since the last measurement began."""
-        return self._echo.pause(self._since)
+    def longest_pause(self) -> Pause:
+        """The echo's longest event-loop pause since the last measurement began."""
+        return self._echo.longest_pause(self._since)
 
     async def measure(self, report: Report, row: str, questions: Sequence[tuple[int, str]]) -> None:
-        """Rows of the sums, question by question: of the few parts, of all that is unavoidable; and of each part."""
+        """Add rows: the per-question sums of the few parts, of all unavoidable parts, and each part separately."""
         for place, _ in questions:
             if place not in self._bm25:
-                self._bm25[place] = Bm25(self._texts.held[place])
-                self._legs[place] = BothLegs(self._texts.held[place])
+                self._bm25[place] = Bm25(self._texts.sentences[place])
+                self._legs[place] = BothLegs(self._texts.sentences[place])
         embedder, self._since = HashingEmbedder(), time.monotonic()
         times: dict[str, list[float]] = {part: [] for part in (*_FEW, *_MORE)}
         own, echo_before = own_cpu_s(), self._echo.cpu_s()
-        async with self._echo.answering(self._query, self._answer) as ask:
+        async with self._echo.open_answering(self._query, self._answer) as ask:
             for place, text in questions:
                 began = time.perf_counter()
                 query = embedder.vectors([text])[0]
                 times["embedding"].append(time.perf_counter() - began)
                 times["echo"].append(await ask())
-                times["numpy scan"].append(scanned(self._vectors[place], query, LIMIT))
-                times["BM25"].append(self._bm25[place].searched(text, LIMIT))
-                times["both lexical legs"].append(self._legs[place].asked(text))
-                times["messages"].append(self._messages.made_and_read())
+                times["numpy scan"].append(time_scan(self._vectors[place], query, LIMIT))
+                times["BM25"].append(self._bm25[place].time_search(text, LIMIT))
+                times["both lexical legs"].append(self._legs[place].time_query(text))
+                times["messages"].append(self._messages.time_round_trip())
         for part, seconds in times.items():
-            enter(report, f"{row}: {part} alone", seconds)
+            add_times(report, f"{row}: {part} alone", seconds)
         few = [sum(each) for each in zip(*(times[part] for part in _FEW), strict=True)]
         more = sum(sum(times[part]) for part in _MORE)
-        enter(report, row, few, own_cpu_s() - own - more, self._echo.cpu_s() - echo_before)
+        add_times(report, row, few, own_cpu_s() - own - more, self._echo.cpu_s() - echo_before)
         whole = [sum(each) for each in zip(*(times[part] for part in ("echo", "numpy scan", *_MORE)), strict=True)]
-        enter(report, whole_of(row), whole)
+        add_times(report, all_parts_row(row), whole)
 
 
-def whole_of(row: str) -> str:
-    """The row of the sums of all that is unavoidable, beside that row of Parts."""
+def all_parts_row(row: str) -> str:
+    """Name of the row with all unavoidable parts that belongs to a row of BareParts."""
     return f"all unavoidable parts, {row}"
 
 
 async def measure_lite(
     report: Report, row: str, lite: MilvusLite, texts: Texts, questions: Sequence[tuple[int, str]]
 ) -> None:
-    """The same questions as searches of a bare Milvus Lite that holds the same vectors."""
+    """Ask the same questions as searches of a bare Milvus Lite with the same vectors."""
     queries = HashingEmbedder().vectors([text for _, text in questions])
 
     def search() -> list[float]:
-        return [lite.searched(place, query, LIMIT) for (place, _), query in zip(questions, queries, strict=True)]
+        return [lite.time_search(place, query, LIMIT) for (place, _), query in zip(questions, queries, strict=True)]
 
     own, before = own_cpu_s(), lite.cpu_s()
     seconds = await asyncio.to_thread(search)
-    enter(report, row, seconds, own_cpu_s() - own, lite.cpu_s() - before)
+    add_times(report, row, seconds, own_cpu_s() - own, lite.cpu_s() - before)
 
 
-def enter(
-    report: Report, row: str, seconds: Sequence[float], own_s: float | None = None, server_s: float = 0.0
+def add_times(
+    report: Report, row: str, seconds: Sequence[float], client_s: float | None = None, server_s: float = 0.0
 ) -> None:
-    """A round's times, and the CPU of this process and of the others where it was measured."""
+    """Add one round's times and, if measured, the CPU of this process and of the others."""
     figures = {
         P50: percentile(seconds, 0.5) * 1e3,
         P99: percentile(seconds, 0.99) * 1e3,
         "max ms": max(seconds) * 1e3,
     }
-    if own_s is not None:
-        figures |= {CPU: (own_s + server_s) / len(seconds) * 1e6, "server µs": server_s / len(seconds) * 1e6}
-    report.add(row, **figures)
+    if client_s is not None:
+        figures |= {CPU: (client_s + server_s) / len(seconds) * 1e6, "server µs": server_s / len(seconds) * 1e6}
+    report.add_round(row, **figures)

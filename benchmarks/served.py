@@ -1,4 +1,4 @@
-"""A memstream server as a process of its own, with the CPU it and its Milvus Lite child have used."""
+"""A memstream server in its own process, with the CPU time of the server and of its Milvus Lite child."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class Cpu:
 
     server: float
     lite: float
-    """Of the Milvus Lite child; 0 where there is none."""
+    """Of the Milvus Lite child; 0 without one."""
 
     def since(self, before: Cpu) -> Cpu:
-        """What was used after `before`."""
+        """CPU used after `before`."""
         return Cpu(self.server - before.server, self.lite - before.lite)
 
     @property
-    def both(self) -> float:
+    def total(self) -> float:
         """Server and child together."""
         return self.server + self.lite
 
 
-class Served:
-    """`memstream serve` over `data_dir`, on loopback. `settings` go through the environment.
+class BenchServer:
+    """`memstream serve` over `data_dir` on loopback. `settings` are passed through the environment.
 
-    With `probed` its event loop has the probe that `pause` reads.
+    With `probed`, its event loop runs the probe that `longest_pause` reads.
     """
 
     def __init__(self, data_dir: Path, *, probed: bool = True, **settings: str | float) -> None:
@@ -61,7 +61,7 @@ class Served:
         self.stop()
 
     def start(self) -> Self:
-        """Returns once it serves. Raises RuntimeError with its log when it does not."""
+        """Returns once the server is serving. Raises RuntimeError with its log if it does not start."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         port_file = self.data_dir.with_name(f"{self.data_dir.name}.address")
         port_file.unlink(missing_ok=True)
@@ -78,13 +78,13 @@ class Served:
         while not port_file.exists():
             if self._process.poll() is not None or time.monotonic() > until:
                 self.stop()
-                raise RuntimeError(f"the server did not start; it said:\n{self.log()}")
+                raise RuntimeError(f"the server did not start; it said:\n{self.read_log()}")
             time.sleep(0.05)
         self.address = port_file.read_text("utf-8").strip()
         return self
 
     def stop(self) -> None:
-        """SIGTERM; SIGKILL when that takes too long."""
+        """SIGTERM, then SIGKILL if the server does not stop in time."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -94,44 +94,44 @@ class Served:
             self._process.kill()
             self._process.wait(STOP_MAX_S)
 
-    def log(self) -> str:
-        """What it has said so far, in all its lives."""
+    def read_log(self) -> str:
+        """The log of all starts so far."""
         return self._log.read_text("utf-8", "replace")
 
     @property
     def pid(self) -> int:
-        """Of the running server."""
+        """Process id of the running server."""
         assert self._process is not None
         return self._process.pid
 
-    def cpu(self) -> Cpu:
-        """CPU used so far. Zero on systems without /proc."""
-        return Cpu(cpu_s(self.pid), sum(cpu_s(child) for child in _children(self.pid)))
+    def cpu_used(self) -> Cpu:
+        """CPU used so far; zero on systems without /proc."""
+        return Cpu(cpu_s(self.pid), sum(cpu_s(child) for child in _child_pids(self.pid)))
 
-    def pause(self, since: float) -> probe.Pause:
-        """The longest of its event loop from that moment (`time.monotonic()`) until now."""
-        return probe.longest(self._pauses, since, time.monotonic())
+    def longest_pause(self, since: float) -> probe.Pause:
+        """The longest event-loop pause from `since` (`time.monotonic()`) until now."""
+        return probe.longest_pause(self._pauses, since, time.monotonic())
 
     def resident_mb(self) -> tuple[float, float]:
-        """Resident memory in MB of the server and of the child."""
-        return _resident_mb(self.pid), sum(_resident_mb(child) for child in _children(self.pid))
+        """Resident memory in MB: (server, child)."""
+        return _resident_mb(self.pid), sum(_resident_mb(child) for child in _child_pids(self.pid))
 
 
-def _stat(pid: int) -> list[str]:
+def _read_stat(pid: int) -> list[str]:
     try:
-        # After the last ")": the name before it may hold anything.
+        # After the last ")": the process name before it may contain any character.
         return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
         return []
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of that process, user and system, to a hundredth; 0 where there is no /proc."""
-    fields = _stat(pid)
+    """CPU seconds of a process, user and system, to a hundredth; 0 on systems without /proc."""
+    fields = _read_stat(pid)
     return (int(fields[11]) + int(fields[12])) * _TICK_S if fields else 0.0
 
 
-def _children(pid: int) -> list[int]:
+def _child_pids(pid: int) -> list[int]:
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for task in tasks for child in (task / "children").read_text("ascii").split()]
@@ -140,5 +140,5 @@ def _children(pid: int) -> list[int]:
 
 
 def _resident_mb(pid: int) -> float:
-    fields = _stat(pid)
+    fields = _read_stat(pid)
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1e6 if fields else 0.0

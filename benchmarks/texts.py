@@ -1,7 +1,7 @@
-"""Observations made up by rule: the same for every run, with the word statistics of talk.
+"""Generated observations: the same in every run, with the word statistics of conversation.
 
-Words are drawn by Zipf's law from a made-up vocabulary, so that posting lists have the lengths of real ones. Neighbours
-hardly resemble each other, as in real talk under the hashing model: the tiers do their usual work.
+Words are drawn by Zipf's law from a made-up vocabulary, so posting lists have realistic lengths. Neighbouring sentences
+are rarely similar, as in real conversation under the hashing model, so the tiers do their usual work.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _WORDS_MIN, _WORDS_MAX = 6, 30
 _SYLLABLES = [a + b for a, b in product("bdfgklmnprstvz", ("a", "e", "i", "o", "u", "an", "or"))]
 
 
-class Talk:
-    """A source of sentences; `seed` makes another one of the same kind."""
+class SentenceSource:
+    """Generates sentences. Another `seed` gives other sentences of the same kind."""
 
     def __init__(self, seed: int = 1) -> None:
         self._random = random.Random(seed)
@@ -28,16 +28,16 @@ class Talk:
         self._words = ["".join(pair) for pair in shuffled[:WORDS]]
         self._weights = list(accumulate(1 / rank for rank in range(3, WORDS + 3)))
 
-    def sentence(self) -> str:
+    def make_sentence(self) -> str:
         """6 to 30 words, about 90 characters."""
         count = self._random.randint(_WORDS_MIN, _WORDS_MAX)
         return " ".join(self._random.choices(self._words, cum_weights=self._weights, k=count))
 
-    def observations(self, count: int) -> list[Observation]:
-        """Two speakers, sessions of 50, a minute apart."""
+    def make_observations(self, count: int) -> list[Observation]:
+        """Two speakers, sessions of 50, one observation a minute."""
         return [
             Observation(
-                self.sentence(),
+                self.make_sentence(),
                 speaker=("Ada", "Grace")[number % 2],
                 session=f"session-{number // 50}",
                 observe_time=START + timedelta(minutes=number),
@@ -45,7 +45,7 @@ class Talk:
             for number in range(count)
         ]
 
-    def question(self, text: str) -> str:
-        """Four words of a sentence, as somebody who remembers it would ask."""
+    def draw_question(self, text: str) -> str:
+        """Four words of a sentence, as a user who remembers it would ask."""
         words = text.split()
         return " ".join(self._random.sample(words, min(4, len(words))))

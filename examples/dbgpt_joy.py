@@ -1,8 +1,8 @@
-"""Joy, an agent of DB-GPT's whose memory is on a server. Start `memstream serve` first.
+"""Joy, a DB-GPT agent with its memory on a server. Start `memstream serve` first.
 
-It needs `pip install 'memstream[dbgpt]' openai` (Python 3.11) and a model behind OpenAI's interface, told by
-OPENAI_API_BASE, OPENAI_API_KEY and OPENAI_MODEL. Each argument after the server's address is a question; run it twice,
-and the second Joy knows what the first one was told.
+It needs `pip install 'memstream[dbgpt]' openai` (Python 3.11) and a model with OpenAI's interface, configured by
+OPENAI_API_BASE, OPENAI_API_KEY and OPENAI_MODEL. Each argument after the server's address is a question. Run it twice:
+the second Joy remembers what the first one learned.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WRITE_MEMORY = """\
 
 
 class Joy(ConversableAgent):
-    """Reads her memories as they are, and writes question and answer of every turn."""
+    """Reads raw memories, and writes question and answer of every turn."""
 
     profile: ProfileConfig = ProfileConfig(
         name="Joy", role="Comedians", user_prompt_template=USER_PROMPT, write_memory_template=WRITE_MEMORY
@@ -90,7 +90,7 @@ async def build(client: memstream.sync.Client, agent: ConversableAgent, conversa
 
 
 async def ask(agent: ConversableAgent, question: str) -> str:
-    """What the agent answers to a user of the same conversation."""
+    """The agent's answer to a user of the same conversation."""
     user = await UserProxyAgent().bind(agent.memory).bind(agent.agent_context).build()
     await user.initiate_chat(recipient=agent, reviewer=user, message=question)
     return (await agent.memory.gpts_memory.get_messages(agent.agent_context.conv_id))[-1].content

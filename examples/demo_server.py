@@ -1,4 +1,4 @@
-"""A memstream server for the demo, as a process of its own that can be killed."""
+"""A memstream server for the demo, in its own process, which the demo can kill."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class DemoServer:
 
     @property
     def pid(self) -> int:
-        """Of the running process."""
+        """Process id of the running server."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> float:
-        """Seconds until it served. Raises RuntimeError with its log when it does not."""
+        """Returns the seconds until it served. Raises RuntimeError with its log if it does not start."""
         began = time.monotonic()
         port_file = self._directory / "address"
-        port_file.unlink(missing_ok=True)  # a killed server leaves its own
-        said = self._log.stat().st_size if self._log.exists() else 0
+        port_file.unlink(missing_ok=True)  # a killed server leaves it behind
+        log_offset = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as out:
             command = [sys.executable, "-m", "memstream_server", "serve", "--listen", "127.0.0.1:0"]
             command += ["--port-file", str(port_file), "--data", str(self._directory / "data")]
@@ -40,7 +40,7 @@ class DemoServer:
         while not port_file.exists():
             if self._process.poll() is not None or time.monotonic() > until:
                 self.kill()
-                raise RuntimeError(f"the server did not start; it said:\n{self._said(said)}")
+                raise RuntimeError(f"the server did not start; it said:\n{self._read_log(log_offset)}")
             time.sleep(0.05)
         self.address = port_file.read_text("utf-8").strip()
         return time.monotonic() - began
@@ -52,7 +52,7 @@ class DemoServer:
             self._process.wait(STOP_MAX_S)
 
     def stop(self) -> None:
-        """SIGTERM; kills it when it does not end in time."""
+        """SIGTERM, then SIGKILL if it does not exit in time."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -60,5 +60,5 @@ class DemoServer:
             except subprocess.TimeoutExpired:
                 self.kill()
 
-    def _said(self, since: int) -> str:
+    def _read_log(self, since: int) -> str:
         return self._log.read_bytes()[since:].decode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""Joy, a comedian who remembers: DB-GPT's memory introduction on this server. Start `memstream serve` first.
+"""Joy, a comedian with a memory: DB-GPT's memory introduction on this server. Start `memstream serve` first.
 
-The model is played by two lines of a script; put a call to yours in `answer`.
+Two scripted lines stand in for the model; call yours in `answer`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SYSTEM = "You are Joy, a comedian."
 
 
 def answer(prompt: str, question: str) -> str:
-    """What a model would say to the prompt."""
+    """The model's reply to the prompt."""
     return SCRIPT[question] if "Bob" in prompt else "We have not met."
 
 

@@ -1,4 +1,4 @@
-"""A LangGraph graph whose nodes keep what they learn on a memstream server. Run it twice: it knows what it knew.
+"""A LangGraph graph whose nodes store what they learn on a memstream server. Run it twice: the facts are still there.
 
 pip install 'memstream[langgraph]' langgraph
 memstream serve                              # in another terminal
@@ -27,20 +27,20 @@ class Turn(TypedDict):
 
 
 def learn(turn: Turn, *, store: BaseStore) -> dict[str, str]:
-    """A node that writes. A key makes an item one item, however often the node runs."""
+    """A node that writes. The key makes repeated runs of the node write the same item."""
     store.put(ABOUT_BOB, "plays", {"text": "Bob likes plays about trains"})
     store.put(ABOUT_BOB, "tea", {"text": "Bob takes his tea without milk"})
     return {}
 
 
 def answer(turn: Turn, *, store: BaseStore) -> dict[str, str]:
-    """A node that asks."""
+    """A node that searches."""
     (best,) = store.search(("users", "bob"), query=turn["question"], limit=1)
     return {"answer": str(best.value["text"])}
 
 
 def main(address: str) -> None:
-    """Ask two questions of a graph."""
+    """Ask a graph two questions."""
     with memstream.sync.connect(address) as client:
         store = MemstreamStore(client, "langgraph-example", fields=["text"])
         graph = StateGraph(Turn)
@@ -52,7 +52,7 @@ def main(address: str) -> None:
         agent = graph.compile(store=store)
         for question in ("Which plays does he like?", "How does he take his tea?"):
             print(f"{question} {agent.invoke({'question': question, 'answer': ''})['answer']}")
-        print(f"{len(store.search(ABOUT_BOB))} things are known of Bob, in {store.list_namespaces()}")
+        print(f"{len(store.search(ABOUT_BOB))} facts about Bob, in {store.list_namespaces()}")
 
 
 if __name__ == "__main__":

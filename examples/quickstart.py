@@ -1,4 +1,4 @@
-"""Tells a memory a few things over one stream and asks it about them. Start `memstream serve` first."""
+"""Send a memory a few observations over one stream and ask questions about them. Start `memstream serve` first."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ async def main(target: str) -> None:
     async with memstream.connect(target) as client:
         joy = await client.create_memory("comedy/joy", exist_ok=True)
 
-        # Numbered, durable, and counted once, also when the connection or this process breaks: a second run of it
-        # goes on from the number the server expects, so it sends only what is not there.
+        # Numbered, durable, and counted once, even if the connection or this process fails: a second run continues
+        # with the number that the server expects and sends only the missing observations.
         async with joy.observe(producer="quickstart", session="monday") as stream:
             for speaker, line in LINES[stream.expected_sequence - 1 :]:
                 await stream.send(line, speaker=speaker)

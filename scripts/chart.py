@@ -1,4 +1,4 @@
-"""What the Helm chart knows of the settings: their names, and types with bounds in its schema of values."""
+"""Settings for the Helm chart: names, and types with bounds in the JSON schema of its values."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def settings_names() -> str:
 
 
 def values_schema() -> str:
-    """values.schema.json: as it is, with `$defs.settings.properties` made from the Settings class."""
+    """values.schema.json with `$defs.settings.properties` generated from the Settings class."""
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     schema["$defs"]["settings"]["properties"] = {
-        name: _schema(field) for name, field in Settings.model_fields.items() if kind_of(field) is not SecretStr
+        name: _field_schema(field) for name, field in Settings.model_fields.items() if kind_of(field) is not SecretStr
     }
     return json.dumps(schema, indent=2) + "\n"
 
@@ -40,19 +40,19 @@ FILES: dict[Path, Callable[[], str]] = {
 
 
 def kind_of(field: FieldInfo) -> Any:
-    """The type of a value, of an optional one too."""
+    """The type of a field's value, without None."""
     kind = field.annotation
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))
     return kind
 
 
-def _schema(field: FieldInfo) -> dict[str, Any]:
+def _field_schema(field: FieldInfo) -> dict[str, Any]:
     kind = kind_of(field)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return {"enum": [str(member.value) for member in kind]}
     if kind not in _JSON_TYPES:
-        return {}  # a list or a table: the server checks it
+        return {}  # a list or a table, which the server checks
     limits = {type(limit).__name__: limit for limit in field.metadata}
     bounds = {
         "minimum": getattr(limits.get("Ge"), "ge", None),

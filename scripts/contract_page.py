@@ -20,26 +20,26 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 FIRST = ("stream_service", "memory_service", "conversation_service", "operation_service", "server_service")
-"""The services; the other files follow."""
+"""The services come first; the other files follow."""
 
 HEAD = """# API
 
-Every call, message and field of the contract, with its comment. It is written by `make generate` from
-[protos/memstream/v1](../protos/memstream/v1), and tested against it. The reasons of failures are told with their codes
-in [errors](errors.md).
+Every call, message and field of the contract with its comment. `make generate` writes this page from
+[protos/memstream/v1](../protos/memstream/v1), and a test compares it. [Errors](errors.md) lists the reasons of failures
+with their codes.
 
-`optional` fields know whether they were set; of a *oneof* one is set at most. What is `repeated` is a list.
+`optional` fields record whether they were set; at most one field of a *oneof* is set. `repeated` fields are lists.
 """
 
 
 def contract_page() -> str:
-    """The page, from the files as they are now. Raises SystemExit with protoc's code when it refuses them."""
-    return HEAD + "".join("\n" + _file(file) for file in sorted(_compiled(), key=_order))
+    """The page for the current files. Raises SystemExit with protoc's code if it rejects them."""
+    return HEAD + "".join("\n" + _file_section(file) for file in sorted(_compile_protos(), key=_file_order))
 
 
 def reasons() -> list[tuple[str, str]]:
     """(name without its prefix, comment in one line) of every value of ErrorReason but the unspecified one."""
-    file = next(file for file in _compiled() if file.name.endswith("/error.proto"))
+    file = next(file for file in _compile_protos() if file.name.endswith("/error.proto"))
     comments = _Comments(file)
     values = enumerate(file.enum_type[0].value)
     lines = [
@@ -48,7 +48,7 @@ def reasons() -> list[tuple[str, str]]:
     return [(name.removeprefix("ERROR_REASON_"), line) for name, line in lines[1:]]
 
 
-def _compiled() -> list[FileDescriptorProto]:
+def _compile_protos() -> list[FileDescriptorProto]:
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     roots = (PROTOS, ROOT / "third_party" / "googleapis", resources("grpc_tools") / "_proto")
     with tempfile.NamedTemporaryFile() as out:
@@ -59,13 +59,13 @@ def _compiled() -> list[FileDescriptorProto]:
         return list(FileDescriptorSet.FromString(Path(out.name).read_bytes()).file)
 
 
-def _order(file: FileDescriptorProto) -> tuple[int, str]:
+def _file_order(file: FileDescriptorProto) -> tuple[int, str]:
     name = Path(file.name).stem
     return (FIRST.index(name) if name in FIRST else len(FIRST), name)
 
 
 class _Comments:
-    """The comments of a file, by the path of what they stand before (see SourceCodeInfo in descriptor.proto)."""
+    """The comments of a file, by the path of the element they precede (see SourceCodeInfo in descriptor.proto)."""
 
     def __init__(self, file: FileDescriptorProto) -> None:
         self._found = {tuple(one.path): one.leading_comments for one in file.source_code_info.location}
@@ -78,42 +78,42 @@ class _Comments:
         return " ".join(self.paragraphs(*path).split()).replace("|", "\\|")
 
 
-def _file(file: FileDescriptorProto) -> str:
+def _file_section(file: FileDescriptorProto) -> str:
     comments = _Comments(file)
-    # The comment before `syntax` (field 12) is the file's.
+    # The comment before `syntax` (field 12) belongs to the file.
     parts = [f"## {Path(file.name).name}\n", comments.paragraphs(FileDescriptorProto.SYNTAX_FIELD_NUMBER) + "\n"]
     for place, service in enumerate(file.service):
         path = (FileDescriptorProto.SERVICE_FIELD_NUMBER, place)
         parts += [f"### {service.name}\n", comments.paragraphs(*path) + "\n"]
         for number, method in enumerate(service.method):
-            parts += [f"#### {service.name}.{method.name}\n", _signature(method) + "\n"]
+            parts += [f"#### {service.name}.{method.name}\n", _call_signature(method) + "\n"]
             parts.append(comments.paragraphs(*path, 2, number) + "\n")
     for place, message in enumerate(file.message_type):
-        parts += _message(message, comments, FileDescriptorProto.MESSAGE_TYPE_FIELD_NUMBER, place)
+        parts += _message_lines(message, comments, FileDescriptorProto.MESSAGE_TYPE_FIELD_NUMBER, place)
     for place, enum in enumerate(file.enum_type):
-        parts += _enum(enum, comments, FileDescriptorProto.ENUM_TYPE_FIELD_NUMBER, place)
+        parts += _enum_lines(enum, comments, FileDescriptorProto.ENUM_TYPE_FIELD_NUMBER, place)
     return "\n".join(parts)
 
 
-def _signature(method: MethodDescriptorProto) -> str:
-    request, response = _named(method.input_type), _named(method.output_type)
+def _call_signature(method: MethodDescriptorProto) -> str:
+    request, response = _type_link(method.input_type), _type_link(method.output_type)
     asked = f"a stream of {request}" if method.client_streaming else request
     answered = f"a stream of {response}" if method.server_streaming else response
     return f"{asked} → {answered}"
 
 
-def _message(message: DescriptorProto, comments: _Comments, *path: int) -> Iterator[str]:
+def _message_lines(message: DescriptorProto, comments: _Comments, *path: int) -> Iterator[str]:
     yield f"### {message.name}\n"
     yield comments.paragraphs(*path) + "\n"
     if message.field:
         rows = (
-            f"| `{field.name}` | {field.number} | {_type(field, message)} | {comments.line(*path, 2, number)} |\n"
+            f"| `{field.name}` | {field.number} | {_field_type(field, message)} | {comments.line(*path, 2, number)} |\n"
             for number, field in enumerate(message.field)
         )
         yield "| field | number | type | meaning |\n|---|---|---|---|\n" + "".join(rows)
 
 
-def _enum(enum: EnumDescriptorProto, comments: _Comments, *path: int) -> Iterator[str]:
+def _enum_lines(enum: EnumDescriptorProto, comments: _Comments, *path: int) -> Iterator[str]:
     yield f"### {enum.name}\n"
     yield comments.paragraphs(*path) + "\n"
     rows = (
@@ -123,26 +123,26 @@ def _enum(enum: EnumDescriptorProto, comments: _Comments, *path: int) -> Iterato
     yield "| value | number | meaning |\n|---|---|---|\n" + "".join(rows)
 
 
-def _type(field: FieldDescriptorProto, message: DescriptorProto) -> str:
+def _field_type(field: FieldDescriptorProto, message: DescriptorProto) -> str:
     entry = next((one for one in message.nested_type if field.type_name.endswith(f".{message.name}.{one.name}")), None)
     if entry is not None and entry.options.map_entry:
         key, value = entry.field
-        return f"map of {_scalar(key)} to {_scalar(value)}"
+        return f"map of {_scalar_type(key)} to {_scalar_type(value)}"
     if field.label == FieldDescriptorProto.LABEL_REPEATED:
-        return f"repeated {_scalar(field)}"
+        return f"repeated {_scalar_type(field)}"
     if field.proto3_optional:
-        return f"optional {_scalar(field)}"
+        return f"optional {_scalar_type(field)}"
     if field.HasField("oneof_index"):
-        return f"{_scalar(field)}, oneof `{message.oneof_decl[field.oneof_index].name}`"
-    return _scalar(field)
+        return f"{_scalar_type(field)}, oneof `{message.oneof_decl[field.oneof_index].name}`"
+    return _scalar_type(field)
 
 
-def _scalar(field: FieldDescriptorProto) -> str:
+def _scalar_type(field: FieldDescriptorProto) -> str:
     if field.type_name:
-        return _named(field.type_name)
+        return _type_link(field.type_name)
     return FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
 
 
-def _named(full: str) -> str:
+def _type_link(full: str) -> str:
     package, _, name = full.removeprefix(".").rpartition(".")
     return f"[{name}](#{name.lower()})" if package == "memstream.v1" else f"`{package}.{name}`"

@@ -22,12 +22,12 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 SETTINGS_HEAD = f"""# Settings
 
-Settings hold for a server process; a memory's own tunables are its [policy](policy.md). A flag of `memstream serve`
-comes first, then the environment (`{ENV_PREFIX}` and the name in capitals, as in `{ENV_PREFIX}LISTEN`), then the
-TOML file named by `--config` or `{ENV_PREFIX}CONFIG`, then the default. An unknown name in the file, or a value out
-of bounds, stops the start with a message that names it.
+Settings apply to a server process; a memory's own tunables are its [policy](policy.md). A flag of `memstream serve`
+takes precedence over the environment (`{ENV_PREFIX}` and the name in capitals, as in `{ENV_PREFIX}LISTEN`), the
+environment over the TOML file named by `--config` or `{ENV_PREFIX}CONFIG`, and the file over the default. The server
+does not start with an unknown name in the file or a value out of bounds; the message names it.
 
-This table is written by `make generate` from `server/memstream_server/settings.py`, and tested against it.
+`make generate` writes this table from `server/memstream_server/settings.py`, and a test compares it.
 
 | setting | default | bounds | unit | meaning |
 |---|---|---|---|---|
@@ -35,11 +35,11 @@ This table is written by `make generate` from `server/memstream_server/settings.
 
 POLICY_HEAD = """# Policy
 
-A policy is a memory's own: given when it is created, changed by `UpdateMemory`, kept whole with the memory. What
-holds for a server process is in the [settings](settings.md). `default` is what measured best; `dbgpt` behaves as
-DB-GPT's memories do.
+Each memory has its own policy: set when the memory is created, changed by `UpdateMemory`, stored with the memory.
+Tunables of the server process are [settings](settings.md). `default` has the values that measured best; `dbgpt` behaves
+like DB-GPT's memories.
 
-This table is written by `make generate` from `server/memstream_server/core/policy.py`, and tested against it.
+`make generate` writes this table from `server/memstream_server/core/policy.py`, and a test compares it.
 
 | field | `default` | `dbgpt` | bounds | unit | meaning |
 |---|---|---|---|---|---|
@@ -52,34 +52,39 @@ METADATA = re.compile(r"Metadata: ((?:[a-z_]+\??(?: \([^)]*\))?(?:, )?)+)\.")
 
 
 def settings_page() -> str:
-    """docs/settings.md: one row a setting."""
+    """docs/settings.md: one row per setting."""
     return SETTINGS_HEAD + "".join(_settings_row(name, field) for name, field in Settings.model_fields.items())
 
 
 def policy_page() -> str:
-    """docs/policy.md: one row a tunable, in both profiles."""
+    """docs/policy.md: one row per tunable, in both profiles."""
     rows = zip(leaves(DEFAULT), leaves(DBGPT), strict=True)
     return POLICY_HEAD + "".join(
-        _row(
-            f"`{name}`", _shown(value), _shown(other), _bounds(meta["low"], meta["high"]), meta["unit"], meta["meaning"]
+        _table_row(
+            f"`{name}`",
+            _format_value(value),
+            _format_value(other),
+            _format_bounds(meta["low"], meta["high"]),
+            meta["unit"],
+            meta["meaning"],
         )
         for (name, value, meta), (_, other, _) in rows
     )
 
 
 def errors_page() -> str:
-    """docs/errors.md: what is written by hand, and one row a reason."""
+    """docs/errors.md: the hand-written part, and one row per reason."""
     head = (DOCS / "errors.md").read_text(encoding="utf-8").partition(ERRORS_TABLE)[0]
     return head + ERRORS_TABLE + "".join(_reason_row(*each) for each in reasons())
 
 
 PAGES = {"settings.md": settings_page, "policy.md": policy_page, "api.md": contract_page, "errors.md": errors_page}
 GENERATED = {DOCS / name: page for name, page in PAGES.items()} | FILES
-"""The text of every file written here, by path."""
+"""The text of every generated file, by path."""
 
 
 def metadata_keys(comment: str) -> list[str]:
-    """The keys of ErrorInfo.metadata that a reason's comment lists; those that are not always there end with "?"."""
+    """The keys of ErrorInfo.metadata in a reason's comment; optional keys end with "?"."""
     listed = METADATA.search(comment)
     return re.findall(r"([a-z_]+\??)(?: \([^)]*\))?", listed[1]) if listed else []
 
@@ -90,18 +95,20 @@ def _reason_row(reason: str, comment: str) -> str:
     meaning = " ".join(meaning.split()).replace("What to do:", "**Do:**") + (" Comes with RetryInfo." if waits else "")
     listed = METADATA.search(comment)
     keys = re.sub(r"(^|, )([a-z_]+\??)", r"\1`\2`", listed[1]) if listed else ""
-    return _row(f"`{reason}`", code, f"`{_BY_REASON[reason].__name__}`", keys, meaning)
+    return _table_row(f"`{reason}`", code, f"`{_BY_REASON[reason].__name__}`", keys, meaning)
 
 
 def _settings_row(name: str, field: FieldInfo) -> str:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    default = str(extra["default"]) if "default" in extra else _shown(field.default)
+    default = str(extra["default"]) if "default" in extra else _format_value(field.default)
     limits = {type(limit).__name__: limit for limit in field.metadata}
     low, high = getattr(limits.get("Ge"), "ge", None), getattr(limits.get("Le"), "le", None)
-    return _row(f"`{name}`", default, _bounds(low, high), str(extra.get("unit", "")), field.description or "")
+    return _table_row(
+        f"`{name}`", default, _format_bounds(low, high), str(extra.get("unit", "")), field.description or ""
+    )
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
     if isinstance(value, Enum):
@@ -110,23 +117,23 @@ def _shown(value: Any) -> str:
         return "unset" if value is None else "empty"
     if isinstance(value, bool):
         return "on" if value else "off"
-    return _number(value) if isinstance(value, int | float) else f"`{value}`"
+    return _format_number(value) if isinstance(value, int | float) else f"`{value}`"
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{int(value):,}" if float(value).is_integer() else f"{value:g}"
 
 
-def _bounds(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"{_number(low)} to {_number(high)}"
+def _format_bounds(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{_format_number(low)} to {_format_number(high)}"
 
 
-def _row(*cells: str) -> str:
+def _table_row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
 def main() -> int:
-    """Run the command line; 1 when `--check` finds a page that differs."""
+    """The exit code: 1 if `--check` finds a page that differs."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--check", action="store_true", help="compare instead of writing")
     if not arguments.parse_args().check:
@@ -135,7 +142,7 @@ def main() -> int:
         return 0
     stale = [path for path, text in GENERATED.items() if path.read_text(encoding="utf-8") != text()]
     for path in stale:
-        print(f"{path.relative_to(DOCS.parent)} is not what the code says: run `make generate`", file=sys.stderr)
+        print(f"{path.relative_to(DOCS.parent)} is out of date: run `make generate`", file=sys.stderr)
     return 1 if stale else 0
 
 

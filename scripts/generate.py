@@ -1,4 +1,4 @@
-"""Write the Python code of the contract: protos/ to client/memstream/v1 (`--check` only compares).
+"""Generate the contract's Python code from protos/ into client/memstream/v1 (`--check` only compares).
 
 The proto path equals the import path, so no import is rewritten. `__init__.py` and `py.typed` are not generated.
 """
@@ -23,8 +23,8 @@ PACKAGE = Path("memstream/v1")
 GENERATED = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
 
 
-def generate(out: Path) -> None:
-    """Write every generated file under `out`. Raises SystemExit with protoc's code when it refuses."""
+def generate_code(out: Path) -> None:
+    """Write every generated file under `out`. Raises SystemExit with protoc's code if it rejects a file."""
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     binaries = Path(sys.executable).parent
     code = protoc.main(
@@ -43,14 +43,14 @@ def generate(out: Path) -> None:
         raise SystemExit(code)
 
 
-def generated(under: Path) -> set[str]:
+def generated_names(under: Path) -> set[str]:
     """Names of the generated files of the package under `under`."""
     return {path.name for pattern in GENERATED for path in (under / PACKAGE).glob(pattern)}
 
 
-def drift(fresh: Path) -> list[str]:
-    """What differs between the committed code and the code just written under `fresh`."""
-    there, here = generated(fresh), generated(CLIENT)
+def find_drift(fresh: Path) -> list[str]:
+    """Differences between the committed code and the code just generated under `fresh`."""
+    there, here = generated_names(fresh), generated_names(CLIENT)
     differing = [
         name
         for name in sorted(there & here)
@@ -58,35 +58,35 @@ def drift(fresh: Path) -> list[str]:
     ]
     return [
         *(f"{PACKAGE / name} is missing" for name in sorted(there - here)),
-        *(f"{PACKAGE / name} has no proto any more" for name in sorted(here - there)),
+        *(f"{PACKAGE / name} has no proto" for name in sorted(here - there)),
         *(f"{PACKAGE / name} differs" for name in differing),
         *vendored_drift(),
     ]
 
 
 def vendored_drift() -> list[str]:
-    """Vendored protos that are not what the installed googleapis-common-protos has."""
+    """Vendored protos that differ from the installed googleapis-common-protos."""
     installed = {str(entry): Path(str(entry.locate())) for entry in files("googleapis-common-protos") or ()}
     found = []
     for path in sorted(VENDORED.rglob("*.proto")):
         twin = installed.get(str(path.relative_to(VENDORED)))
         if twin is None or twin.read_bytes() != path.read_bytes():
-            found.append(f"{path.relative_to(ROOT)} is not the installed googleapis-common-protos'")
+            found.append(f"{path.relative_to(ROOT)} differs from the installed googleapis-common-protos")
     return found
 
 
 def main() -> int:
-    """Run the command line; 1 when `--check` finds a difference."""
+    """The exit code: 1 if `--check` finds a difference."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--check", action="store_true", help="compare instead of writing")
     if not arguments.parse_args().check:
-        for name in generated(CLIENT):
+        for name in generated_names(CLIENT):
             (CLIENT / PACKAGE / name).unlink()
-        generate(CLIENT)
+        generate_code(CLIENT)
         return 0
     with tempfile.TemporaryDirectory() as fresh:
-        generate(Path(fresh))
-        found = drift(Path(fresh))
+        generate_code(Path(fresh))
+        found = find_drift(Path(fresh))
     for line in found:
         print(line, file=sys.stderr)
     if found:

@@ -1,6 +1,6 @@
-"""Print the size and naming figures of a Python tree as one table row: `python -m scripts.measure_code [PATH...]`.
+"""Print the size and naming figures of Python trees as table rows: `python -m scripts.measure_code [PATH...]`.
 
-Without a path: one row for each of server, client, tests and benchmarks. Lines of a function count its code, without
+Without a path: one row each for server, client, tests and benchmarks. The lines of a function count its code without
 docstring, comments and blank lines. A participle is a one-word name such as `stored` or `sent`.
 """
 
@@ -29,7 +29,7 @@ HEAD = (
 
 @dataclass
 class Figures:
-    """What was counted in one tree."""
+    """The counts of one tree."""
 
     files: list[int] = field(default_factory=list)
     functions: list[int] = field(default_factory=list)
@@ -58,13 +58,13 @@ class Figures:
         one_word = sum("_" not in one for one in self.names)
         participles = sum(bool(PARTICIPLE.fullmatch(one)) for one in self.names)
         return (
-            f"| {name} | {len(self.files)} | {spread(self.files)} | {spread(self.functions)} "
-            f"| {share(self.comment_lines, sum(self.files))} | {share(one_word, len(self.names))} "
-            f"| {share(participles, len(self.names))} | {spread([len(test) for test in self.tests])} |"
+            f"| {name} | {len(self.files)} | {format_spread(self.files)} | {format_spread(self.functions)} "
+            f"| {format_share(self.comment_lines, sum(self.files))} | {format_share(one_word, len(self.names))} "
+            f"| {format_share(participles, len(self.names))} | {format_spread([len(test) for test in self.tests])} |"
         )
 
 
-def spread(values: Sequence[int]) -> str:
+def format_spread(values: Sequence[int]) -> str:
     """median/p90/max, or `-` for none."""
     if not values:
         return "-"
@@ -72,7 +72,7 @@ def spread(values: Sequence[int]) -> str:
     return f"{ordered[len(ordered) // 2]}/{ordered[len(ordered) * 9 // 10]}/{ordered[-1]}"
 
 
-def share(part: int, whole: int) -> str:
+def format_share(part: int, whole: int) -> str:
     """A percentage with one decimal below 10."""
     percent = 100 * part / max(1, whole)
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.1f} %"
@@ -87,16 +87,16 @@ def python_files(path: Path) -> list[Path]:
 
 
 def module_imports() -> dict[str, set[str]]:
-    """Which module of server and client imports which, imports for type checkers included."""
+    """The imports among the modules of server and client, including imports for type checkers."""
     paths: dict[str, Path] = {}
     for package, base in IMPORT_ROOTS.items():
         for path in python_files(base / package):
             parts = path.relative_to(base).with_suffix("").parts
             paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return {name: set(_imported(name, path, paths)) for name, path in paths.items()}
+    return {name: set(_imported_modules(name, path, paths)) for name, path in paths.items()}
 
 
-def _imported(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
+def _imported_modules(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         found: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module:

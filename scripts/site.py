@@ -1,8 +1,8 @@
-"""Build the site of the documents into a folder, offline: `python scripts/site.py [FOLDER]`, in an environment that has
-requirements/site.txt (`make site`).
+"""Build the site of the documents offline: `python scripts/site.py [FOLDER]` in an environment with
+requirements/site.txt.
 
-The pages stay where they are read in the repository. Those that mkdocs.yml names are copied, under the same paths, and
-links to anything else of the repository become its path: the site has pages alone.
+The pages stay at their place in the repository. The pages that mkdocs.yml names are copied under the same paths. Links
+to anything else in the repository become its path, because the site contains only pages. `make site` runs this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOME = "docs/index.md"
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
 _MARK = re.compile(r"^ *<!-- no-run: [^>]*-->\n", re.M)
 _LIST = re.compile(r"^((?!- )\S.*)\n(?=- )", re.M)
-"""A list right after a paragraph: Python-Markdown, unlike GitHub, wants a line between."""
+"""A list directly after a paragraph: unlike GitHub, Python-Markdown needs an empty line between them."""
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
 
@@ -38,50 +38,50 @@ def named(nav: object) -> Iterator[str]:
             yield from named(part)
 
 
-def staged(page: str, pages: set[str]) -> str:
-    """A page's text as the site has it: the home page at the root, no links that lead out of the site, no marks."""
+def stage_page(page: str, pages: set[str]) -> str:
+    """A page's text for the site: the home page at the root, no links out of the site, no marks."""
     text = (ROOT / page).read_text("utf-8")
     folder = Path(page).parent
 
-    def linked(found: re.Match[str]) -> str:
+    def rewrite_link(found: re.Match[str]) -> str:
         path, _, anchor = found["target"].partition("#")
         if not path or re.match(r"[a-z]+:", path):
             return found[0]
         target = os.path.normpath(folder / path)
         if target in pages:
-            place = os.path.relpath(_place(target), Path(_place(page)).parent)
+            place = os.path.relpath(_site_path(target), Path(_site_path(page)).parent)
             return f"[{found['text']}]({place}{'#' if anchor else ''}{anchor})"
         return found["text"] if target in found["text"] else f"{found['text']} (`{target}`)"
 
-    def prose(part: str) -> str:
-        return _LINK.sub(linked, _LIST.sub(r"\1\n\n", _MARK.sub("", part)))
+    def rewrite_prose(part: str) -> str:
+        return _LINK.sub(rewrite_link, _LIST.sub(r"\1\n\n", _MARK.sub("", part)))
 
     parts, end = [], 0
     for fence in _FENCE.finditer(text):
-        parts += [prose(text[end : fence.start()]), fence[0]]
+        parts += [rewrite_prose(text[end : fence.start()]), fence[0]]
         end = fence.end()
-    return "".join([*parts, prose(text[end:])])
+    return "".join([*parts, rewrite_prose(text[end:])])
 
 
-def _place(page: str) -> str:
+def _site_path(page: str) -> str:
     return "index.md" if page == HOME else page
 
 
-def build(out: Path) -> None:
-    """Write the site into a folder, which is replaced. Raises CalledProcessError when there is anything to warn of."""
+def build_site(out: Path) -> None:
+    """Build the site into `out`, which is replaced. Raises CalledProcessError on any warning."""
     config = CONFIG.read_text("utf-8")
     pages = set(named(yaml.safe_load(config)["nav"]))
     with tempfile.TemporaryDirectory() as folder:
         stage = Path(folder)
         for page in pages:
-            place = stage / "pages" / _place(page)
+            place = stage / "pages" / _site_path(page)
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(staged(page, pages), "utf-8")
-        (stage / CONFIG.name).write_text(config.replace(HOME, _place(HOME)), "utf-8")
+            place.write_text(stage_page(page, pages), "utf-8")
+        (stage / CONFIG.name).write_text(config.replace(HOME, _site_path(HOME)), "utf-8")
         subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=stage, check=True)
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(stage / "site", out)
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site").resolve())
+    build_site(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site").resolve())

@@ -1,4 +1,4 @@
-"""The demo, on a part of its letters: it runs, says what it promises, and its checks would notice a loss."""
+"""The demo on a part of its letters: it runs, prints its results, and its checks find no loss."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def shown() -> str:
     return ended.stdout
 
 
-def test_it_says_what_it_found(shown: str) -> None:
-    assert "Nothing acknowledged was lost, nothing doubled, every answer is the same." in shown
+def test_demo_reports_no_loss_and_no_duplicates(shown: str) -> None:
+    assert "Nothing acknowledged was lost or duplicated, and every answer is the same." in shown
     assert f"{LETTERS} observations stored" in shown
     assert f"of {LETTERS} letters: 0 lost, {LETTERS} kept once each" in shown
 
 
-def test_every_letter_is_accounted_for_by_events(shown: str) -> None:
+def test_events_account_for_every_letter(shown: str) -> None:
     counts = {name: int(count.replace(",", "")) for name, count in re.findall(r"│ ([A-Z]+) +│ +([\d,]+) │", shown)}
     assert counts["OBSERVED"] + counts.get("REPEATED", 0) == LETTERS
     assert counts["ADMITTED"] == counts["OBSERVED"]
-    assert counts["PROMOTED"] == counts["OBSERVED"] - 10  # those still in short-term
+    assert counts["PROMOTED"] == counts["OBSERVED"] - 10  # ten are still in short-term
 
 
-def test_one_way_through_the_tiers_is_told(shown: str) -> None:
-    way = shown.split("One letter's whole way")[1].split("3  Questions")[0]
+def test_demo_shows_one_path_through_the_tiers(shown: str) -> None:
+    way = shown.split("One letter's path")[1].split("3  Questions")[0]
     steps = re.findall(r"│ (OBSERVED|ADMITTED|ENHANCED|PROMOTED) +│", way)
     assert steps[:2] == ["OBSERVED", "ADMITTED"]
     assert steps.count("ENHANCED") >= 2
@@ -50,26 +50,26 @@ def test_one_way_through_the_tiers_is_told(shown: str) -> None:
     assert re.search(r"cosine 0\.\d\d with: \w", way)
 
 
-def test_answers_come_with_their_sums(shown: str) -> None:
+def test_answers_show_their_score_sums(shown: str) -> None:
     assert shown.count("known answers at rank 1") >= 3
     sums = re.findall(r"= (?:\w+ \d\.\d\d x [\d.]+ \+ )+\w+ \d\.\d\d x [\d.]+", shown)
     assert len(sums) >= 9
 
 
-def test_the_kill_came_in_the_midst_and_the_producer_went_on(shown: str) -> None:
+def test_producer_continues_after_kill_in_flight(shown: str) -> None:
     sent, acknowledged = re.search(r"(\d+) observations were sent, (\d+) of them acknowledged", shown).groups()  # type: ignore[union-attr]  # fails the test
     first = int(re.search(r"the agent continues from (\d+)", shown)[1])  # type: ignore[index]  # as above
     assert 0 < int(acknowledged) < int(sent) < LETTERS
     assert int(acknowledged) < first <= int(sent) + 1
 
 
-def test_no_server_is_left_behind(shown: str) -> None:
+def test_demo_ends_its_servers(shown: str) -> None:
     for pid in re.findall(r"\(process (\d+),", shown):
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
 
 
-def test_the_quickstart_runs_and_a_second_run_sends_only_what_is_new(tmp_path: Path) -> None:
+def test_second_quickstart_run_sends_only_new_lines(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
         command = [sys.executable, "examples/quickstart.py", server.address]
         for _ in range(2):

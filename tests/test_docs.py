@@ -1,4 +1,4 @@
-"""The documents are true: their code runs and prints what they say, their links lead on, their lists are whole."""
+"""The documents are correct: their code runs with the documented output, links resolve, lists are complete."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ FOLDERS = [
     ROOT / "client/memstream",
     ROOT / "protos/memstream/v1",
 ]
-"""Where the sections of ARCHITECTURE.md look: they name files by their last part."""
+"""Folders of the files that ARCHITECTURE.md names by their last part."""
 
 
-def _name(page: Path) -> str:
+def _page_name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=_name)
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", RUNNABLE, ids=_page_name)
+def test_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     with ServerProcess(tmp_path / "data") as server:
@@ -61,41 +61,41 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}\nserver:\n{server.log()}"
 
 
-def test_the_pages_that_matter_have_code_that_runs() -> None:
-    names = {_name(page) for page in RUNNABLE}
+def test_main_pages_have_runnable_code() -> None:
+    names = {_page_name(page) for page in RUNNABLE}
     assert {"README.md", "docs/getting-started.md", "docs/sdk.md", "docs/seeds.md"} <= names
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_every_block_is_of_a_language_that_is_run_or_says_why_it_is_not(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=_page_name)
+def test_blocks_have_a_tested_language_or_a_reason(page: Path) -> None:
     text = page.read_text("utf-8")
     for block in blocks(text):
-        assert block.language in LANGUAGES, f"line {block.line}: nobody runs {block.language!r}"
-        assert block.no_run is None or len(block.no_run) > 5, f"line {block.line}: not run, without a reason"
-    assert "```" not in prose(text), "a fence that is not closed, or says more than a language"
-    assert not re.search(r"\n\n {4,}(?!<!-- )\S", prose(text)), "indented code says no language: fence it"
+        assert block.language in LANGUAGES, f"line {block.line}: no test for {block.language!r}"
+        assert block.no_run is None or len(block.no_run) > 5, f"line {block.line}: no reason for not running"
+    assert "```" not in prose(text), "an unclosed fence, or more than a language after it"
+    assert not re.search(r"\n\n {4,}(?!<!-- )\S", prose(text)), "indented code has no language: fence it"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_what_is_not_run_is_read_as_what_it_is(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=_page_name)
+def test_blocks_that_do_not_run_are_validated(page: Path) -> None:
     for block in blocks(page.read_text("utf-8"), "json", "toml", "yaml"):
         match block.language:
             case "json":
-                _read_json(json.loads(block.code))
+                _check_json(json.loads(block.code))
             case "toml":
-                _read_toml(block)
+                _check_toml(block)
             case "yaml":
                 assert any(yaml.safe_load_all(block.code))
 
 
-def _read_json(content: Any) -> None:
-    """The one kind there is: how a host starts `memstream mcp`."""
+def _check_json(content: Any) -> None:
+    """The only kind of JSON: how a host starts `memstream mcp`."""
     for entry in content["mcpServers"].values():
         assert entry["command"] == "memstream"
-        _understood(entry["args"])
+        _check_command(entry["args"])
 
 
-def _read_toml(block: Block) -> None:
+def _check_toml(block: Block) -> None:
     match block.code.splitlines()[0]:
         case "# memstream.toml":
             with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
@@ -105,29 +105,29 @@ def _read_toml(block: Block) -> None:
         case "# policy.toml":
             assert parse_policy(block.code)
         case other:
-            pytest.fail(f"nobody reads {other}")
+            pytest.fail(f"unknown file {other}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_links_between_documents_lead_somewhere(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=_page_name)
+def test_links_between_documents_resolve(page: Path) -> None:
     for link in links(page.read_text("utf-8")):
         if re.match(r"[a-z]+:", link):
             continue
         file, _, anchor = link.partition("#")
         target = (page.parent / file).resolve() if file else page
-        assert target.exists(), f"{link} leads nowhere"
-        assert not anchor or anchor in anchors(target.read_text("utf-8")), f"there is no heading {link}"
+        assert target.exists(), f"{link} does not exist"
+        assert not anchor or anchor in anchors(target.read_text("utf-8")), f"no heading {link}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT / "docs"], ids=_name)
-def test_every_page_is_reached_from_the_index(page: Path) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT / "docs"], ids=_page_name)
+def test_index_links_every_page(page: Path) -> None:
     assert page.name == "index.md" or page.name in links((ROOT / "docs/index.md").read_text("utf-8"))
 
 
-def test_the_site_has_every_page() -> None:
+def test_site_has_every_page() -> None:
     nav = set(named(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]))
-    assert {_name(page) for page in ROOT.glob("docs/*.md")} <= nav
-    assert nav <= {_name(page) for page in PAGES}
+    assert {_page_name(page) for page in ROOT.glob("docs/*.md")} <= nav
+    assert nav <= {_page_name(page) for page in PAGES}
 
 
 def test_errors_page_has_every_reason_with_its_code_and_class() -> None:
@@ -148,23 +148,27 @@ def test_operations_page_has_every_metric() -> None:
     }
 
 
-def test_the_architecture_names_files_that_are_there() -> None:
-    missing = {name for name in _named() if not any((root / name).exists() for root in (ROOT, SERVER, *FOLDERS))}
+def test_architecture_names_existing_files() -> None:
+    missing = {
+        name
+        for name in _files_in_architecture()
+        if not any((root / name).exists() for root in (ROOT, SERVER, *FOLDERS))
+    }
     assert not missing
 
 
-def test_the_architecture_names_every_module_of_the_server() -> None:
+def test_architecture_names_every_server_module() -> None:
     modules = {module.name for folder in FOLDERS if SERVER in folder.parents for module in folder.glob("*.py")}
-    unnamed = modules - {"__init__.py", "env.py"} - {name.rpartition("/")[2] for name in _named()}
-    assert not unnamed, f"say in the code map of ARCHITECTURE.md what these are for: {sorted(unnamed)}"
+    unnamed = modules - {"__init__.py", "env.py"} - {name.rpartition("/")[2] for name in _files_in_architecture()}
+    assert not unnamed, f"describe these in ARCHITECTURE.md: {sorted(unnamed)}"
 
 
-def _named() -> set[str]:
+def _files_in_architecture() -> set[str]:
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     return set(re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|proto|md|toml|txt)|(?:[\w-]+/)+)`", text))
 
 
-def test_the_index_says_which_capabilities_are_there(tmp_path: Path) -> None:
+def test_index_lists_the_available_capabilities(tmp_path: Path) -> None:
     rows = re.findall(
         r"^\| `([A-Z]+)` \| (yes|not yet|with an LLM) \|", (ROOT / "docs/index.md").read_text("utf-8"), re.M
     )
@@ -174,9 +178,9 @@ def test_the_index_says_which_capabilities_are_there(tmp_path: Path) -> None:
     assert {name for name, said in rows if said == "yes"} == there
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_commands_that_are_not_run_would_be_understood(page: Path) -> None:
-    """Of bash, of our own programs (flags and all), of make, of pip; of other people's programs only the grammar."""
+@pytest.mark.parametrize("page", PAGES, ids=_page_name)
+def test_commands_that_do_not_run_parse(page: Path) -> None:
+    """Checks bash syntax, our own programs with their flags, make targets and pip extras; not other programs."""
     for block in blocks(page.read_text("utf-8"), "sh"):
         subprocess.run(["bash", "-n", "-c", block.code], check=True, timeout=60)
         for line in re.findall(r"^(?:[A-Z_]+=\S+ +)*(\S+ .*)$", block.code.replace("\\\n", " "), re.M):
@@ -184,9 +188,9 @@ def test_commands_that_are_not_run_would_be_understood(page: Path) -> None:
                 continue
             match shlex.split(line, comments=True):
                 case ["memstream", *arguments]:
-                    _understood([word for word in arguments if word != "..."])
+                    _check_command([word for word in arguments if word != "..."])
                 case ["make", *targets]:
-                    assert {word for word in targets if "=" not in word} <= _targets(), line
+                    assert {word for word in targets if "=" not in word} <= _make_targets(), line
                 case ["python" | ".venv/bin/python", str(script), *_] if script.endswith(".py"):
                     assert (ROOT / script).exists() or (page.parent / script).exists(), line
                 case ["pip", "install", str(what)] if what.startswith("memstream["):
@@ -197,15 +201,15 @@ def test_commands_that_are_not_run_would_be_understood(page: Path) -> None:
 OURS = ("memstream ", "make ", "python ", ".venv/bin/python ", "pip install 'memstream[")
 
 
-def _understood(words: list[str]) -> None:
+def _check_command(words: list[str]) -> None:
     name, *arguments = words
     command: click.Command | None = root.get_command(click.Context(root), name)
     while isinstance(command, click.Group):
         name, *arguments = arguments
         command = command.get_command(click.Context(command), name)
-    assert command is not None, f"there is no such command: {words}"
-    command.make_context(name, arguments)  # raises UsageError for what it does not know; runs nothing
+    assert command is not None, f"no such command: {words}"
+    command.make_context(name, arguments)  # raises UsageError for unknown options; runs nothing
 
 
-def _targets() -> set[str]:
+def _make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))

@@ -1,4 +1,4 @@
-"""The demo's text: well formed, in order, and with the answers its questions expect."""
+"""The demo's data: well formed, ordered, and with the answers that its questions expect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS: list[dict[str, str]] = [json.loads(line) for line in (DATA / "tz.jsonl").r
 QUESTIONS: list[dict[str, Any]] = json.loads((DATA / "questions.json").read_text("utf-8"))
 
 
-def test_every_row_has_the_four_fields_and_no_more() -> None:
+def test_rows_have_exactly_four_fields() -> None:
     assert len(ROWS) > 1_000
     for row in ROWS:
         assert list(row) == ["time", "speaker", "session", "text"]
@@ -23,7 +23,7 @@ def test_every_row_has_the_four_fields_and_no_more() -> None:
         assert "://" not in row["text"]
 
 
-def test_rows_are_in_order_of_time_and_none_is_in_the_future() -> None:
+def test_rows_are_ordered_and_not_in_the_future() -> None:
     times = [datetime.fromisoformat(row["time"]) for row in ROWS]
     assert times == sorted(times)
     assert all(time.utcoffset() == UTC.utcoffset(None) for time in times)
@@ -31,7 +31,7 @@ def test_rows_are_in_order_of_time_and_none_is_in_the_future() -> None:
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question["question"][:30])
-def test_the_expected_notes_are_there(question: dict[str, Any]) -> None:
+def test_expected_notes_exist(question: dict[str, Any]) -> None:
     assert question["expected"]
     for expected in question["expected"]:
         row = ROWS[expected["line"] - 1]

@@ -1,4 +1,4 @@
-"""What log lines show of exceptions, of values from outside, and of failures that repeat."""
+"""Log lines: exceptions, values from outside, and repeated failures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
     structlog.reset_defaults()
 
 
-def fail(content: str) -> None:
+def raise_with_content(content: str) -> None:
     held = {"content": content, "key": content}
     raise ValueError(f"cannot parse {held['content']}")
 
@@ -58,7 +58,7 @@ def test_tracebacks_show_no_locals_and_no_text(configure: Configure, form: LogFo
     out = configure(form)
     try:
         try:
-            fail(CANARY)
+            raise_with_content(CANARY)
         except ValueError as error:
             raise KeyError(CANARY) from error
     except KeyError as error:
@@ -72,13 +72,13 @@ def test_tracebacks_show_no_locals_and_no_text(configure: Configure, form: LogFo
     assert "ValueError" in text
     assert "KeyError <- ValueError" in text
     assert "test_log_lines.py:" in text
-    assert "in fail" in text
+    assert "in raise_with_content" in text
     assert len(text) < 6_000
 
 
 @pytest.mark.parametrize("form", LogFormat)
 @pytest.mark.parametrize("width", [1, 3_000])
-def test_characters_that_do_not_print_are_escaped(configure: Configure, form: LogFormat, width: int) -> None:
+def test_unprintable_characters_are_escaped(configure: Configure, form: LogFormat, width: int) -> None:
     out = configure(form)
     log = structlog.get_logger("memstream_server.x")
     log.warning("denied", principal=HOSTILE, names=[HOSTILE, {HOSTILE: HOSTILE}])
@@ -94,7 +94,7 @@ def test_characters_that_do_not_print_are_escaped(configure: Configure, form: Lo
     assert "\\x1b]0;owned\\x07" in out.getvalue().replace("\\\\", "\\")
 
 
-def test_texts_that_the_server_composed_are_shown() -> None:
+def test_texts_composed_by_the_server_are_shown() -> None:
     error = OutcomeUnknown("disk I/O error")
     error.__cause__ = OSError(5, "Input/output error", f"/data/{CANARY}")
     assert describe_error(error) == "OutcomeUnknown: disk I/O error <- OSError errno=5 (Input/output error)"
@@ -122,29 +122,29 @@ def test_secrets_of_the_settings_are_hidden(configure: Configure, form: LogForma
 
 def test_exceptions_of_threads_show_no_text(configure: Configure) -> None:
     out = configure()
-    thread = threading.Thread(target=fail, args=(CANARY,))
+    thread = threading.Thread(target=raise_with_content, args=(CANARY,))
     thread.start()
     thread.join()
 
     class Broken:
         def __del__(self) -> None:
-            fail(CANARY)
+            raise_with_content(CANARY)
 
     Broken()
     assert CANARY not in out.getvalue()
     assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["thread_failed", "unraisable"]
 
 
-async def test_a_callback_that_fails_shows_no_value(configure: Configure) -> None:
+async def test_failing_callback_shows_no_value(configure: Configure) -> None:
     out = configure()
-    asyncio.get_running_loop().call_soon(fail, CANARY)
+    asyncio.get_running_loop().call_soon(raise_with_content, CANARY)
     await asyncio.sleep(0.01)
     assert CANARY not in out.getvalue()
-    assert json.loads(out.getvalue().splitlines()[-1])["event"] == "Exception in callback fail"
+    assert json.loads(out.getvalue().splitlines()[-1])["event"] == "Exception in callback raise_with_content"
 
 
-def counted(messages: int) -> tuple[list[str], LogHandler, Callable[..., None], list[float]]:
-    """(lines, handler, write, clock) of a handler with a clock of its own."""
+def make_counting_handler(messages: int) -> tuple[list[str], LogHandler, Callable[..., None], list[float]]:
+    """(lines, handler, write, clock) of a handler with its own clock."""
     out, clock = io.StringIO(), [0.0]
     handler = LogHandler(out, lambda: clock[0])
     lines: list[str] = []
@@ -166,7 +166,7 @@ def counted(messages: int) -> tuple[list[str], LogHandler, Callable[..., None], 
 
 
 def test_equal_failures_are_counted() -> None:
-    lines, handler, write, clock = counted(1_000)
+    lines, handler, write, clock = make_counting_handler(1_000)
     write("index_unavailable", retry_in_s=1)
     write("index_unavailable", retry_in_s=2)
     write("memory_not_maintained", memory="a")
@@ -179,31 +179,31 @@ def test_equal_failures_are_counted() -> None:
     assert lines[-1] == "index_unavailable  x1000"
 
 
-def test_failures_that_differ_are_all_written() -> None:
-    lines, _, write, _ = counted(1)
+def test_different_failures_are_all_written() -> None:
+    lines, _, write, _ = make_counting_handler(1)
     for error in (ValueError("a"), ValueError("b"), KeyError("a"), OSError(5, "x"), OSError(6, "x")):
         write("failed", error=error)
     assert len(lines) == 4
 
 
-def test_news_is_not_counted() -> None:
-    lines, _, write, _ = counted(50)
+def test_non_failures_are_not_counted() -> None:
+    lines, _, write, _ = make_counting_handler(50)
     write("operation_begins", logging.INFO)
     assert len(lines) == 50
 
 
-def test_the_site_of_a_failure_does_not_depend_on_its_text() -> None:
+def test_failure_site_ignores_the_text() -> None:
     sites = set()
     for text in ("a", "b"):
         try:
-            fail(text)
+            raise_with_content(text)
         except ValueError as error:
             sites.add(site_of(error))
     assert len(sites) == 1
     assert site_of(KeyError("a")) not in sites
 
 
-def test_log_calls_pass_errors_and_not_their_texts() -> None:
+def test_log_calls_pass_errors_instead_of_texts() -> None:
     """`error=error` goes through log_lines.py; `error=str(error)` would not."""
     wrong = []
     for file in SERVER.rglob("*.py"):
@@ -243,7 +243,7 @@ def _is_text_of_an_error(value: ast.AST) -> bool:
         ("\ud800\U000e0001\uffff", "\\ud800\\U000e0001\\uffff"),
     ],
 )
-def test_printable_escapes_what_does_not_print(text: str, expected: str) -> None:
+def test_printable_escapes_unprintable_characters(text: str, expected: str) -> None:
     assert printable(text) == expected
 
 

@@ -1,4 +1,4 @@
-"""The comparison with other memory systems: its driver, on memstream and on peers of the trivial kind."""
+"""The driver of the comparison with other memory systems, on memstream and on trivial peers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks.peers.compare import Outcome, Retriever, Round, compare
 from benchmarks.peers.contenders import CONTENDERS, MEMSTREAM, Contender
-from benchmarks.peers.load import Load, item, made_up
+from benchmarks.peers.load import Load, made_up, make_item
 from benchmarks.peers.protocol import Item
-from benchmarks.peers.results import not_first, page, record
+from benchmarks.peers.results import format_page, make_record, not_first
 from benchmarks.peers.runner import Recalled
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 RUNNERS = sorted({one.module for one in CONTENDERS})
 
 
-def fake(variant: str, **more: Any) -> Contender:
+def fake_contender(variant: str, **more: Any) -> Contender:
     return Contender(f"fake, {variant}", "tests.support.fake_peer", ["pytest"], "A fake.", variant, **more)
 
 
@@ -37,10 +37,14 @@ def load() -> Load:
     return made_up(40, 6, 8)
 
 
-def test_each_peer_is_told_of_as_it_is(load: Load, tmp_path: Path) -> None:
+def test_page_reports_losses_and_failures_of_each_peer(load: Load, tmp_path: Path) -> None:
     (tmp_path / "nothing.txt").write_text("pytest==1.0\n", "utf-8")
     absent = Environment("nothing", only="1.0", folder=tmp_path)
-    contenders = [MEMSTREAM, *map(fake, ("file", "list", "breaks", "dies")), fake("absent", environment=absent)]
+    contenders = [
+        MEMSTREAM,
+        *map(fake_contender, ("file", "list", "breaks", "dies")),
+        fake_contender("absent", environment=absent),
+    ]
     outcomes = compare(contenders, load, 1, tmp_path)
     found = {one.contender.variant: one for one in outcomes}
 
@@ -52,7 +56,7 @@ def test_each_peer_is_told_of_as_it_is(load: Load, tmp_path: Path) -> None:
         assert min(one.ingest_per_s, one.single_per_s, one.recall_p50_ms, one.resident_empty_mb) > 0
         assert one.recall_p99_ms >= one.recall_p50_ms
     (one,) = found["list"].rounds
-    assert (one.held, one.kept, one.recalled) == (1.0, 0.0, 0.0), "a list is gone with its process"
+    assert (one.held, one.kept, one.recalled) == (1.0, 0.0, 0.0), "a list ends with its process"
     assert found["breaks"].errors == ["LookupError: there is no such thing"]
     assert not found["list"].keeps
     assert not found["breaks"].keeps
@@ -60,28 +64,30 @@ def test_each_peer_is_told_of_as_it_is(load: Load, tmp_path: Path) -> None:
     assert "Python 1.0" in found["absent"].failed
     assert found["dies"].rounds == found["absent"].rounds == []
 
-    text = page(outcomes, load, 1, "by hashing", {"cores": "2"})
+    text = format_page(outcomes, load, 1, "by hashing", {"cores": "2"})
     rows = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| ")}
     assert "| yes: 100% listed, 100% found |" in rows["| memstream"]
     assert "no: 0% listed, 0% found" in rows["| fake, list"]
     assert "LookupError" in rows["| fake, breaks"]
     assert "not measured: its process ended" in rows["| fake, dies"]
     assert "Python 1.0" in rows["| fake, absent"]
-    assert "--data DIR" in text, "quality was not measured, and the page says so"
-    assert len(record(outcomes, load, "by hashing", {"cores": "2"})["rows"]["memstream"]["rounds"]) == 1
+    assert "--data DIR" in text, "the page says that quality was not measured"
+    assert len(make_record(outcomes, load, "by hashing", {"cores": "2"})["rows"]["memstream"]["rounds"]) == 1
 
 
-def row(contender: Contender, speed: float, *, kept: float = 1.0, quality: float = 0.5) -> Outcome:
+def make_outcome(contender: Contender, speed: float, *, kept: float = 1.0, quality: float = 0.5) -> Outcome:
     cost = 1 / speed
     made = Round(speed, speed, cost, cost, cost, cost, 10.0, 100 / speed, 1.0, kept, kept, [])
     return Outcome(contender, [made], {"recall@4": quality, "recall@10": quality, "recall@20": quality})
 
 
-def test_the_page_says_where_memstream_is_not_first() -> None:
-    ours = row(MEMSTREAM, 2.0)
-    assert not_first([ours, row(fake("slower"), 1.0, quality=0.4)]) == []
-    assert not_first([ours, row(fake("forgetful"), 9.0, kept=0.9)]) == [], "it did not keep what it was given"
-    behind = not_first([ours, row(fake("faster"), 9.0), row(fake("wiser"), 1.0, quality=0.6)])
+def test_page_lists_figures_where_memstream_is_not_first() -> None:
+    ours = make_outcome(MEMSTREAM, 2.0)
+    assert not_first([ours, make_outcome(fake_contender("slower"), 1.0, quality=0.4)]) == []
+    assert not_first([ours, make_outcome(fake_contender("forgetful"), 9.0, kept=0.9)]) == [], "it lost items"
+    behind = not_first(
+        [ours, make_outcome(fake_contender("faster"), 9.0), make_outcome(fake_contender("wiser"), 1.0, quality=0.6)]
+    )
     assert [line.split(" (memstream")[0] for line in behind] == [
         "- ingest/s", "- one at a time/s", "- recall p50 ms", "- recall p99 ms", "- ingest CPU µs",
         "- recall CPU ms", "- RSS MB", "- @4", "- @10", "- @20",
@@ -91,8 +97,8 @@ def test_the_page_says_where_memstream_is_not_first() -> None:
 
 
 @dataclass(frozen=True)
-class Talk:
-    """A conversation and its questions, as the measure has them."""
+class Conversation:
+    """A conversation and its questions, as the measure defines them."""
 
     id: str = "friends"
     fragments: Sequence[Said] = field(default_factory=conversation)
@@ -100,7 +106,7 @@ class Talk:
     now: datetime = NOW
 
 
-def evaluate(retriever: Retriever, conversations: Sequence[Talk], k: int) -> dict[str, Any]:
+def evaluate(retriever: Retriever, conversations: Sequence[Conversation], k: int) -> dict[str, Any]:
     """A measure with one question."""
     (talk,) = conversations
     (question,) = talk.questions
@@ -110,13 +116,13 @@ def evaluate(retriever: Retriever, conversations: Sequence[Talk], k: int) -> dic
     return {"answerable": shares, "errors": {}}
 
 
-def test_quality_is_measured_through_the_same_runners(load: Load, tmp_path: Path) -> None:
-    found = compare([fake("file")], load, 0, tmp_path, SimpleNamespace(evaluate=evaluate), [Talk()])
+def test_quality_is_measured_through_the_runners(load: Load, tmp_path: Path) -> None:
+    found = compare([fake_contender("file")], load, 0, tmp_path, SimpleNamespace(evaluate=evaluate), [Conversation()])
     assert found[0].quality == {"recall@4": 1.0, "recall@10": 1.0, "recall@20": 1.0}
 
 
-class Merging:
-    """Stands in for a runner: everything it has been given is one text."""
+class MergingRunner:
+    """A runner that merges all its items into one text."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []
@@ -131,21 +137,21 @@ class Merging:
         return Recalled([0.0], [["; ".join(one.line for one in reversed(self._items)), self._items[0].line]], [])
 
 
-def test_a_merged_text_stands_for_each_of_its_turns() -> None:
-    merging: Any = Merging()
-    retriever = Retriever(merging)
+def test_merged_text_yields_each_of_its_turns() -> None:
+    runner: Any = MergingRunner()
+    retriever = Retriever(runner)
     retriever.ingest("friends", conversation()[:3])
     assert retriever.recall("friends", "anything", NOW, 10) == ["D1:3", "D1:2", "D1:1"]
 
 
-def test_what_the_peers_are_given_is_the_line_that_memstream_indexes() -> None:
-    one = item("I moved to Oslo.", "Ada", "1", NOW)
+def test_peers_store_the_line_that_memstream_indexes() -> None:
+    one = make_item("I moved to Oslo.", "Ada", "1", NOW)
     fragment = Fragment(id="1", content=one.text, speaker=one.speaker, observe_time_us=round(one.time_s * 1e6))
     assert one.line == "[19 March 2024] Ada: I moved to Oslo." == indexed_text(fragment)
 
 
 @pytest.mark.parametrize("module", [name for name in RUNNERS if name != MEMSTREAM.module])
-def test_a_peers_runner_needs_nothing_of_memstream(module: str) -> None:
+def test_runners_import_nothing_of_memstream(module: str) -> None:
     tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8"))
     imported = {each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -154,7 +160,7 @@ def test_a_peers_runner_needs_nothing_of_memstream(module: str) -> None:
 
 
 @pytest.mark.parametrize("contender", CONTENDERS, ids=lambda one: one.title)
-def test_every_package_that_is_compared_is_locked_with_its_hashes(contender: Contender) -> None:
+def test_compared_packages_are_locked_with_hashes(contender: Contender) -> None:
     assert all(part[-1].isdigit() for part in contender.versions.split(", "))
     if contender.environment is not None:
         locked = contender.environment.requirements.read_text("utf-8")

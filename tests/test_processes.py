@@ -1,4 +1,4 @@
-"""Child processes under a shell's background job, which ignores SIGINT: they can be interrupted, and end."""
+"""Child processes of a shell's background job, which ignores SIGINT, can be interrupted and end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @pytest.fixture
 def ignored() -> Iterator[None]:
-    """SIGINT as a background job has it."""
+    """Ignore SIGINT, as a background job does."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGINT, before)
@@ -32,7 +32,7 @@ def ignored() -> Iterator[None]:
 @pytest.mark.usefixtures("ignored")
 def test_children_do_not_inherit_ignored_signals() -> None:
     stop_ignoring_interrupts()
-    signal.raise_signal(signal.SIGINT)  # these tests themselves go on
+    signal.raise_signal(signal.SIGINT)  # does not end the test run
     with running(SLEEPER) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
@@ -40,7 +40,7 @@ def test_children_do_not_inherit_ignored_signals() -> None:
         assert child.wait(60) == -signal.SIGINT
 
 
-def test_a_failing_test_kills_its_program() -> None:
+def test_failing_test_kills_its_program() -> None:
     with pytest.raises(ZeroDivisionError), running(SLEEPER) as child:
         raise ZeroDivisionError
     assert child.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The measure of recall quality, on conversations made up here, through client and server."""
+"""The measure of recall quality on made-up conversations, through client and server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOON = datetime(2024, 3, 4, 12)
 
 @dataclass(frozen=True)
 class Said:
-    """A turn, as the measure gives it."""
+    """A turn, as the measure defines it."""
 
     id: str
     text: str
@@ -43,12 +43,13 @@ WORK = [
 
 
 def conversation() -> list[Said]:
-    """Two sessions a week apart; one turn is said twice in a row, and once more in the other session."""
+    """Two sessions a week apart. One turn has a repeat in its session, and the same words in the other session."""
     turns = []
     for session, lines in enumerate((PETS, WORK), 1):
         start = NOON + timedelta(days=7 * session)
         for place, (speaker, text) in enumerate(lines):
-            turns.append(Said(f"D{session}:{place + 1}", text, speaker, start + timedelta(seconds=place), session))
+            when = start + timedelta(seconds=lines.index((speaker, text)))  # a repeat has the same time
+            turns.append(Said(f"D{session}:{place + 1}", text, speaker, when, session))
     return turns
 
 
@@ -64,16 +65,16 @@ def retriever(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Retriever]:
         made.close()
 
 
-def test_a_repeat_within_a_session_is_counted_and_everything_else_is_kept(retriever: Retriever) -> None:
-    found = retriever.check("friends", conversation(), NOW)
+def test_repeat_is_counted_and_other_turns_are_kept(retriever: Retriever) -> None:
+    found = retriever.check_turns("friends", conversation(), NOW)
     assert found.turns == 11
-    assert found.counted_elsewhere == 1, "said twice in a row in one session"
+    assert found.counted_elsewhere == 1, "one repeat within a session"
     assert found.listed == 10
     assert found.complete
 
 
-def test_every_turn_is_found_by_its_own_words_or_its_time(retriever: Retriever) -> None:
-    found = retriever.check("friends", conversation(), NOW)
+def test_own_words_or_time_find_every_turn(retriever: Retriever) -> None:
+    found = retriever.check_turns("friends", conversation(), NOW)
     assert found.lost == 0
     assert found.first >= 10
 
@@ -87,24 +88,24 @@ def test_every_turn_is_found_by_its_own_words_or_its_time(retriever: Retriever) 
         ("When does the work at the bakery start, in the morning?", "D2:3"),
     ],
 )
-def test_a_question_finds_the_turn_that_answers_it(retriever: Retriever, question: str, turn: str) -> None:
+def test_question_finds_its_answer(retriever: Retriever, question: str, turn: str) -> None:
     assert turn in retriever.recall("friends", question, NOW, 3)
 
 
-def test_the_ranking_has_no_turn_twice_and_no_more_than_asked_for(retriever: Retriever) -> None:
+def test_ranking_has_distinct_turns_within_the_limit(retriever: Retriever) -> None:
     for limit in (1, 5, 50):
         ranked = retriever.recall("friends", "Good luck", NOW, limit)
         assert len(ranked) == len(set(ranked)) <= limit
 
 
-def test_measuring_changes_nothing(retriever: Retriever) -> None:
-    def ask() -> list[str]:
+def test_measuring_does_not_change_the_ranking(retriever: Retriever) -> None:
+    def recall_vase() -> list[str]:
         return retriever.recall("friends", "vase", NOW, 50)
 
-    assert ask() == ask()
+    assert recall_vase() == recall_vase()
 
 
-def test_conversations_do_not_see_each_other(retriever: Retriever) -> None:
+def test_conversations_are_isolated(retriever: Retriever) -> None:
     alone = [Said("D1:1", "The vase is still in one piece here.", "Ines", NOON, 1)]
     retriever.ingest("stranger", alone)
     assert retriever.recall("stranger", "What happened to the vase?", NOW, 50) == ["D1:1"]

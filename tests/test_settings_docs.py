@@ -1,4 +1,4 @@
-"""The settings: documented, bounded, read in the order promised, and quiet about secrets."""
+"""The settings are documented, bounded, read in the documented order, and hide secrets."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
-def test_generated_file_is_what_the_code_says(path: Path) -> None:
+def test_generated_files_are_up_to_date(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == GENERATED[path]()
 
 
-def test_every_setting_has_a_meaning_and_every_number_bounds_and_a_unit() -> None:
+def test_settings_have_meaning_bounds_and_unit() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
         if field.annotation in (int, float):
@@ -45,7 +45,7 @@ def test_every_setting_has_a_meaning_and_every_number_bounds_and_a_unit() -> Non
             assert field.json_schema_extra["unit"], name
 
 
-def test_every_tunable_has_a_meaning() -> None:
+def test_policy_fields_have_a_meaning() -> None:
     assert all(meta.get("meaning") for _, _, meta in leaves(DEFAULT))
 
 
@@ -60,7 +60,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path, monkeyp
     assert settings.index_flush_rows == 8_192
 
 
-def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_can_name_the_settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "memstream.toml"
     config.write_text("batch_max = 7\n")
     monkeypatch.setenv("MEMSTREAM_CONFIG", str(config))
@@ -77,19 +77,19 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
         ("content_max_bytes = 4000000\nmessage_max_bytes = 65536\n", "at most half of message_max_bytes"),
     ],
 )
-def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
+def test_settings_error_names_the_setting(tmp_path: Path, text: str, complaint: str) -> None:
     config = tmp_path / "memstream.toml"
     config.write_text(text)
     with pytest.raises(SettingsError, match=complaint.replace("(", r"\(")):
         load(config)
 
 
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+def test_missing_settings_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"there is no settings file .*absent\.toml"):
         load(tmp_path / "absent.toml")
 
 
-def test_misspelt_variables_are_found() -> None:
+def test_misspelt_variables_are_reported() -> None:
     names = {"MEMSTREAM_LISTN": "", "MEMSTREAM_LISTEN": "", "MEMSTREAM_CONFIG": "", "PATH": ""}
     assert unknown_variables(names) == ["MEMSTREAM_LISTN"]
 
@@ -102,19 +102,19 @@ def test_misspelt_variables_are_found() -> None:
         ("memory.example:65535", ("memory.example", 65535)),
     ],
 )
-def test_listen_addresses(address: str, expected: tuple[str, int]) -> None:
+def test_listen_addresses_are_parsed(address: str, expected: tuple[str, int]) -> None:
     assert parse_listen(address) == expected
 
 
 @pytest.mark.parametrize(
     "address", ["", "7700", ":7700", "host:", "host:65536", "host:-1", "::1:7700", "[nonsense]:1", "host:٣"]
 )
-def test_addresses_that_are_refused(address: str) -> None:
+def test_invalid_listen_addresses_are_rejected(address: str) -> None:
     with pytest.raises(ValueError, match=r"must be|brackets|does not appear"):
         parse_listen(address)
 
 
-def test_secrets_show_neither_in_the_settings_nor_in_an_error(tmp_path: Path) -> None:
+def test_secrets_are_hidden_in_settings_and_errors(tmp_path: Path) -> None:
     config = tmp_path / "memstream.toml"
     config.write_text('milvus_token = "s3cret"\nembedding_api_key = "s3cret"\n')
     settings = load(config)
@@ -137,7 +137,7 @@ def _logging_restored() -> object:
 
 
 @pytest.mark.usefixtures("_logging_restored")
-def test_json_logs_are_one_object_a_line_without_secrets() -> None:
+def test_json_logs_have_one_object_per_line_without_secrets() -> None:
     out = io.StringIO()
     configure_logging(LogLevel.INFO, LogFormat.JSON, out)
     structlog.get_logger().info("started\nforged", milvus_token="s3cret", listen="127.0.0.1:1")
@@ -150,7 +150,7 @@ def test_json_logs_are_one_object_a_line_without_secrets() -> None:
 
 
 @pytest.mark.usefixtures("_logging_restored")
-def test_an_exception_is_logged_with_its_traceback() -> None:
+def test_exception_is_logged_with_its_traceback() -> None:
     out = io.StringIO()
     configure_logging(LogLevel.INFO, LogFormat.JSON, out)
     try:

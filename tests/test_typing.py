@@ -1,4 +1,4 @@
-"""What a type checker says of a program with mistakes: every one is found, and nothing else."""
+"""A strict type checker reports exactly the mistakes of a program."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ from benchmarks.quality import Turn
 from tests.toolchains.programs import Absent
 
 LIMIT = 10
-"""Recollections asked for where time is measured."""
+"""Recollections per recall in the timed rounds."""
 JUDGED = 20
-"""And where quality is."""
+"""Recollections per recall when quality is measured."""
 DEPTHS = (4, 10, 20)
 _WARM = 20
 _T = TypeVar("_T")
@@ -32,54 +32,54 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Round:
-    """What one peer did with the load once."""
+    """One peer's figures for one round of the load."""
 
     ingest_per_s: float
-    """As fast as it takes them."""
+    """At full speed."""
     single_per_s: float
-    """One at a time, each kept before the next."""
+    """One at a time, each acknowledged before the next."""
     recall_p50_ms: float
     recall_p99_ms: float
     ingest_cpu_us: float
-    """CPU of all processes per observation, of those given as fast as possible."""
+    """CPU of all processes per observation at full speed."""
     recall_cpu_ms: float
-    """And per query. Work that a process leaves for later (an index) may fall into either."""
+    """CPU of all processes per query. Deferred work (an index) may count in either figure."""
     resident_empty_mb: float
     resident_mb: float
-    """With all items in it."""
+    """With all items."""
     held: float
-    """Share of the items that it lists."""
+    """Share of the items that the peer lists."""
     kept: float
-    """Share of those written one at a time that it lists after kill -9."""
+    """Share of the items written one at a time that the peer lists after kill -9."""
     recalled: float
     """Share of a sample of these that their own words find among the first 10."""
     errors: Sequence[str]
-    """Raised instead of an answer, each kind once."""
+    """Errors raised instead of an answer, each kind once."""
 
 
 @dataclass
 class Outcome:
-    """A row: rounds, quality, and why there is none of it."""
+    """One row of the table: rounds, quality, or the reason for their absence."""
 
     contender: Contender
     rounds: list[Round] = field(default_factory=list[Round])
     quality: dict[str, float] = field(default_factory=dict[str, float])
-    """By recall@4, recall@10, recall@20; empty where there were no conversations."""
+    """By recall@4, recall@10, recall@20; empty without conversations."""
     failed: str = ""
 
     def median(self, figure: str) -> float:
-        """Over its rounds; NaN of none."""
+        """Median over the rounds; NaN without rounds."""
         values = [getattr(one, figure) for one in self.rounds]
         return statistics.median(values) if values else float("nan")
 
     @property
     def errors(self) -> list[str]:
-        """What its rounds raised, each kind once."""
+        """Errors of all rounds, each kind once."""
         return list(dict.fromkeys(error for one in self.rounds for error in one.errors))
 
     @property
     def keeps(self) -> bool:
-        """It has all that it was given, and has it, and finds it, after kill -9 of every round."""
+        """Whether it lists all items, and lists and finds them after kill -9, in every round."""
         figures = ("held", "kept", "recalled")
         return bool(self.rounds) and all(getattr(one, each) == 1.0 for one in self.rounds for each in figures)
 
@@ -93,35 +93,36 @@ def compare(
     conversations: Sequence[Any] = (),
     model: Path | None = None,
 ) -> list[Outcome]:
-    """All rounds, in turns; then quality, where there is a measure. A peer that cannot do it says why in its row.
+    """Run all rounds, interleaved, then measure quality if a measure is given. A failing peer has the reason in its
+    row.
 
-    `measure` and `conversations` are those of benchmarks/quality.py.
+    `measure` and `conversations` come from benchmarks/quality.py.
     """
     outcomes = [Outcome(contender) for contender in contenders]
     for outcome in outcomes:
-        _tried(outcome, "installing", outcome.contender.python)
+        _try_step(outcome, "installing", outcome.contender.python)
     table = Table(scratch / "vectors.f32", model)
     try:
-        table.write([*load.texts, *_texts(conversations)])
+        table.write_vectors([*load.texts, *_all_texts(conversations)])
         for number in range(rounds):
             for outcome in outcomes:
                 directory = scratch / f"{number}-{outcomes.index(outcome)}"
-                work = partial(measured, outcome.contender, load, table, directory)
-                found = _tried(outcome, f"round {number + 1}", work)
+                work = partial(measure_round, outcome.contender, load, table, directory)
+                found = _try_step(outcome, f"round {number + 1}", work)
                 if found is not None:
                     outcome.rounds.append(found)
                 shutil.rmtree(directory, ignore_errors=True)
         for outcome in outcomes if conversations else ():
             directory = scratch / f"quality-{outcomes.index(outcome)}"
-            asked = partial(judged, outcome.contender, measure, conversations, table, directory)
-            outcome.quality = _tried(outcome, "quality", asked) or {}
+            asked = partial(measure_quality, outcome.contender, measure, conversations, table, directory)
+            outcome.quality = _try_step(outcome, "quality", asked) or {}
             shutil.rmtree(directory, ignore_errors=True)
     finally:
         table.close()
     return outcomes
 
 
-def _tried(outcome: Outcome, what: str, work: Callable[[], _T]) -> _T | None:
+def _try_step(outcome: Outcome, what: str, work: Callable[[], _T]) -> _T | None:
     if outcome.failed:
         return None
     print(f"{what}: {outcome.contender.title}", file=sys.stderr, flush=True)
@@ -133,8 +134,8 @@ def _tried(outcome: Outcome, what: str, work: Callable[[], _T]) -> _T | None:
         return None
 
 
-def measured(contender: Contender, load: Load, table: Table, directory: Path) -> Round:
-    """One round of one peer, over an empty directory. Raises Failed."""
+def measure_round(contender: Contender, load: Load, table: Table, directory: Path) -> Round:
+    """One round of one peer over an empty directory. Raises Failed."""
     with Runner(contender, directory, table) as runner:
         for memory in ("warm", "talk", "single"):
             runner.open(memory)
@@ -145,12 +146,12 @@ def measured(contender: Contender, load: Load, table: Table, directory: Path) ->
         full = runner.processes()
         asked = runner.recall("talk", load.queries, LIMIT)
         searched = runner.processes()
-        held = _share(load.items, runner.lines("talk"))
+        held = _listed_share(load.items, runner.lines("talk"))
         single_s = sum(runner.add_each("single", load.single)) / 1e3
-        runner.kill()  # right after the last acknowledgement
+        runner.kill()  # immediately after the last acknowledgement
     with Runner(contender, directory, table) as runner:
         runner.open("single")
-        kept = _share(load.single, runner.lines("single"))
+        kept = _listed_share(load.single, runner.lines("single"))
         own = runner.recall("single", load.sample, LIMIT)
     found = [any(query.text in text for text in texts) for query, texts in zip(load.sample, own.found, strict=True)]
     return Round(
@@ -169,13 +170,13 @@ def measured(contender: Contender, load: Load, table: Table, directory: Path) ->
     )
 
 
-def _share(items: Sequence[Any], held: Sequence[str]) -> float:
-    """Of the items, those that are listed, alone or within a longer text."""
+def _listed_share(items: Sequence[Any], held: Sequence[str]) -> float:
+    """Share of the items that are listed, alone or within a longer text."""
     listed, longer = set(held), "\n".join(held)
     return sum(one.line in listed or one.line in longer for one in items) / len(items)
 
 
-def judged(
+def measure_quality(
     contender: Contender, measure: Any, conversations: Sequence[Any], table: Table, directory: Path
 ) -> dict[str, float]:
     """Share of the known evidence of answerable questions among the first 4, 10 and 20. Raises Failed."""
@@ -194,30 +195,32 @@ class Retriever:
         self._ids: dict[str, dict[str, str]] = {}
 
     def ingest(self, conversation_id: str, fragments: Sequence[Turn]) -> None:
-        """Each turn with its date and speaker."""
+        """Add each turn with its date and speaker."""
         items = [item_of_turn(turn) for turn in fragments]
         self._ids[conversation_id] = {}
-        for turn, item in zip(fragments, items, strict=True):  # of turns with the same line the first stands for it
+        for turn, item in zip(
+            fragments, items, strict=True
+        ):  # the first of several turns with the same line represents it
             self._ids[conversation_id].setdefault(item.line, turn.id)
         self._runner.open(conversation_id)
         self._runner.add(conversation_id, items)
 
     def recall(self, conversation_id: str, query: str, now: datetime, k: int) -> list[str]:
-        """Ids of turns, best first. A text that was merged from several stands for each of them."""
+        """Turn ids, best first. A text merged from several turns yields each of them."""
         question = Query(query, now.replace(tzinfo=UTC).timestamp(), judged=True)
         asked = self._runner.recall(conversation_id, [question], k)
         if asked.errors:
             raise Failed(asked.errors[0])
         ids = self._ids[conversation_id]
-        found = [[ids[text]] if text in ids else _within(text, ids) for text in asked.found[0]]
+        found = [[ids[text]] if text in ids else _ids_within(text, ids) for text in asked.found[0]]
         return list(dict.fromkeys(id for each in found for id in each))
 
 
-def _within(text: str, ids: dict[str, str]) -> list[str]:
+def _ids_within(text: str, ids: dict[str, str]) -> list[str]:
     places = sorted((text.find(line), id) for line, id in ids.items() if line in text)
     return [id for _, id in places]
 
 
-def _texts(conversations: Sequence[Any]) -> list[str]:
+def _all_texts(conversations: Sequence[Any]) -> list[str]:
     turns = [item_of_turn(turn).line for each in conversations for turn in each.fragments]
     return turns + [question.text for each in conversations for question in each.questions]

@@ -1,4 +1,4 @@
-"""Who is compared, in which environment, and what a reader of the table has to know of each."""
+"""The compared systems, their environments, and what the reader of the table must know about each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REQUIREMENTS = "benchmarks/peers/requirements"
 
 @dataclass(frozen=True)
 class Contender:
-    """One row. `module` is its runner; `environment` None: the one that the driver runs in."""
+    """One row. `module` is its runner; `environment` None: the driver's own environment."""
 
     title: str
     module: str
@@ -25,15 +25,15 @@ class Contender:
     variant: str = ""
     environment: Environment | None = None
     in_memory: bool = False
-    """Keeps nothing on disk: what only a dictionary in the process can win is no comparison."""
+    """Keeps nothing on disk, so it is not compared in figures that a dictionary in the process always wins."""
 
     def python(self) -> Path:
-        """The interpreter, installed first where it is not there yet. Raises tests.toolchains.programs.Absent."""
+        """The interpreter, installed first if missing. Raises tests.toolchains.programs.Absent."""
         return Path(sys.executable) if self.environment is None else self.environment.python()
 
     @property
     def versions(self) -> str:
-        """Of its packages, as they are locked."""
+        """Locked versions of its packages."""
         if self.environment is None:
             return ", ".join(f"{name} {version(name)}" for name in self.packages)
         locked = dict(re.findall(r"^([\w.-]+)==(\S+)", self.environment.requirements.read_text("utf-8"), re.M))
@@ -52,7 +52,7 @@ MEMSTREAM = Contender(
     "memstream",
     "benchmarks.peers.memstream",
     ["memstream"],
-    "A server on the defaults, in a process of its own, through the SDK; vectors are sent with every observation and "
+    "A server with default settings in its own process, through the SDK; vectors are sent with every observation and "
     "query. Observe stream; *one at a time* waits for *stored* each time, which is on disk (fsync).",
     variant="given",
 )
@@ -62,7 +62,7 @@ CONTENDERS = (
         "memstream, embedding itself",
         "benchmarks.peers.memstream",
         ["memstream"],
-        "The same, but the server makes the vectors: its time contains that of the model. Short-term fragments are "
+        "The same, but the server computes the vectors: its time includes the model's. Short-term fragments are "
         "then compared by their words alone, as in production.",
         variant="own",
     ),
@@ -70,8 +70,8 @@ CONTENDERS = (
         "DB-GPT LongTermMemory, Chroma",
         "benchmarks.peers.dbgpt",
         ["dbgpt", "dbgpt-ext", "chromadb"],
-        "`write_batch` and `read`, no LLM: `_default_importance=0.5`. As shipped it answers with 4 whatever is asked "
-        "(`_k`); that was raised to what the others give.",
+        "`write_batch` and `read`, no LLM: `_default_importance=0.5`. As shipped it returns 4 results for any limit "
+        "(`_k`); the benchmark raises that to the others' limit.",
         variant="long_term",
         environment=_DBGPT,
     ),
@@ -80,8 +80,8 @@ CONTENDERS = (
         "benchmarks.peers.dbgpt",
         ["dbgpt", "dbgpt-ext", "chromadb"],
         "`from_vstore` with its defaults, no LLM: no importance scorer (everything is 5 x 0.9), no insight extractor. "
-        "What is not enhanced three times while it is in short-term (10) is discarded: that is its policy, and why it "
-        "holds little. `_k` was raised here, too.",
+        "Its policy discards texts that are not enhanced three times while in short-term (10), so it holds little. "
+        "`_k` is raised here, too.",
         variant="hybrid",
         environment=_DBGPT,
     ),
@@ -89,17 +89,17 @@ CONTENDERS = (
         "LangChain time-weighted, Chroma",
         "benchmarks.peers.langchain",
         ["langchain-classic", "langchain-chroma", "chromadb"],
-        "TimeWeightedVectorStoreRetriever. Chroma refuses the times that it writes into metadata: they are left out. "
-        "Its `memory_stream` is a list in the process: Chroma keeps the vectors, but a retriever made anew over them "
-        "cannot answer. It knows no time but the machine's, so that recency sets nothing apart here.",
+        "TimeWeightedVectorStoreRetriever. Chroma rejects the times that it writes into metadata: they are left out. "
+        "Its `memory_stream` is a list in the process: Chroma keeps the vectors, but a new retriever over them cannot "
+        "answer. It uses the machine's clock only, so recency distinguishes nothing here.",
         environment=_environment("langchain"),
     ),
     Contender(
         "LangGraph SqliteStore",
         "benchmarks.peers.langgraph",
         ["langgraph-checkpoint", "langgraph-checkpoint-sqlite", "sqlite-vec"],
-        "`batch` of PutOps and `search` with its index (sqlite-vec, exact scan); through pysqlite3 where "
-        "Python's own SQLite loads no extensions.",
+        "`batch` of PutOps and `search` with its index (sqlite-vec, exact scan); through pysqlite3 if Python's own "
+        "SQLite cannot load extensions.",
         variant="sqlite",
         environment=_LANGGRAPH,
     ),
@@ -107,7 +107,7 @@ CONTENDERS = (
         "LangGraph InMemoryStore",
         "benchmarks.peers.langgraph",
         ["langgraph-checkpoint"],
-        "The same in a dictionary of the process; nothing is on disk.",
+        "The same with a dictionary in the process; nothing is on disk.",
         variant="memory",
         environment=_LANGGRAPH,
         in_memory=True,
@@ -117,7 +117,7 @@ CONTENDERS = (
         "benchmarks.peers.mem0",
         ["mem0ai", "qdrant-client"],
         "`infer=False`, Qdrant in a directory (the default store), threshold 0. Without its BM25, whose model is "
-        "fetched when first used, and without spaCy's lemmas and entities.",
+        "downloaded on first use, and without spaCy's lemmas and entities.",
         variant="qdrant",
         environment=_MEM0,
     ),
@@ -125,9 +125,9 @@ CONTENDERS = (
         "mem0, Milvus Lite",
         "benchmarks.peers.mem0",
         ["mem0ai", "milvus-lite", "pymilvus"],
-        "The same on Milvus Lite, whose BM25 needs no model. But its scores are negative there, and mem0 leaves such "
-        "out: it ranks by the vectors alone here, too. After a restart mem0 does not load its collection; the runner "
-        "does.",
+        "The same on Milvus Lite, whose BM25 needs no model. But its scores are negative there and mem0 drops negative "
+        "scores: it ranks by the vectors alone here, too. After a restart mem0 does not load its collection; the "
+        "runner does.",
         variant="milvus",
         environment=_MEM0,
     ),

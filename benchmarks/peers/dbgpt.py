@@ -1,8 +1,8 @@
 """DB-GPT's LongTermMemory and HybridMemory on Chroma, without an LLM.
 
-Its documents' defaults: no importance scorer, so that HybridMemory gives everything 5 x 0.9, and LongTermMemory its
-`_default_importance` of 0.5; no insight extractor. `now` is that of the making, as HybridMemory has it. One thing is
-not as shipped: its retriever answers with 4 whatever is asked (`_k`); here it may answer with as many as the others.
+The defaults of its documentation: no importance scorer, so HybridMemory rates everything 5 x 0.9 and LongTermMemory
+uses its `_default_importance` of 0.5; no insight extractor. `now` is the creation time, as in HybridMemory. One change:
+as shipped, its retriever returns 4 results for any limit (`_k`); here it may return as many as the others.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dbgpt.agent import AgentMemoryFragment, HybridMemory, LongTermMemory
 from dbgpt.core import Embeddings
 from dbgpt_ext.storage.vector_store.chroma_store import ChromaStore, ChromaVectorConfig
 
-from benchmarks.peers.protocol import Given, Item, Processes, Query, Vectors, main, own_process
+from benchmarks.peers.protocol import Item, PeerOptions, Processes, Query, Vectors, own_process, run_peer
 
 _NUMBER = re.compile(r"^\[\d+] ")
-"""What LongTermMemory puts in front of every text."""
+"""The prefix that LongTermMemory adds to every text."""
 
 
 class Table(Embeddings):
@@ -31,15 +31,15 @@ class Table(Embeddings):
         self._vectors = vectors
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return self._vectors.of(texts)
+        return self._vectors.look_up(texts)
 
     def embed_query(self, text: str) -> list[float]:
-        return self._vectors.one(text)
+        return self._vectors.look_up_one(text)
 
 
 @dataclass(frozen=True)
 class Held:
-    """One memory and what is below it."""
+    """One memory with its long-term part and store."""
 
     memory: LongTermMemory[AgentMemoryFragment] | HybridMemory[AgentMemoryFragment]
     long_term: LongTermMemory[AgentMemoryFragment]
@@ -47,7 +47,7 @@ class Held:
 
 
 class DbGpt:
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: PeerOptions) -> None:
         self._given = given
         self._embeddings = Table(given.vectors)
         self._executor = ThreadPoolExecutor()
@@ -73,7 +73,7 @@ class DbGpt:
         held = self._held[memory]
         fragments = [AgentMemoryFragment(item.line) for item in items]
         if self._given.variant == "hybrid":
-            for fragment in fragments:  # its write_batch is for what was kept before: nothing reaches long-term
+            for fragment in fragments:  # its write_batch writes nothing to long-term
                 await held.memory.write(fragment)
         else:
             await held.memory.write_batch(fragments, now=held.long_term.now)
@@ -98,9 +98,9 @@ class DbGpt:
         self._executor.shutdown()
 
 
-async def make(given: Given) -> DbGpt:
+async def make_peer(given: PeerOptions) -> DbGpt:
     return DbGpt(given)
 
 
 if __name__ == "__main__":
-    main(make)
+    run_peer(make_peer)

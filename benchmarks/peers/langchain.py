@@ -1,7 +1,7 @@
 """LangChain's time-weighted retriever over Chroma on disk.
 
-It has no clock but the machine's: what is replayed was all said now, so that its recency sets nothing apart. (Given
-the times of the talk, everything is years old but what earlier questions found: those would win every later one.)
+It uses the machine's clock only, so all replayed texts have the same age and recency distinguishes nothing. (With the
+texts' own times, everything is years old except results of earlier questions, and those would win every later one.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from langchain_classic.retrievers import TimeWeightedVectorStoreRetriever
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 
-from benchmarks.peers.protocol import Given, Item, Processes, Query, Vectors, main, own_process
+from benchmarks.peers.protocol import Item, PeerOptions, Processes, Query, Vectors, own_process, run_peer
 
 
 class Table(Embeddings):
@@ -24,14 +24,14 @@ class Table(Embeddings):
         self._vectors = vectors
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return self._vectors.of(texts)
+        return self._vectors.look_up(texts)
 
     def embed_query(self, text: str) -> list[float]:
-        return self._vectors.one(text)
+        return self._vectors.look_up_one(text)
 
 
 class WithoutTimes(Chroma):
-    """Chroma refuses the times that the retriever writes into metadata; it asks for its own copy of them only."""
+    """Chroma rejects the times that the retriever writes into metadata; the retriever only reads its own copy."""
 
     def add_documents(self, documents: list[Document], **given: Any) -> list[str]:
         kept = [
@@ -42,7 +42,7 @@ class WithoutTimes(Chroma):
 
 
 class LangChain:
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: PeerOptions) -> None:
         self._given = given
         self._held: dict[str, TimeWeightedVectorStoreRetriever] = {}
 
@@ -74,9 +74,9 @@ class LangChain:
     async def close(self) -> None: ...
 
 
-async def make(given: Given) -> LangChain:
+async def make_peer(given: PeerOptions) -> LangChain:
     return LangChain(given)
 
 
 if __name__ == "__main__":
-    main(make)
+    run_peer(make_peer)

@@ -15,7 +15,7 @@ from langgraph.store.base import BaseStore, PutOp
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
 
-from benchmarks.peers.protocol import Given, Item, Processes, Query, main, own_process
+from benchmarks.peers.protocol import Item, PeerOptions, Processes, Query, own_process, run_peer
 
 _ALL = 1_000_000
 
@@ -49,8 +49,8 @@ class LangGraph:
         self._opened.close()
 
 
-async def make(given: Given) -> LangGraph:
-    index = {"dims": given.vectors.dimension, "embed": given.vectors.of, "fields": ["text"]}
+async def make_peer(given: PeerOptions) -> LangGraph:
+    index = {"dims": given.vectors.dimension, "embed": given.vectors.look_up, "fields": ["text"]}
     opened = contextlib.ExitStack()
     if given.variant == "memory":
         return LangGraph(InMemoryStore(index=index), opened)
@@ -61,4 +61,4 @@ async def make(given: Given) -> LangGraph:
 
 
 if __name__ == "__main__":
-    main(make)
+    run_peer(make_peer)

@@ -12,7 +12,7 @@ from llama_index.core.schema import TextNode
 from llama_index.vector_stores.chroma import ChromaVectorStore
 from pydantic import PrivateAttr
 
-from benchmarks.peers.protocol import Given, Item, Processes, Query, Vectors, main, own_process
+from benchmarks.peers.protocol import Item, PeerOptions, Processes, Query, Vectors, own_process, run_peer
 
 
 class Table(BaseEmbedding):
@@ -25,20 +25,20 @@ class Table(BaseEmbedding):
         self._vectors = vectors
 
     def _get_text_embedding(self, text: str) -> list[float]:
-        return self._vectors.one(text)
+        return self._vectors.look_up_one(text)
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return self._vectors.of(texts)
+        return self._vectors.look_up(texts)
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        return self._vectors.one(query)
+        return self._vectors.look_up_one(query)
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
         return self._get_query_embedding(query)
 
 
 class LlamaIndex:
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: PeerOptions) -> None:
         self._embedder = Table(given.vectors)
         settings = chromadb.Settings(anonymized_telemetry=False)
         self._chroma = chromadb.PersistentClient(str(given.directory), settings=settings)
@@ -67,9 +67,9 @@ class LlamaIndex:
     async def close(self) -> None: ...
 
 
-async def make(given: Given) -> LlamaIndex:
+async def make_peer(given: PeerOptions) -> LlamaIndex:
     return LlamaIndex(given)
 
 
 if __name__ == "__main__":
-    main(make)
+    run_peer(make_peer)

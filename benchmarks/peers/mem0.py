@@ -1,8 +1,8 @@
 """mem0 with `infer=False`: on Qdrant in a directory (its default), and on Milvus Lite.
 
-On Qdrant its BM25 wants a model that is fetched when first used, and its lemmas and entities one of spaCy's; neither
-comes with its packages, and mem0 goes on without. On Milvus Lite it asks for BM25 and leaves the answers out, because
-their scores are negative there. Its threshold of 0.1 is set to 0, which hides nothing.
+On Qdrant, BM25 needs a model that is downloaded on first use, and lemmas and entities need a spaCy model; neither comes
+with mem0's packages, and it continues without them. On Milvus Lite it runs BM25 but drops the results, because their
+scores are negative there. Its threshold of 0.1 is set to 0, which hides nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from mem0 import Memory
 from mem0.embeddings.base import EmbeddingBase
 
-from benchmarks.peers.protocol import Given, Item, Processes, Query, Vectors, main, own_process
+from benchmarks.peers.protocol import Item, PeerOptions, Processes, Query, Vectors, own_process, run_peer
 
 _ALL = 16_384
-"""The most Milvus lists at once."""
+"""Milvus' maximum for one listing."""
 
 
 class Table(EmbeddingBase):
@@ -27,10 +27,10 @@ class Table(EmbeddingBase):
         self._vectors = vectors
 
     def embed(self, text: str, memory_action: str | None = None) -> list[float]:
-        return self._vectors.one(text)
+        return self._vectors.look_up_one(text)
 
     def embed_batch(self, texts: list[str], memory_action: str | None = "add") -> list[list[float]]:
-        return self._vectors.of(texts)
+        return self._vectors.look_up(texts)
 
 
 class Mem0:
@@ -56,7 +56,7 @@ class Mem0:
         self._memory.close()
 
 
-async def make(given: Given) -> Mem0:
+async def make_peer(given: PeerOptions) -> Mem0:
     given.directory.mkdir(parents=True, exist_ok=True)
     size = {"embedding_model_dims": given.vectors.dimension, "collection_name": "memories"}
     stores: dict[str, dict[str, Any]] = {
@@ -79,4 +79,4 @@ async def make(given: Given) -> Mem0:
 
 
 if __name__ == "__main__":
-    main(make)
+    run_peer(make_peer)

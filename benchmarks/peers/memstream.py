@@ -1,7 +1,7 @@
-"""memstream: a server with the defaults in a process of its own, driven through the SDK.
+"""memstream: a server with default settings in its own process, driven through the SDK.
 
-Variant `given`: vectors come with every observation and query. Otherwise the server embeds for itself (the time is
-its own). "Kept" is *stored*: committed to the journal with fsync, and seen by every recall.
+Variant `given`: vectors are sent with every observation and query. Otherwise the server embeds, and that time counts.
+"Kept" means *stored*: committed to the journal with fsync and visible to every recall.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from served import Served
+from served import BenchServer
 
 import memstream
-from benchmarks.peers.protocol import Given, Item, Processes, Query, main, own_process
+from benchmarks.peers.protocol import Item, PeerOptions, Processes, Query, own_process, run_peer
 from memstream_server.core.rendering import date_text
 
 
 class Memstream:
-    def __init__(self, given: Given, server: Served) -> None:
+    def __init__(self, given: PeerOptions, server: BenchServer) -> None:
         self._given = given
         self._server = server
         self._client = memstream.connect(server.address)
@@ -42,30 +42,30 @@ class Memstream:
                 item.text,
                 speaker=item.speaker,
                 session=item.session,
-                observe_time=_time(item.time_s),
-                embedding=self._given.vectors.one(item.line) if self._given.variant == "given" else None,
+                observe_time=_to_datetime(item.time_s),
+                embedding=self._given.vectors.look_up_one(item.line) if self._given.variant == "given" else None,
             )
             await stream.send(said)
         await stream.flush()
 
     async def recall(self, memory: str, query: Query, k: int) -> list[str]:
-        options = memstream.RecallOptions(limit=k, now=_time(query.now_s))
+        options = memstream.RecallOptions(limit=k, now=_to_datetime(query.now_s))
         if query.judged:
             options |= {"omit_working_memory": True, "reinforce": False}
         if self._given.variant == "given":
-            options["embedding"] = self._given.vectors.one(query.text)
-        return [_line(one.fragment) for one in await self._recalling[memory].query(query.text, **options)]
+            options["embedding"] = self._given.vectors.look_up_one(query.text)
+        return [_fragment_line(one.fragment) for one in await self._recalling[memory].query(query.text, **options)]
 
     async def lines(self, memory: str) -> list[str]:
-        return [_line(one) async for one in self._memories[memory].list_fragments()]
+        return [_fragment_line(one) async for one in self._memories[memory].list_fragments()]
 
     def processes(self) -> Processes:
-        """The server, Milvus Lite (which ends with it) and this process, which is what an agent has of it."""
+        """The server, Milvus Lite (which ends with it) and this process, the client side."""
         own = own_process()
         return Processes(
             [self._server.pid, *own.pids],
             sum(self._server.resident_mb()) + own.resident_mb,
-            self._server.cpu().both + own.cpu_s,
+            self._server.cpu_used().total + own.cpu_s,
         )
 
     async def close(self) -> None:
@@ -74,30 +74,30 @@ class Memstream:
         self._server.stop()
 
 
-def _time(seconds: float) -> datetime:
+def _to_datetime(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def line(text: str, speaker: str, when: datetime) -> str:
-    """ "[8 May 2023] Ada: text": what memstream indexes, and what the peers are given as their text."""
+def format_line(text: str, speaker: str, when: datetime) -> str:
+    """The line that memstream indexes and the peers store: "[8 May 2023] Ada: text"."""
     return f"[{date_text(round(when.timestamp() * 1e6))}] {speaker}: {text}"
 
 
-def _line(fragment: memstream.Fragment) -> str:
+def _fragment_line(fragment: memstream.Fragment) -> str:
     assert fragment.observe_time is not None, "every observation was sent with its time"
-    return line(fragment.content, fragment.speaker, fragment.observe_time)
+    return format_line(fragment.content, fragment.speaker, fragment.observe_time)
 
 
-async def make(given: Given) -> Memstream:
+async def make_peer(given: PeerOptions) -> Memstream:
     settings = {"embedding": "onnx", "embedding_model_dir": given.model} if given.model else {}
-    server = Served(given.directory / "data", **settings).start()
+    server = BenchServer(given.directory / "data", **settings).start()
     async with memstream.connect(server.address) as client:
-        await _whole(client)
+        await _wait_for_index(client)
     return Memstream(given, server)
 
 
-async def _whole(client: memstream.Client) -> None:
-    """Waits for the index, which the server brings up while it serves; the peers have theirs by now, too."""
+async def _wait_for_index(client: memstream.Client) -> None:
+    """Wait for the index, which the server loads in the background; the peers have theirs at this point, too."""
     while True:
         if not (await client.server_info()).degraded:
             return
@@ -105,4 +105,4 @@ async def _whole(client: memstream.Client) -> None:
 
 
 if __name__ == "__main__":
-    main(make)
+    run_peer(make_peer)

@@ -1,4 +1,4 @@
-"""The comparison as a page: the table, where memstream is not first, and what each row stands for."""
+"""The comparison as a page: the table, the figures in which memstream is not first, and a note for each row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.peers.load import Load
 
 @dataclass(frozen=True)
 class Column:
-    """A figure that is compared; `digits` after the point."""
+    """A compared figure; `digits` after the decimal point."""
 
     title: str
     figure: str
@@ -30,21 +30,21 @@ COLUMNS = (
     Column("recall CPU ms", "recall_cpu_ms", 2, more_is_better=False),
     Column("RSS MB", "resident_mb", more_is_better=False),
 )
-"""Compared among those that keep what they are given."""
+"""Compared among the systems that keep everything they are given."""
 DEPTH_TITLES = {f"recall@{depth}": f"@{depth}" for depth in DEPTHS}
 """Compared among all."""
 
 
-def page(outcomes: Sequence[Outcome], load: Load, rounds: int, vectors: str, on: Mapping[str, str]) -> str:
-    """Markdown. `on`: the machine, as report.machine had it before the run."""
+def format_page(outcomes: Sequence[Outcome], load: Load, rounds: int, vectors: str, on: Mapping[str, str]) -> str:
+    """Markdown. `on`: the machine, from report.describe_machine before the run."""
     parts = [
         "# Against peers",
-        "Written by `make bench-peers`; the [README](../README.md#peers) says what is measured and how.",
+        "Written by `make bench-peers`; the [README](../README.md#peers) explains what is measured and how.",
         ", ".join(f"{name} {value}" for name, value in on.items()),
         f"{len(load.items):,} observations into one memory, {len(load.queries):,} recalls of {LIMIT}, "
         f"{len(load.single):,} observations one at a time before the kill; medians of {rounds} interleaved rounds. "
         f"Vectors: {vectors}.",
-        "\n".join(_table(outcomes)),
+        "\n".join(_table_lines(outcomes)),
         _QUALITY if any(one.quality for one in outcomes) else _NO_QUALITY,
         "## Where memstream is not first",
         "\n".join(not_first(outcomes)) or "Nowhere in this run.",
@@ -55,15 +55,15 @@ def page(outcomes: Sequence[Outcome], load: Load, rounds: int, vectors: str, on:
 
 
 _QUALITY = (
-    "@4, @10, @20: share of the known evidence of answerable questions among the first so many "
-    "(`benchmarks/quality.py`). Vectors by hashing know no meaning: with those of a model (`--model`) whoever ranks by "
-    "them alone does better than here."
+    "@4, @10, @20: share of the known evidence of answerable questions among the first 4, 10 and 20 "
+    "(`benchmarks/quality.py`). Hashing vectors carry no meaning: with a model's vectors (`--model`), systems that "
+    "rank by vectors alone score higher than here."
 )
 _NO_QUALITY = "Recall quality was not measured: it needs the measure and its conversations (`--data DIR`)."
 
 
-def record(outcomes: Sequence[Outcome], load: Load, vectors: str, on: Mapping[str, str]) -> dict[str, Any]:
-    """Every round's figures, as JSON takes them."""
+def make_record(outcomes: Sequence[Outcome], load: Load, vectors: str, on: Mapping[str, str]) -> dict[str, Any]:
+    """Every round's figures, for JSON."""
     rows = {
         one.contender.title: {
             "versions": one.contender.versions,
@@ -78,7 +78,7 @@ def record(outcomes: Sequence[Outcome], load: Load, vectors: str, on: Mapping[st
 
 
 def not_first(outcomes: Sequence[Outcome]) -> list[str]:
-    """A line for each column in which somebody comparable is before memstream."""
+    """A line for each column in which a comparable system is ahead of memstream."""
     (ours,) = (one for one in outcomes if one.contender == MEMSTREAM)
     others = [one for one in outcomes if one.contender.module != MEMSTREAM.module]
     lines = []
@@ -90,8 +90,10 @@ def not_first(outcomes: Sequence[Outcome]) -> list[str]:
             key=lambda one: sign * one.median(column.figure),
         )
         if before:
-            named = ", ".join(f"{one.contender.title} {_number(one.median(column.figure), column)}" for one in before)
-            lines.append(f"- {column.title} (memstream {_number(mine, column)}): {named}")
+            named = ", ".join(
+                f"{one.contender.title} {_format_figure(one.median(column.figure), column)}" for one in before
+            )
+            lines.append(f"- {column.title} (memstream {_format_figure(mine, column)}): {named}")
     for key, title in DEPTH_TITLES.items():
         mine = ours.quality.get(key, 0.0)
         ahead = [one for one in others if one.quality.get(key, 0.0) > mine]
@@ -101,23 +103,27 @@ def not_first(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def _table(outcomes: Sequence[Outcome]) -> list[str]:
+def _table_lines(outcomes: Sequence[Outcome]) -> list[str]:
     titles = ["", *(column.title for column in COLUMNS), *DEPTH_TITLES.values(), "holds", "durable"]
-    return [_row(titles), "|---|" + "---:|" * (len(titles) - 2) + "---|", *(_row(_cells(one)) for one in outcomes)]
+    return [
+        _format_row(titles),
+        "|---|" + "---:|" * (len(titles) - 2) + "---|",
+        *(_format_row(_row_cells(one)) for one in outcomes),
+    ]
 
 
-def _cells(one: Outcome) -> list[str]:
+def _row_cells(one: Outcome) -> list[str]:
     quality = [f"{one.quality[key]:.3f}" if key in one.quality else "-" for key in DEPTH_TITLES]
     if not one.rounds:
         return [one.contender.title, *["-"] * len(COLUMNS), *quality, "-", f"not measured: {one.failed}"]
-    figures = [_number(one.median(column.figure), column) for column in COLUMNS]
+    figures = [_format_figure(one.median(column.figure), column) for column in COLUMNS]
     figures[-1] = f"{one.median('resident_empty_mb'):,.0f} → {figures[-1]}"
-    if not one.keeps:  # what is forgotten costs nothing
+    if not one.keeps:  # discarded items cost nothing
         figures = [f"({figure})" for figure in figures]
-    return [one.contender.title, *figures, *quality, f"{one.median('held'):.0%}", _durable(one)]
+    return [one.contender.title, *figures, *quality, f"{one.median('held'):.0%}", _describe_durability(one)]
 
 
-def _durable(one: Outcome) -> str:
+def _describe_durability(one: Outcome) -> str:
     said = "yes" if one.keeps else "no"
     if one.contender.in_memory:
         said = "no, in memory"
@@ -128,9 +134,9 @@ def _durable(one: Outcome) -> str:
     return said
 
 
-def _number(value: float, column: Column) -> str:
+def _format_figure(value: float, column: Column) -> str:
     return f"{value:,.{column.digits}f}"
 
 
-def _row(cells: Sequence[str]) -> str:
+def _format_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,4 +1,4 @@
-"""A peer's runner as the driver sees it: a process that is asked, watched, and killed."""
+"""The driver side of a runner: starts the process, sends requests, and kills it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.toolchains.environments import ROOT
 
 ANSWER_MAX_S = 900.0
 _QUIET = {"ANONYMIZED_TELEMETRY": "False", "MEM0_TELEMETRY": "False", "HF_HUB_OFFLINE": "1"}
-"""Nobody is told of this run, and no model is looked for."""
+"""No telemetry, and no download of models."""
 
 
 @dataclass(frozen=True)
 class Recalled:
-    """Of each query: milliseconds and texts, best first. `errors`: what was raised instead of an answer."""
+    """Milliseconds and texts (best first) of each query. `errors`: exceptions raised instead of an answer."""
 
     ms: list[float]
     found: list[list[str]]
@@ -34,11 +34,12 @@ class Recalled:
 
 
 class Failed(Exception):
-    """The peer could not do what was asked; the text says why."""
+    """The peer could not do what was asked; the message has the reason."""
 
 
 class Runner:
-    """One peer over one directory; `with` it. After `kill` another one over the same directory finds what was kept."""
+    """One peer over one directory, as a context manager. After `kill`, a new Runner over the same directory reopens its
+    data."""
 
     def __init__(self, contender: Contender, directory: Path, table: Table) -> None:
         self._contender = contender
@@ -49,7 +50,7 @@ class Runner:
         self._pids: list[int] = []
 
     def __enter__(self) -> Self:
-        """Starts it. Raises Failed."""
+        """Start the process. Raises Failed."""
         python = self._contender.python()
         self._directory.mkdir(parents=True, exist_ok=True)
         command = [str(python), "-P", "-m", self._contender.module, "--variant", self._contender.variant]
@@ -68,7 +69,7 @@ class Runner:
                 encoding="utf-8",
             )
         try:
-            self._reply()
+            self._read_reply()
             self._pids = self.processes().pids
         except Failed:
             self.kill()
@@ -78,42 +79,43 @@ class Runner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends it in order, unless it was killed or something went wrong."""
+        """Close it in order, unless it was killed or an error occurred."""
         if kind is None and self._process is not None:
-            self._ask("close")
+            self._request("close")
             self._process.wait(ANSWER_MAX_S)
+            _close_pipes(self._process)
             self._process = None
         self.kill()
 
     def open(self, memory: str) -> None:
-        """Makes or finds a memory."""
-        self._ask("open", memory)
+        """Create or find a memory."""
+        self._request("open", memory)
 
     def add(self, memory: str, items: Sequence[Item]) -> float:
-        """Milliseconds until all are kept."""
-        (ms,) = self._ask("add", memory, items=[asdict(one) for one in items])["ms"]
+        """Milliseconds until all items are kept."""
+        (ms,) = self._request("add", memory, items=[asdict(one) for one in items])["ms"]
         return float(ms)
 
     def add_each(self, memory: str, items: Sequence[Item]) -> list[float]:
-        """Milliseconds of each, one at a time."""
-        ms: list[float] = self._ask("add_each", memory, items=[asdict(one) for one in items])["ms"]
+        """Milliseconds of each item, one at a time."""
+        ms: list[float] = self._request("add_each", memory, items=[asdict(one) for one in items])["ms"]
         return ms
 
     def recall(self, memory: str, queries: Sequence[Query], k: int) -> Recalled:
-        """One query after the other."""
-        return Recalled(**self._ask("recall", memory, queries=[asdict(one) for one in queries], k=k))
+        """Ask one query after the other."""
+        return Recalled(**self._request("recall", memory, queries=[asdict(one) for one in queries], k=k))
 
     def lines(self, memory: str) -> list[str]:
-        """All that it says it holds."""
-        held: list[str] = self._ask("lines", memory)["lines"]
+        """All lines that it lists."""
+        held: list[str] = self._request("lines", memory)["lines"]
         return held
 
     def processes(self) -> Processes:
-        """Those that hold its memories, and what they take."""
-        return Processes(**self._ask("processes"))
+        """The processes that hold its memories, and their resources."""
+        return Processes(**self._request("processes"))
 
     def kill(self) -> None:
-        """SIGKILL to everything that holds memories, at once; nothing if it is not running."""
+        """SIGKILL all processes that hold memories; does nothing if not running."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -121,10 +123,11 @@ class Runner:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+        _close_pipes(process)
 
-    def _ask(self, do: str, memory: str = "", **more: Any) -> dict[str, Any]:
+    def _request(self, do: str, memory: str = "", **more: Any) -> dict[str, Any]:
         self._send({"do": do, "memory": memory} | more)
-        return self._reply()
+        return self._read_reply()
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process is not None
@@ -133,9 +136,9 @@ class Runner:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise Failed(self._ended()) from None
+            raise Failed(self._describe_end()) from None
 
-    def _reply(self) -> dict[str, Any]:
+    def _read_reply(self) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdout is not None
         late = threading.Timer(ANSWER_MAX_S, self._process.kill)
@@ -147,14 +150,21 @@ class Runner:
                     break
                 self._send({"vectors": self._table.vectors(reply["embed"])})
             else:
-                raise Failed(self._ended())
+                raise Failed(self._describe_end())
         finally:
             late.cancel()
         if "error" in reply:
             raise Failed(reply["error"])
         return reply
 
-    def _ended(self) -> str:
+    def _describe_end(self) -> str:
         lines = self._log.read_text("utf-8", "replace").split("\n")
         said = " ".join(next((each for each in reversed(lines) if each.strip()), "").split())
         return f"its process ended, or was ended after {ANSWER_MAX_S:.0f} s without an answer: {said[:200]}"
+
+
+def _close_pipes(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

@@ -20,15 +20,15 @@ ADDRESS = re.compile(r"<?\b(?:https?|ftp)://\S+|\S+@\S+|\+\d+(?:[ .-]\d+){3,}|\[
 TABLE = re.compile(r"\t|\S {3,}\S|^[-=_* ]{4,}$")
 CHUNK_CHARS = 600
 PIECE_CHARS_MAX = 900
-"""Longer pieces are tables or program text, which are left out."""
+"""Longer chunks are tables or program text, and left out."""
 WORDS_MIN = 6
 DAY_MIN = "1986"
-"""Older dates are those of documents quoted, not of notes to the tz mailing list, which began then."""
+"""Older dates are those of quoted documents; the tz mailing list began in 1986."""
 
 
 @dataclass
 class Letter:
-    """One dated comment: who, when, about which place, and its paragraphs."""
+    """One dated comment: author, date, place, and its paragraphs."""
 
     who: str
     day: str
@@ -36,14 +36,14 @@ class Letter:
     paragraphs: list[str] = field(default_factory=lambda: [""])
 
     def add(self, line: str) -> None:
-        """Take one more line; an empty one ends the paragraph."""
+        """Add a line; an empty one ends the paragraph."""
         if line:
             self.paragraphs[-1] = f"{self.paragraphs[-1]} {line}".strip()
         elif self.paragraphs[-1]:
             self.paragraphs.append("")
 
     def chunks(self) -> Iterator[str]:
-        """The text in pieces of whole sentences, each of at most CHUNK_CHARS unless one sentence is longer."""
+        """The text in chunks of complete sentences, each at most CHUNK_CHARS unless one sentence is longer."""
         piece = ""
         for sentence in re.split(r"(?<=[.?!])\s+(?=[\"“A-Z\[])", " ".join(filter(None, self.paragraphs))):
             if piece and len(piece) + len(sentence) > CHUNK_CHARS:
@@ -54,10 +54,10 @@ class Letter:
             yield piece
 
 
-def letters(lines: list[str], countries: dict[str, str]) -> Iterator[Letter]:
-    """The dated comments of one file, in its order. A comment stands above the zone it is about.
+def find_letters(lines: list[str], countries: dict[str, str]) -> Iterator[Letter]:
+    """The dated comments of one file, in order. A comment precedes the zone it is about.
 
-    Its place is the heading seen since the last zone, else the next zone's.
+    Its place is the last heading since the previous zone, otherwise the next zone.
     """
     heading, current = "", None
     for number, raw in enumerate(lines):
@@ -68,19 +68,19 @@ def letters(lines: list[str], countries: dict[str, str]) -> Iterator[Letter]:
             continue
         line = raw.lstrip("#").strip()
         if opened := ATTRIBUTION.match(line):
-            current = Letter(speaker(opened["who"]), opened["day"], heading or next_zone(lines, number, countries))
+            current = Letter(speaker_name(opened["who"]), opened["day"], heading or next_zone(lines, number, countries))
             yield current
-            current.add(clean(opened["rest"]))
+            current.add(strip_addresses(opened["rest"]))
         elif line.startswith("From ") or re.match(r"(Rule|Zone)\t", line):
             current = None
         elif current is None and is_heading(line, lines, number):
             heading = re.split(r" \(|, represented| - ", line)[0]
         elif current is not None and (not line or not TABLE.search(line)):
-            current.add(clean(line))
+            current.add(strip_addresses(line))
 
 
 def next_zone(lines: list[str], number: int, countries: dict[str, str]) -> str:
-    """Country and city of the first zone below a line; empty below the last."""
+    """Country and city of the first zone after a line; empty after the last zone."""
     for line in lines[number:]:
         if line.startswith("Zone"):
             zone = line.split()[1]
@@ -90,7 +90,7 @@ def next_zone(lines: list[str], number: int, countries: dict[str, str]) -> str:
 
 
 def zone_countries(directory: Path) -> dict[str, str]:
-    """The country that each zone's main city is in."""
+    """The country of each zone's main city."""
     table = [line.split("\t") for line in (directory / "iso3166.tab").read_text("utf-8").splitlines() if line[0] != "#"]
     names = {code: name.split(" (")[0] for code, name in table}
     zones = [
@@ -100,28 +100,28 @@ def zone_countries(directory: Path) -> dict[str, str]:
 
 
 def is_heading(line: str, lines: list[str], number: int) -> bool:
-    """Whether a comment line stands alone and looks like a place's name."""
+    """Whether a comment line is isolated and looks like the name of a place."""
     before = lines[number - 1].strip("# \n") if number else ""
     after = lines[number + 1].lstrip("#").strip() if number + 1 < len(lines) else ""
     alone = not before and (not after or after.startswith(("From ", "Zone\t", "Rule\t", "See ")))
     return alone and bool(HEADING.match(line)) and not NOT_A_HEADING.search(line)
 
 
-def speaker(who: str) -> str:
+def speaker_name(who: str) -> str:
     """The name alone, without office or source."""
     return re.split(r",| of | via | citing | quoting | in | translating | <| \(", who)[0].strip()
 
 
-def clean(line: str) -> str:
-    """Without web addresses, mail addresses and telephone numbers."""
+def strip_addresses(line: str) -> str:
+    """Remove web addresses, mail addresses and telephone numbers."""
     return re.sub(r"\s+", " ", ADDRESS.sub("", line)).strip(" <>")
 
 
-def rows(directory: Path) -> list[dict[str, str]]:
-    """Every piece of every letter, by time; pieces of one day follow each other by a minute, from noon UTC."""
+def make_rows(directory: Path) -> list[dict[str, str]]:
+    """Every chunk of every letter, by time; chunks of one day are a minute apart, from noon UTC."""
     countries = zone_countries(directory)
     texts = [(directory / name).read_text("utf-8").splitlines() for name in FILES]
-    found = [letter for lines in texts for letter in letters(lines, countries)]
+    found = [letter for lines in texts for letter in find_letters(lines, countries)]
     noon: dict[str, datetime] = {}
     made = []
     for letter in sorted(found, key=lambda letter: letter.day):
@@ -140,5 +140,5 @@ def rows(directory: Path) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    for row in rows(Path(sys.argv[1])):
+    for row in make_rows(Path(sys.argv[1])):
         print(json.dumps(row, ensure_ascii=False))

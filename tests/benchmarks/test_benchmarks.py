@@ -1,4 +1,4 @@
-"""Every benchmark runs, in a size that measures nothing, and what it writes has the shape of the table."""
+"""Every benchmark runs in a tiny size, and its output has the shape of the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = sorted(file.stem.removeprefix("bench_") for file in BENCHMARKS.glob("ben
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
+def test_benchmark_runs(name: str, tmp_path: Path) -> None:
     file, page = tmp_path / "figures.json", tmp_path / "results.md"
     command = [
         sys.executable,
@@ -44,7 +44,7 @@ def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
         assert claim["name"] in page.read_text("utf-8")
 
 
-def test_a_name_that_no_benchmark_has_is_refused() -> None:
+def test_unknown_benchmark_is_rejected() -> None:
     command = [sys.executable, str(BENCHMARKS / "bench.py"), "nothing"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2

@@ -1,4 +1,4 @@
-"""A claim: the median of the rounds' ratios, and whether its aim is met."""
+"""Claims: the median of the per-round ratios, and whether the aim is met."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # they are programs, and import each other by name
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the benchmarks import each other by bare name
 
-from claims import CPU, Aim, Claim, at_least, at_most, claim, markdown
+from claims import CPU, Aim, Claim, at_least, at_most, format_table, make_claim
 from report import Report
 
 P50 = "p50 ms"
 
 
-def report(ours: list[float], others: list[float]) -> Report:
+def make_report(ours: list[float], others: list[float]) -> Report:
     found = Report((P50, CPU))
     for value in ours:
-        found.add("memstream", **{P50: value, CPU: 70.0})
+        found.add_round("memstream", **{P50: value, CPU: 70.0})
     for value in others:
-        found.add("bare", **{P50: value})
+        found.add_round("bare", **{P50: value})
     return found
 
 
-def test_the_ratio_is_the_median_of_the_rounds_own() -> None:
-    told = claim(report([10.0, 40.0, 12.0], [5.0, 40.0, 8.0]), "recall", "memstream", P50, "bare")
-    assert (told.ours, told.other, told.ratio) == (12.0, 8.0, 1.5)
-    assert (told.unit, told.cpu_us) == ("ms", 70.0)
-    assert math.isnan(told.other_cpu_us)
+def test_ratio_is_the_median_of_round_ratios() -> None:
+    claim = make_claim(make_report([10.0, 40.0, 12.0], [5.0, 40.0, 8.0]), "recall", "memstream", P50, "bare")
+    assert (claim.ours, claim.other, claim.ratio) == (12.0, 8.0, 1.5)
+    assert (claim.unit, claim.cpu_us) == ("ms", 70.0)
+    assert math.isnan(claim.other_cpu_us)
 
 
-def test_the_ratio_of_medians_where_the_rounds_do_not_pair() -> None:
-    assert claim(report([10.0, 20.0, 30.0], [5.0]), "recall", "memstream", P50, "bare").ratio == 4.0
+def test_ratio_of_medians_if_rounds_do_not_pair() -> None:
+    assert make_claim(make_report([10.0, 20.0, 30.0], [5.0]), "recall", "memstream", P50, "bare").ratio == 4.0
 
 
 @pytest.mark.parametrize(
@@ -49,18 +49,18 @@ def test_the_ratio_of_medians_where_the_rounds_do_not_pair() -> None:
         (None, "-"),
     ],
 )
-def test_an_aim_bounds_the_ratio_or_our_own_figure(aim: Aim | None, met: str) -> None:
-    assert claim(report([10.0], [5.0]), "recall", "memstream", P50, "bare", aim).met == met
+def test_aim_bounds_the_ratio_or_our_figure(aim: Aim | None, met: str) -> None:
+    assert make_claim(make_report([10.0], [5.0]), "recall", "memstream", P50, "bare", aim).met == met
 
 
-def test_what_was_not_measured_meets_no_aim() -> None:
-    told = claim(report([10.0], []), "recall", "memstream", P50, "bare", at_most(1_000))
-    assert math.isnan(told.ratio)
-    assert told.met == "no"
+def test_missing_figure_meets_no_aim() -> None:
+    claim = make_claim(make_report([10.0], []), "recall", "memstream", P50, "bare", at_most(1_000))
+    assert math.isnan(claim.ratio)
+    assert claim.met == "no"
 
 
-def test_a_claim_survives_json() -> None:
-    told = claim(report([10.0], []), "recall", "memstream", P50, "bare", at_most(2))
-    again = Claim.of(json.loads(json.dumps(told.record(), allow_nan=False)))
-    assert again.cells() == told.cells()
-    assert markdown([again]).count("\n") == 2
+def test_claim_survives_json() -> None:
+    claim = make_claim(make_report([10.0], []), "recall", "memstream", P50, "bare", at_most(2))
+    again = Claim.from_record(json.loads(json.dumps(claim.to_record(), allow_nan=False)))
+    assert again.table_cells() == claim.table_cells()
+    assert format_table([again]).count("\n") == 2

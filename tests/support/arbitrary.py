@@ -1,4 +1,4 @@
-"""Values of every kind that a program may pass by mistake, for tests of what takes arguments."""
+"""Values of every kind that a program may pass by mistake, for tests of argument checks."""
 
 from __future__ import annotations
 

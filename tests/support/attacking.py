@@ -1,4 +1,4 @@
-"""An attack of attacks.py in a process of its own, with what a server and its honest clients make of it."""
+"""Runs an attack of attacks.py in a separate process and records its effect on the server and an honest client."""
 
 from __future__ import annotations
 
@@ -10,37 +10,39 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import memstream
-from tests.support.attacks import NAMESPACE, TOKEN
+from tests.support.attack_connections import TOKEN
+from tests.support.attack_messages import NAMESPACE
 
 _ROOT = Path(__file__).parents[2]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_LOOK_S = 0.005
+_SAMPLE_S = 0.005
 
 
 @dataclass
 class Seen:
-    """What came of an attack."""
+    """The observed effects of an attack."""
 
     before_bytes: int = 0
-    """Resident memory of the server before it."""
+    """Resident memory of the server before the attack."""
     peak_bytes: int = 0
-    """The most while it lasted."""
+    """Peak resident memory during the attack."""
     answered: int = 0
-    """Honest calls that were answered."""
+    """Answered calls of the honest client."""
     failures: list[str] = field(default_factory=list)
-    """Of honest calls."""
+    """Errors of the honest client."""
     came: Counter[str] = field(default_factory=Counter)
-    """How the attacker's calls ended, by status or in its words; filled at the end of the block."""
+    """Outcomes of the attacker's calls by status or by its own labels; filled at the end of the block."""
 
 
 @asynccontextmanager
 async def attacking(
     address: str, pid: int, name: str, memory: memstream.Memory, token: str = "", namespace: str = "attacker"
 ) -> AsyncIterator[Seen]:
-    """The attack, while the block runs and an honest client uses its memory."""
+    """Run the attack during the block while an honest client uses its memory."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.support.attacks", address, name),
         cwd=_ROOT,
@@ -54,7 +56,7 @@ async def attacking(
     tasks: list[asyncio.Task[None]] = []
     try:
         assert await process.stdout.readline() == b"begun\n"
-        tasks = [asyncio.create_task(_look(pid, seen)), asyncio.create_task(_use(memory, seen))]
+        tasks = [asyncio.create_task(_sample_memory(pid, seen)), asyncio.create_task(_use_memory(memory, seen))]
         yield seen
         process.stdin.close()
         seen.came.update(json.loads(await process.stdout.readline()))
@@ -74,20 +76,21 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) * _PAGE_BYTES
 
 
-async def _look(pid: int, seen: Seen) -> None:
+async def _sample_memory(pid: int, seen: Seen) -> None:
     while True:
         seen.peak_bytes = max(seen.peak_bytes, resident_bytes(pid))
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_SAMPLE_S)
 
 
-async def _use(memory: memstream.Memory, seen: Seen) -> None:
+async def _use_memory(memory: memstream.Memory, seen: Seen) -> None:
     number = 0
     while True:
         number += 1
-        try:
-            await memory.observe_batch([f"the code of day {number} is {number}"])
-            await memory.recall_once("code")
-            seen.answered += 1
-        except memstream.MemstreamError as error:
-            seen.failures.append(f"{type(error).__name__}: {error}")
-        await asyncio.sleep(0.01)
+        text = f"the code of day {number} is {number}"
+        for call in (partial(memory.observe_batch, [text]), partial(memory.recall_once, "code")):
+            try:
+                await call()
+                seen.answered += 1
+            except memstream.MemstreamError as error:
+                seen.failures.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A certificate authority of the test's own."""
+"""A certificate authority for tests."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """Issues certificates into a directory; `ca` is its own."""
+    """Issues certificates into a directory; `ca` is its own certificate."""
 
     def __init__(self, directory: Path, name: str = "authority") -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        own = self._signed(self._name, self._key, x509.BasicConstraints(ca=True, path_length=None), [])
+        own = self._sign(self._name, self._key, x509.BasicConstraints(ca=True, path_length=None), [])
         self.ca = directory / f"{name}.pem"
         self.ca.write_bytes(own.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, *uris: str, dns: tuple[str, ...] = (), loopback: bool = True) -> tuple[Path, Path]:
         """Certificate and key of `name`, valid for 127.0.0.1 and localhost too unless `loopback` is false.
 
-        Issued again they replace the former ones.
+        Issuing the same name again replaces the files.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [
@@ -36,7 +36,7 @@ class Authority:
             *(x509.UniformResourceIdentifier(uri) for uri in uris),
         ]
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate = self._signed(subject, key, x509.BasicConstraints(ca=False, path_length=None), names)
+        certificate = self._sign(subject, key, x509.BasicConstraints(ca=False, path_length=None), names)
         paths = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         paths[1].write_bytes(
@@ -46,7 +46,7 @@ class Authority:
         )
         return paths
 
-    def _signed(
+    def _sign(
         self,
         subject: x509.Name,
         key: ec.EllipticCurvePrivateKey,

@@ -1,4 +1,4 @@
-"""A receiver of OTLP traces: what a server and its clients export, as the protocol has it."""
+"""An OTLP trace receiver: the spans that a server and its clients export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 
 @dataclass
 class Received:
-    """A span, and whose it is."""
+    """A span and its service's name."""
 
     service: str
     span: Any
@@ -45,7 +45,7 @@ class Received:
 
 
 @dataclass
-class Collector(TraceServiceServicer):  # type: ignore[misc]  # it has no types
+class Collector(TraceServiceServicer):  # type: ignore[misc]  # untyped base class
     """Listens at `address` while it is entered."""
 
     spans: list[Received] = field(default_factory=list)
@@ -71,11 +71,11 @@ class Collector(TraceServiceServicer):  # type: ignore[misc]  # it has no types
         return pb.ExportTraceServiceResponse()
 
     def named(self, name: str) -> list[Received]:
-        """Those of a name."""
+        """The spans with a name."""
         return [one for one in self.spans if one.name == name]
 
     def above(self, one: Received) -> list[str]:
-        """Names from its parent up."""
+        """Names of its ancestors, nearest first."""
         by_id, names = {each.id: each for each in self.spans}, []
         while (parent := by_id.get(one.parent)) is not None:
             names.append(parent.name)

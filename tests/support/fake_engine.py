@@ -1,15 +1,13 @@
-"""An engine in RAM that keeps the facade's contract and does what a test scripts: gates, failures, long answers."""
+"""An engine in RAM with the facade's contract, scripted by tests: gates, failures, long answers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from memstream_server.core.events import Event, EventType
-from memstream_server.core.filters import Filter, passes
+from memstream_server.core.filters import passes
 from memstream_server.core.ranking import NearMiss, Scored, Stage
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.clock import encode_ulid
@@ -17,96 +15,34 @@ from memstream_server.engine.engine import Info
 from memstream_server.engine.errors import (
     CursorVoid,
     EngineError,
-    EtagMismatch,
-    FragmentNotFound,
-    MemoryExists,
     MemoryNotFound,
     ProducerSuperseded,
     SequenceConflict,
     SequenceGap,
 )
-from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import (
     AckLevel,
-    AnswerOf,
-    Changed,
-    MemoryChange,
     Missed,
-    NewMemory,
     NewObservation,
-    Once,
     Opened,
     Progress,
-    Put,
     Query,
     RecallAnswer,
     Recollection,
     Refusal,
-    Statistics,
-    fragment_etag,
-    memory_etag,
 )
 from memstream_server.engine.resuming import Resumption
-from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
+from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.ports.models import EmbeddingModel
-
-T = TypeVar("T")
-DIMENSION = 4
-Step = tuple[str, int, int, tuple[Event, ...]]
-
-
-@dataclass
-class Script:
-    """What a test may decide. Gates are open until a test clears them."""
-
-    receiving: asyncio.Event = field(default_factory=asyncio.Event)
-    storing: asyncio.Event = field(default_factory=asyncio.Event)
-    indexing: asyncio.Event = field(default_factory=asyncio.Event)
-    recalling: asyncio.Event = field(default_factory=asyncio.Event)
-    """Holds queries whose text begins with "wait"."""
-    refuse_submits: list[EngineError] = field(default_factory=list)
-    """Raised by the next submissions, one each."""
-    fail_recalls: list[BaseException] = field(default_factory=list)
-    cancelled_recalls: int = 0
-    sessions_closed: int = 0
-    queries: list[Query] = field(default_factory=list)
-    items: list[NewObservation | Refusal] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for gate in (self.receiving, self.storing, self.indexing, self.recalling):
-            gate.set()
-
-
-@dataclass
-class _Producer:
-    epoch: int = 0
-    received: int = 0
-    stored: int = 0
-    known: dict[int, tuple[bytes, Rejection | None]] = field(default_factory=dict)
-    session: FakeSession | None = None
-
-
-@dataclass
-class _Memory:
-    record: MemoryRecord
-    fragments: list[Fragment] = field(default_factory=list)
-    history: list[Step] = field(default_factory=list)
-    producers: dict[str, _Producer] = field(default_factory=dict)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def commit(self, *events: Event) -> int:
-        self.record = replace(self.record, revision=self.record.revision + 1)
-        self.history.append((self.record.uid, self.record.revision, self.record.revision * 1_000_000, events))
-        self.changed.set()
-        self.changed = asyncio.Event()
-        return self.record.revision
+from tests.support.fake_resources import FakeFragments, FakeMemories
+from tests.support.fake_state import DIMENSION, FakeMemory, FakeProducer, Script, Step
 
 
 class FakeSession:
     """A producer's stream."""
 
-    def __init__(self, engine: FakeEngine, memory: _Memory, producer: _Producer) -> None:
+    def __init__(self, engine: FakeEngine, memory: FakeMemory, producer: FakeProducer) -> None:
         self._engine, self._memory, self._producer = engine, memory, producer
         producer.epoch += 1
         if producer.session is not None:
@@ -221,167 +157,6 @@ class FakeSession:
         return Progress(self._producer.received, stored, indexed, self._memory.record.revision, rejected, outcomes)
 
 
-class FakeMemories:
-    """Memories as resources."""
-
-    def __init__(self, engine: FakeEngine) -> None:
-        self._engine = engine
-
-    async def create(self, new: NewMemory, answer: AnswerOf | None = None) -> tuple[MemoryRecord, bool]:
-        if (new.namespace, new.name) in self._engine.held:
-            if new.exist_ok:
-                return self._engine.find(new.namespace, new.name).record, False
-            raise MemoryExists(f"memory {new.namespace}/{new.name} exists", namespace=new.namespace, memory=new.name)
-        self._engine.made += 1
-        record = MemoryRecord(
-            encode_ulid(self._engine.made), new.namespace, new.name, new.kind, new.policy, b"seed", new.labels
-        )
-        memory = self._engine.held[new.namespace, new.name] = _Memory(record)
-        memory.commit(Event(EventType.MEMORY_CREATED, ""))
-        self._engine.keep(None if answer is None else answer(memory.record))
-        return memory.record, True
-
-    async def clone(
-        self, namespace: str, name: str, new_namespace: str, new_name: str, answer: AnswerOf | None = None
-    ) -> MemoryRecord:
-        source = self._engine.find(namespace, name).record
-        new = NewMemory(new_namespace, new_name, source.kind, source.policy, source.labels)
-        return (await self.create(new, answer))[0]
-
-    async def get(self, namespace: str, name: str) -> MemoryRecord:
-        return self._engine.find(namespace, name).record
-
-    async def page(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
-        here = [name for space, name in self._engine.held if space == namespace and name.startswith(prefix)]
-        names = sorted(name for name in here if name > after)
-        return [self._engine.held[namespace, name].record for name in names[:limit]]
-
-    async def namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
-        spaces = [space for space, _ in self._engine.held]
-        return [(space, spaces.count(space)) for space in sorted(set(spaces)) if space > after][:limit]
-
-    async def update(
-        self, namespace: str, name: str, change: MemoryChange, answer: AnswerOf | None = None
-    ) -> MemoryRecord:
-        memory = self._engine.find(namespace, name)
-        if change.etag and change.etag != memory_etag(memory.record):
-            raise EtagMismatch("it has changed since")
-        memory.record = replace(
-            memory.record,
-            policy=change.policy or memory.record.policy,
-            labels=memory.record.labels if change.labels is None else change.labels,
-            update_time_us=memory.record.update_time_us + 1,
-        )
-        memory.commit(Event(EventType.MEMORY_UPDATED, ""))
-        self._engine.keep(None if answer is None else answer(memory.record))
-        return memory.record
-
-    async def delete(self, namespace: str, name: str, etag: str = "", answer: Answer | None = None) -> None:
-        memory = self._engine.find(namespace, name)
-        if etag and etag != memory_etag(memory.record):
-            raise EtagMismatch("it has changed since")
-        del self._engine.held[namespace, name]
-        self._engine.keep(answer)
-
-    async def statistics(self, namespace: str, name: str) -> Statistics:
-        memory = self._engine.find(namespace, name)
-        return Statistics(memory.record.revision, Counts(long_term=len(memory.fragments)), True, 1)
-
-
-class FakeFragments:
-    """Fragments as resources."""
-
-    def __init__(self, engine: FakeEngine) -> None:
-        self._engine = engine
-
-    async def get(self, namespace: str, name: str, id: str = "", external_id: str = "") -> tuple[Fragment, str, int]:
-        memory = self._engine.find(namespace, name)
-        for fragment in memory.fragments:
-            if fragment.id == id or (external_id and fragment.external_id == external_id):
-                return fragment, "", memory.record.revision
-        raise FragmentNotFound(f"there is no fragment {id or external_id}", id=id or external_id)
-
-    async def read(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
-        return [fragment for fragment in self._engine.find(namespace, name).fragments if fragment.id in ids]
-
-    async def page(
-        self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
-    ) -> tuple[list[Fragment], int | None, int, str]:
-        memory = self._engine.find(namespace, name)
-        found = [each for each in memory.fragments if each.position > after and passes(each, chosen)]
-        following = found[limit - 1].position if len(found) > limit else None
-        return found[:limit], following, memory.record.revision, memory.record.uid
-
-    async def put(
-        self, namespace: str, name: str, new: NewObservation, etag: str = "", once: Once[Put] | None = None
-    ) -> Put:
-        memory = self._engine.find(namespace, name)
-        known = [each for each in memory.fragments if each.external_id == new.external_id]
-        if etag and etag not in map(fragment_etag, known):
-            raise EtagMismatch("it has changed since")
-        if known:
-            changed = self._change(memory, known[0].but(content=new.content, structured=new.structured))
-            return self._once(once, Put(changed, False, memory.record.revision))
-        self._engine.store(memory, 1, new)
-        return self._once(once, Put(memory.fragments[-1], True, memory.record.revision))
-
-    async def update(
-        self, namespace: str, name: str, change: FragmentChange, once: Once[tuple[Fragment, int]] | None = None
-    ) -> tuple[Fragment, int]:
-        fragment, _, _ = await self.get(namespace, name, id=change.id)
-        if change.etag and change.etag != fragment_etag(fragment):
-            raise EtagMismatch("it has changed since")
-        memory = self._engine.find(namespace, name)
-        changed = self._change(memory, fragment.but(content=change.content or fragment.content))
-        return self._once(once, (changed, memory.record.revision))
-
-    async def forget(
-        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
-    ) -> Changed:
-        return self._turn(self._engine.find(namespace, name), which, once, None, 1)
-
-    async def restore(
-        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
-    ) -> Changed:
-        return self._turn(self._engine.find(namespace, name), which, once, 1, None)
-
-    def _turn(
-        self,
-        memory: _Memory,
-        which: Sequence[str] | Filter,
-        once: Once[Changed] | None,
-        before_us: int | None,
-        after_us: int | None,
-    ) -> Changed:
-        meant = [
-            each
-            for each in memory.fragments
-            if each.forget_time_us == before_us
-            and (passes(each, which) if isinstance(which, Filter) else each.id in which)
-        ]
-        for each in meant:
-            self._change(memory, each.but(forget_time_us=after_us))
-        return self._once(once, Changed(len(meant), memory.record.revision))
-
-    async def clear(
-        self, namespace: str, name: str, tiers: Sequence[Tier], once: Once[Changed] | None = None
-    ) -> Changed:
-        memory = self._engine.find(namespace, name)
-        kept = [each for each in memory.fragments if tiers and each.tier not in tiers]
-        count = len(memory.fragments) - len(kept)
-        memory.fragments[:] = kept
-        return self._once(once, Changed(count, memory.commit()))
-
-    def _change(self, memory: _Memory, changed: Fragment) -> Fragment:
-        changed = changed.but(version=memory.commit(Event(EventType.UPDATED, changed.id)))
-        memory.fragments[:] = [changed if each.id == changed.id else each for each in memory.fragments]
-        return changed
-
-    def _once(self, once: Once[T] | None, result: T) -> T:
-        self._engine.keep(None if once is None else once.answer(result))
-        return result
-
-
 class FakeEngine:
     """See the module."""
 
@@ -389,7 +164,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.script = Script()
-        self.held: dict[tuple[str, str], _Memory] = {}
+        self.held: dict[tuple[str, str], FakeMemory] = {}
         self._answers: dict[str, Answer] = {}
         self.made = 0
         self.memories = FakeMemories(self)
@@ -398,7 +173,7 @@ class FakeEngine:
     def info(self) -> Info:
         return Info(EmbeddingModel("fake", DIMENSION), "", "", "fake index", "fake journal", "")
 
-    def find(self, namespace: str, name: str) -> _Memory:
+    def find(self, namespace: str, name: str) -> FakeMemory:
         if (namespace, name) not in self.held:
             raise MemoryNotFound(f"there is no memory {namespace}/{name}", namespace=namespace, memory=name)
         return self.held[namespace, name]
@@ -412,7 +187,7 @@ class FakeEngine:
 
     async def open_observe(self, namespace: str, name: str, producer: str, outcomes: bool = False) -> FakeSession:
         memory = self.find(namespace, name)
-        return FakeSession(self, memory, memory.producers.setdefault(producer, _Producer()))
+        return FakeSession(self, memory, memory.producers.setdefault(producer, FakeProducer()))
 
     async def observe_batch(
         self,
@@ -426,13 +201,13 @@ class FakeEngine:
         digest: bytes = b"",
     ) -> Progress:
         memory = self.find(namespace, name)
-        state = memory.producers.setdefault(producer, _Producer()) if producer else _Producer()
+        state = memory.producers.setdefault(producer, FakeProducer()) if producer else FakeProducer()
         session = FakeSession(self, memory, state)
         await session.submit(first_sequence, items)
         return await session.reached(level, first_sequence + len(items) - 1)
 
-    def store(self, memory: _Memory, number: int, item: NewObservation) -> Outcome:
-        """One observation straight to long-term."""
+    def store(self, memory: FakeMemory, number: int, item: NewObservation) -> Outcome:
+        """Store one observation directly in long-term."""
         self.made += 1
         fragment = Fragment(
             encode_ulid(self.made),
@@ -490,7 +265,7 @@ class FakeEngine:
     ) -> AsyncGenerator[Step, None]:
         memory = self.find(namespace, name)
         if uid != memory.record.uid:
-            raise CursorVoid("the memory was made anew since")
+            raise CursorVoid("the memory was recreated")
         seen = revision
         while True:
             changed = memory.changed

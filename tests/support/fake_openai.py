@@ -6,9 +6,9 @@
         ...                       # a client with base_url=fake.base_url
         assert fake.embedded == [["first text"]]
 
-Requests are answered in order of arrival; each takes the next fault, and once those are used up a sound reply, as a
-stream where one is asked for. The question by which a server finds out what the endpoint takes is answered apart from
-the others (`checks`), so that it takes no fault that a test has meant for another request.
+Requests are answered in order of arrival. Each takes the next fault; when no faults are left, it gets a valid reply, as
+a stream if requested. The request by which a server probes the endpoint's capabilities is answered separately
+(`checks`), so that it takes no fault meant for another request.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ CHECKED = "The sky is blue."
 """What the question of what an endpoint takes is about. Not imported: this runs where no server is installed, too."""
 
 _DAY = re.compile(r"^\[\d{1,2} \w+ \d{4}\] ")
-"""How the indexed text of a fragment begins."""
+"""The beginning of a fragment's indexed text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What one request gets instead of, or in the way of, a sound reply.
+    """Replaces or alters one reply.
 
-    `status` other than 200 gives an error body; `body` replaces the reply; `change` alters the sound reply's JSON;
+    `status` other than 200 gives an error body; `body` replaces the reply; `change` alters the valid reply's JSON;
     `delay_s` comes before any of them; `hang_up` closes the connection without an answer; `endless_s` sends spaces
-    without end, with that pause after each 64 KiB.
+    forever, with that pause after each 64 KiB.
     """
 
     status: int = 200
@@ -60,7 +60,7 @@ SOUND = Fault()
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request as it came: path, JSON body, and the bearer token."""
+    """One received request: path, JSON body, and the bearer token."""
 
     path: str
     body: JSON
@@ -73,19 +73,19 @@ class FakeOpenAI:
     def __init__(self, dimension: int = 8) -> None:
         self.dimension = dimension
         self.latency_s = 0.0
-        """Before every reply."""
+        """Delay before every reply."""
         self.refuses: Callable[[str], bool] = lambda text: not text
         """An embeddings request with such an input gets 400."""
         self.vector: Callable[[str], npt.NDArray[np.float32]] = self._vector
-        """Text to the vector it is answered with; by default a fixed one for each text, not of unit length, whatever
-        day heads it: or what ranks where would change with the date of the run."""
+        """Vector for a text. The default is fixed per text, not of unit length, and ignores the date in front:
+        otherwise the ranking would depend on the day of the run."""
         self.complete: Callable[[JSON], str] = lambda body: ""
-        """A chat request's body to the answer, once what was given to `say` is used up."""
+        """Answer for a chat request's body once the answers given to `say` are used up."""
         self.seen: list[Seen] = []
         self.checks: list[Seen] = []
-        """The questions of what the endpoint takes."""
+        """The capability probes."""
         self.in_flight = 0
-        """Requests that nobody has answered and nobody has given up."""
+        """Requests neither answered nor cancelled."""
         self.in_flight_max = 0
         self._faults: deque[Fault] = deque()
         self._now: Fault | None = None
@@ -94,24 +94,24 @@ class FakeOpenAI:
         self.base_url = ""
 
     def fail(self, *faults: Fault) -> None:
-        """The next requests get these, one each."""
+        """Queue one fault for each of the next requests."""
         self._faults.extend(faults)
 
     def fail_now(self, fault: Fault) -> None:
-        """The request whose reply is being made gets this instead."""
+        """Apply this fault to the request whose reply is being made."""
         self._now = fault
 
     def heal(self) -> None:
-        """Faults that are left are not given."""
+        """Drop the remaining faults."""
         self._faults.clear()
 
     def say(self, *answers: str) -> None:
-        """The next chat requests are answered so, one each."""
+        """Queue one answer for each of the next chat requests."""
         self._answers.extend(answers)
 
     @property
     def embedded(self) -> list[list[str]]:
-        """The inputs of the embeddings requests so far, faulty ones included."""
+        """The inputs of the embeddings requests so far, including failed ones."""
         return [list(each.body["input"]) for each in self.seen if each.path.endswith("/embeddings")]
 
     async def __aenter__(self) -> FakeOpenAI:
@@ -131,17 +131,17 @@ class FakeOpenAI:
             await self._runner.cleanup()
 
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
-        return await self._answered(request, self._embedding_reply)
+        return await self._handle_request(request, self._embedding_reply)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answered(request, self._chat_reply)
+        return await self._handle_request(request, self._chat_reply)
 
-    async def _answered(self, request: web.Request, reply: Callable[[JSON], JSON | None]) -> web.StreamResponse:
+    async def _handle_request(self, request: web.Request, reply: Callable[[JSON], JSON | None]) -> web.StreamResponse:
         body = await request.json()
         seen = Seen(request.path, body, request.headers.get("authorization", "").removeprefix("Bearer "))
         if CHECKED in str(body.get("messages")):
             self.checks.append(seen)
-            return web.json_response(_completion(body, '{"weather": [false]}', len(self.checks)))
+            return web.json_response(_make_completion(body, '{"weather": [false]}', len(self.checks)))
         self.seen.append(seen)
         fault = self._faults.popleft() if self._faults else SOUND
         self.in_flight += 1
@@ -149,18 +149,18 @@ class FakeOpenAI:
         try:
             await asyncio.sleep(self.latency_s + fault.delay_s)
             if fault.endless_s is not None:
-                return await _endless(request, fault.endless_s)
-            if (failed := self._faulty(request, fault)) is not None:
+                return await _send_endlessly(request, fault.endless_s)
+            if (failed := self._fault_response(request, fault)) is not None:
                 return failed
             made = reply(body)
             now, self._now = self._now, None
-            if now is not None and (failed := self._faulty(request, now)) is not None:
+            if now is not None and (failed := self._fault_response(request, now)) is not None:
                 return failed
-            return self._sound(fault, made, streamed=bool(body.get("stream")))
+            return self._sound_response(fault, made, streamed=bool(body.get("stream")))
         finally:
             self.in_flight -= 1
 
-    def _faulty(self, request: web.Request, fault: Fault) -> web.StreamResponse | None:
+    def _fault_response(self, request: web.Request, fault: Fault) -> web.StreamResponse | None:
         if fault.hang_up and request.transport is not None:
             request.transport.abort()
         if fault.body is not None:
@@ -168,16 +168,16 @@ class FakeOpenAI:
                 status=fault.status, body=fault.body, headers=fault.headers, content_type="application/json"
             )
         if fault.status != 200 or fault.hang_up:
-            return _error(fault.status, f"scripted {fault.status}", fault.headers)
+            return _error_response(fault.status, f"scripted {fault.status}", fault.headers)
         return None
 
-    def _sound(self, fault: Fault, reply: JSON | None, *, streamed: bool) -> web.StreamResponse:
+    def _sound_response(self, fault: Fault, reply: JSON | None, *, streamed: bool) -> web.StreamResponse:
         if reply is None:
-            return _error(400, "an input is refused", {})
+            return _error_response(400, "an input is refused", {})
         if fault.change is not None:
             fault.change(reply)
         if streamed:
-            return web.Response(text=_events(reply), content_type="text/event-stream", headers=fault.headers)
+            return web.Response(text=_stream_events(reply), content_type="text/event-stream", headers=fault.headers)
         return web.json_response(reply, headers=fault.headers)
 
     def _embedding_reply(self, body: JSON) -> JSON | None:
@@ -186,7 +186,7 @@ class FakeOpenAI:
             return None
         packed = body.get("encoding_format") == "base64"
         data = [
-            {"object": "embedding", "index": place, "embedding": _numbers(self.vector(text), packed)}
+            {"object": "embedding", "index": place, "embedding": _encode_vector(self.vector(text), packed)}
             for place, text in enumerate(texts)
         ]
         return {
@@ -198,7 +198,7 @@ class FakeOpenAI:
 
     def _chat_reply(self, body: JSON) -> JSON:
         answer = self._answers.popleft() if self._answers else self.complete(body)
-        return _completion(body, answer, len(self.seen))
+        return _make_completion(body, answer, len(self.seen))
 
     def _vector(self, text: str) -> npt.NDArray[np.float32]:
         words = _DAY.sub("", text)
@@ -206,7 +206,7 @@ class FakeOpenAI:
         return np.random.default_rng(seed).normal(size=self.dimension).astype(np.float32)
 
 
-def _completion(body: JSON, answer: str, number: int) -> JSON:
+def _make_completion(body: JSON, answer: str, number: int) -> JSON:
     return {
         "id": f"chat-{number}",
         "object": "chat.completion",
@@ -217,22 +217,22 @@ def _completion(body: JSON, answer: str, number: int) -> JSON:
     }
 
 
-async def _endless(request: web.Request, pause_s: float) -> web.StreamResponse:
+async def _send_endlessly(request: web.Request, pause_s: float) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)
-    with contextlib.suppress(ConnectionError):  # who asked has gone
+    with contextlib.suppress(ConnectionError):  # the client has disconnected
         while True:
             await response.write(b" " * (64 << 10))
             await asyncio.sleep(pause_s)
     return response
 
 
-def _numbers(vector: npt.NDArray[np.float32], packed: bool) -> str | list[float]:
+def _encode_vector(vector: npt.NDArray[np.float32], packed: bool) -> str | list[float]:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode() if packed else vector.tolist()
 
 
-def _events(reply: JSON) -> str:
-    """A completion as a stream: all of its text in one chunk, then the end."""
+def _stream_events(reply: JSON) -> str:
+    """A completion as a stream: its whole text in one chunk, then the end."""
     deltas: list[JSON] = []
     for choice in reply["choices"]:
         said = {"role": choice["message"]["role"], "content": choice["message"]["content"]}
@@ -243,6 +243,6 @@ def _events(reply: JSON) -> str:
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
-def _error(status: int, message: str, headers: Mapping[str, str]) -> web.Response:
+def _error_response(status: int, message: str, headers: Mapping[str, str]) -> web.Response:
     body = {"error": {"message": message, "type": "scripted", "code": None, "param": None}}
     return web.json_response(body, status=status, headers=headers)

@@ -1,6 +1,6 @@
-"""A peer of the trivial kind, for the driver's tests: lines in a file, or in a list; it ranks by the vectors alone.
+"""A trivial peer for tests of the driver: lines in a file or in a list, ranked by vectors alone.
 
-Variants: `file`, `list`, `breaks` (it cannot recall) and `dies` (the process ends while it adds).
+Variants: `file`, `list`, `breaks` (recall raises) and `dies` (the process exits during `add`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.peers.protocol import Given, Item, Processes, Query, main, own_process
+from benchmarks.peers.protocol import Item, PeerOptions, Processes, Query, own_process, run_peer
 
 
 class FakePeer:
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: PeerOptions) -> None:
         self._given = given
         self._lists: dict[str, list[str]] = {}
 
@@ -25,7 +25,7 @@ class FakePeer:
         self._file(memory).touch()
 
     async def add(self, memory: str, items: Sequence[Item]) -> None:
-        print("what a package prints is no reply")
+        print("a package's output is not a reply")
         if self._given.variant == "dies":
             os._exit(3)
         if self._given.variant != "file":
@@ -38,9 +38,9 @@ class FakePeer:
         if self._given.variant == "breaks":
             raise LookupError("there is no such thing")
         lines = await self.lines(memory)
-        # Not in the table: the driver is asked for these.
-        vectors = self._given.vectors.of([f"{line}." for line in lines])
-        asked = self._given.vectors.one(query.text)
+        # Not in the table: the driver embeds these on request.
+        vectors = self._given.vectors.look_up([f"{line}." for line in lines])
+        asked = self._given.vectors.look_up_one(query.text)
         near = [sum(a * b for a, b in zip(asked, vector, strict=True)) for vector in vectors]
         return [lines[place] for place in sorted(range(len(lines)), key=lambda place: -near[place])][:k]
 
@@ -55,9 +55,9 @@ class FakePeer:
     async def close(self) -> None: ...
 
 
-async def make(given: Given) -> FakePeer:
+async def make_peer(given: PeerOptions) -> FakePeer:
     return FakePeer(given)
 
 
 if __name__ == "__main__":
-    main(make)
+    run_peer(make_peer)

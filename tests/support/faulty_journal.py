@@ -1,4 +1,4 @@
-"""A journal that fails its n-th write (refused before it is done, or done (or not) with nobody told which) or read."""
+"""A journal whose n-th write or read fails: rejected, not done with unknown outcome, or done with unknown outcome."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRITES = frozenset(
         "put_answer",
     }
 )
-"""The port's writes, `set_space` excepted: it is done before there is an engine."""
+"""The port's writes except `set_space`, which runs before an engine exists."""
 READS = frozenset(
     {
         "all_memories",
@@ -55,22 +55,22 @@ READS = frozenset(
         "vectors",
     }
 )
-"""The port's reads that are made while there is an engine."""
+"""The port's reads that an engine makes."""
 COMPARING = frozenset({"open_producer", "receive", "commit"})
-"""Those whose Conflict may come of something else than the memory's end."""
+"""Writes whose Conflict may have other causes than the end of the memory."""
 
 
 class Fault(Enum):
     """How a write fails."""
 
-    FULL = "full"  # refused, no room
-    CONFLICT = "conflict"  # refused, the owner is stale
-    LOST = "lost"  # not done, and nobody knows
-    DONE = "done"  # done, and nobody knows
+    FULL = "full"  # rejected: no space
+    CONFLICT = "conflict"  # rejected: stale owner
+    LOST = "lost"  # not done, outcome unknown
+    DONE = "done"  # done, outcome unknown
 
 
 class FaultyJournal:
-    """Passes everything on to the journal it wraps; `fail_at` arms it for one failure. A failing read is LOST."""
+    """Forwards every call to the wrapped journal; `fail_at` arms one failure. A failing read is LOST."""
 
     def __init__(self, journal: object) -> None:
         self._journal: Any = journal
@@ -78,19 +78,19 @@ class FaultyJournal:
         self._fault = Fault.FULL
         self._write = ""
         self.failed = ""
-        """The call that failed since it was armed last; empty when none has yet."""
+        """The call that failed since the last `fail_at`; empty if none yet."""
         self.written: list[str] = []
-        """Every write asked for since then."""
+        """Every write requested since then."""
         self._before: dict[str, asyncio.Event] = {}
         self._after: dict[str, asyncio.Event] = {}
 
     def fail_at(self, number: int, fault: Fault, write: str = "") -> None:
-        """The `number`-th write from now (the first is 1), or call of that name, fails that way, once."""
+        """Make the `number`-th write from now (the first is 1), or the `number`-th call of that name, fail once."""
         self._left, self._fault, self._write = number, fault, write
         self.failed, self.written = "", []
 
     def hold(self, name: str, *, done: bool = False) -> Callable[[], None]:
-        """Writes of that name wait (`done`: after they were done, before they return) until the result is called."""
+        """Block writes of that name until the returned function is called; `done`: after the write, before return."""
         gate = asyncio.Event()
         (self._after if done else self._before)[name] = gate
         return gate.set
@@ -103,35 +103,35 @@ class FaultyJournal:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._journal, name)
         if name in READS:
-            return self._reading(name, method)
-        return self._writing(name, method) if name in WRITES else method
+            return self._wrap_read(name, method)
+        return self._wrap_write(name, method) if name in WRITES else method
 
-    def _reading(self, name: str, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    def _wrap_read(self, name: str, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         async def read(*arguments: Any, **named: Any) -> Any:
-            if self._write == name and self._counts(name):
-                raise self._error(name)
+            if self._write == name and self._count_down(name):
+                raise self._make_error(name)
             return await method(*arguments, **named)
 
         return read
 
-    def _writing(self, name: str, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    def _wrap_write(self, name: str, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         async def write(*arguments: Any, **named: Any) -> Any:
             self.written.append(name)
             if name in self._before:
                 await self._before[name].wait()
-            failing = self._counts(name)
+            failing = self._count_down(name)
             if failing and self._fault is not Fault.DONE:
-                raise self._error(name)
+                raise self._make_error(name)
             answer = await method(*arguments, **named)
             if failing:
-                raise self._error(name)
+                raise self._make_error(name)
             if name in self._after:
                 await self._after[name].wait()
             return answer
 
         return write
 
-    def _counts(self, name: str) -> bool:
+    def _count_down(self, name: str) -> bool:
         if self._left == 0 or self._write not in ("", name):
             return False
         self._left -= 1
@@ -139,7 +139,7 @@ class FaultyJournal:
             self.failed = name
         return self._left == 0
 
-    def _error(self, name: str) -> JournalError:
+    def _make_error(self, name: str) -> JournalError:
         match self._fault:
             case Fault.FULL:
                 return StorageFull(f"scripted: no room for {name}")

@@ -1,4 +1,4 @@
-"""Sends fuzzed calls to a server, many at once, and judges every answer."""
+"""Sends many concurrent fuzzed calls to a server and checks every answer."""
 
 from __future__ import annotations
 
@@ -23,23 +23,29 @@ from tests.access.calls import METHODS, path_of
 from tests.support.fuzzing import Fuzzer, parsed
 
 CALL_S = 120.0
-"""A call that takes longer hangs. Those that may wait as long as their deadline get a short one."""
+"""A longer call counts as hung. Calls that may wait until their deadline get a short one."""
 WAITING = {"RecallOnce": 1.0}
 STREAM_S = 0.05
-"""How long a stream may say nothing before it is left."""
-LOST = ("Internal error from Core", "Failed to serialize")
-"""The client's own words, where it was still writing when the server had ended the call."""
-SELDOM = {"StartReindex": 0.02, "EraseFragments": 0.05, "ImportMemories": 0.3, "ExportMemories": 0.3, "StartPurge": 0.1}
-SELDOM |= {"DeleteMemory": 0.05, "ReflectMemory": 0.3, "ClearMemory": 0.1}
+"""A stream is abandoned after this much silence."""
+CLIENT_ERRORS = ("Internal error from Core", "Failed to serialize")
+"""Errors of the client library itself, when it was still writing after the server ended the call."""
+CALL_WEIGHTS = {
+    "StartReindex": 0.02,
+    "EraseFragments": 0.05,
+    "ImportMemories": 0.3,
+    "ExportMemories": 0.3,
+    "StartPurge": 0.1,
+}
+CALL_WEIGHTS |= {"DeleteMemory": 0.05, "ReflectMemory": 0.3, "ClearMemory": 0.1}
 BAD = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
 NOT_OF_CLIENTS = {"INTERNAL", "STORAGE_FULL", "MODEL_UNAVAILABLE", "SHUTTING_DOWN", "OWNER_UNAVAILABLE"}
-"""Reasons that no request may bring about on a server that is well."""
+"""Reasons that no request may cause on a healthy server."""
 KEYS = {reason: metadata_keys(comment) for reason, comment in reasons()}
 
 
 @dataclass
 class Caller:
-    """Who calls: a generator, its credentials, and texts that must never be in what it is answered."""
+    """A caller: its generator, its credentials, and texts that no answer to it may contain."""
 
     fuzzer: Fuzzer
     token: str = ""
@@ -48,13 +54,13 @@ class Caller:
 
 @dataclass
 class Report:
-    """What came of all calls."""
+    """The outcome of all calls."""
 
     codes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """By rpc, code and reason."""
+    """Count by rpc, code and reason."""
     failures: list[str] = field(default_factory=list)
     texts: Counter[str] = field(default_factory=Counter)
-    """Messages of what was not available."""
+    """Messages of unavailability errors."""
 
     @property
     def calls(self) -> int:
@@ -71,10 +77,10 @@ class Report:
 
 
 async def run_calls(address: str, callers: Sequence[Caller], calls: int, report: Report, at_once: int = 24) -> None:
-    """Make so many calls, those of each caller on a channel of its own."""
-    weights = [SELDOM.get(method.name, 1.0) for method in METHODS]
+    """Make `calls` calls, each caller on its own channel."""
+    weights = [CALL_WEIGHTS.get(method.name, 1.0) for method in METHODS]
     left = calls
-    first = list(METHODS)  # each at least once, then by weight
+    first = list(METHODS)  # every rpc once, then by weight
     async with contextlib.AsyncExitStack() as stack:
         options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
         channels = [await stack.enter_async_context(grpc.aio.insecure_channel(address, options)) for _ in callers]
@@ -85,12 +91,12 @@ async def run_calls(address: str, callers: Sequence[Caller], calls: int, report:
             while left > 0 and len(report.failures) < 50:
                 left -= 1
                 method = first.pop() if first else caller.fuzzer.draw.choices(METHODS, weights)[0]
-                await _one(channel, caller, method, report)
+                await _make_call(channel, caller, method, report)
 
         await asyncio.gather(*(work(number) for number in range(at_once)))
 
 
-async def _one(channel: grpc.aio.Channel, caller: Caller, method: MethodDescriptor, report: Report) -> None:
+async def _make_call(channel: grpc.aio.Channel, caller: Caller, method: MethodDescriptor, report: Report) -> None:
     sent = caller.fuzzer.requests(method)
     metadata = list(caller.fuzzer.headers())
     if caller.token:
@@ -100,9 +106,9 @@ async def _one(channel: grpc.aio.Channel, caller: Caller, method: MethodDescript
     call = make(path_of(method))(None if method.client_streaming else sent[0], metadata=metadata, timeout=deadline_s)
     answers: list[bytes] = []
     ended = False
-    writing = asyncio.create_task(_write(call, sent)) if method.client_streaming else None
+    writing = asyncio.create_task(_write_requests(call, sent)) if method.client_streaming else None
     try:
-        ended = await _read(call, answers, method.server_streaming)
+        ended = await _read_answers(call, answers, method.server_streaming)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
         _judge_error(error, caller, method, sent, report)
     else:
@@ -119,14 +125,14 @@ async def _one(channel: grpc.aio.Channel, caller: Caller, method: MethodDescript
         caller.fuzzer.learn_export(b"".join(part.lines for part in parts if part is not None))  # type: ignore[attr-defined]
 
 
-async def _write(call: Any, sent: Sequence[bytes]) -> None:
+async def _write_requests(call: Any, sent: Sequence[bytes]) -> None:
     for each in sent:
         await call.write(each)
     await call.done_writing()
 
 
-async def _read(call: Any, answers: list[bytes], streamed: bool) -> bool:
-    """Takes answers until the end (True), or until a stream says nothing for a while."""
+async def _read_answers(call: Any, answers: list[bytes], streamed: bool) -> bool:
+    """Read answers until the end (True), or until a stream is silent for a while."""
     while len(answers) < 40:
         reading = asyncio.ensure_future(call.read())
         await asyncio.wait({reading}, timeout=STREAM_S if streamed else CALL_S + 30)
@@ -143,19 +149,19 @@ async def _read(call: Any, answers: list[bytes], streamed: bool) -> bool:
 def _judge_answer(data: bytes, caller: Caller, method: MethodDescriptor, sent: Sequence[bytes], report: Report) -> None:
     message = parsed(method, data)
     if message is None:
-        report.fail("an answer that is no message", method, sent)
+        report.fail("an answer that does not parse", method, sent)
         return
     caller.fuzzer.learn(message, GetMessageClass(method.input_type).FromString(sent[0]))
     if not method.client_streaming:
         caller.fuzzer.learn_page(method, sent[0], message)
     if any(mark in data for mark in caller.foreign):
-        report.fail("an answer with what is another's", method, sent)
+        report.fail("an answer with another caller's data", method, sent)
     for failed in _statuses(message):
         _judge_status(failed, caller, method, sent, report)
 
 
 def _statuses(message: Any) -> list[status_pb2.Status]:
-    """Statuses inside of an answer: of queries, and of observations."""
+    """Statuses inside an answer: of queries and of observations."""
     name = message.WhichOneof("message") if "message" in message.DESCRIPTOR.oneofs_by_name else ""
     part = getattr(message, name) if name else getattr(message, "ack", None)
     if name == "failed":
@@ -170,7 +176,7 @@ def _judge_error(
     sent: Sequence[bytes],
     report: Report,
 ) -> None:
-    if isinstance(error, asyncio.InvalidStateError) or (error.details() or "").startswith(LOST):
+    if isinstance(error, asyncio.InvalidStateError) or (error.details() or "").startswith(CLIENT_ERRORS):
         report.codes[method.name, "LOST", ""] += 1
         return
     code, reason = error.code(), ""
@@ -181,19 +187,19 @@ def _judge_error(
     if code in BAD:
         report.fail(f"{code.name} {error.details()!r}", method, sent)
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED and method.name not in WAITING:
-        report.fail("it hangs", method, sent)
+        report.fail("the call hangs", method, sent)
     elif not reason and code not in _WITHOUT_REASON:
         report.fail(f"{code.name} without a reason: {error.details()!r}", method, sent)
 
 
 _WITHOUT_REASON = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED}
-"""Codes that gRPC gives by itself."""
+"""Codes that gRPC itself produces."""
 
 
 def _judge_status(
     status: status_pb2.Status, caller: Caller, method: MethodDescriptor, sent: Sequence[bytes], report: Report
 ) -> str:
-    """Its reason. The reason is known and has its code, its domain and the documented keys; the message is plain."""
+    """Returns the reason. It must be known, with its code, domain and documented keys, and a printable message."""
     info = error_details_pb2.ErrorInfo()
     with contextlib.suppress(DecodeError):
         next((detail for detail in status.details if detail.Unpack(info)), None)
@@ -213,5 +219,5 @@ def _judge_status(
     if not status.message.isprintable() or len(status.message.encode()) > 600:
         report.fail(f"message {status.message!r}", method, sent)
     if any(mark in status.SerializeToString() for mark in caller.foreign):
-        report.fail(f"an error with what is another's: {status.message!r}", method, sent)
+        report.fail(f"an error with another caller's data: {status.message!r}", method, sent)
     return info.reason

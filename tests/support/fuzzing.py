@@ -1,7 +1,7 @@
-"""Requests that are likely to be wrong, made from the contract's descriptors by a seeded generator.
+"""Generates requests that are likely to be invalid from the contract's descriptors, with a seeded generator.
 
-A request begins as one that would be accepted, with names, ids, tokens and etags taken from what the server has
-answered to any rpc; then some of its fields are set to boundaries, to bad texts, or to values of other fields.
+A request starts as a valid one, with names, ids, tokens and etags from the server's earlier answers to any rpc. Then
+some of its fields are set to boundary values, invalid texts, or values of other fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEMORIES = ("m0", "m1", "m2", "m3")
 IMPORTED = tuple(f"i{number}" for number in range(8))
 TALKS = ("t0", "t1")
 POOL_MAX = 100
-"""Values remembered of one field."""
+"""Values remembered per field."""
 OPAQUE = {
     *("id", "ids", "etag", "memory_uid", "uid", "page_token", "next_page_token", "fragment_id", "other_id"),
     *("fragment_ids", "exclude_ids", "sources", "working_memory_ids", "ranking_ids", "request_id", "query_id"),
@@ -61,7 +61,7 @@ SERVING = "memstream."
 
 
 class Fuzzer:
-    """Makes calls. `own` is a mark that its contents bear; `names` are the namespaces it writes to."""
+    """Generates calls. `own` marks its contents; `names` are the namespaces it writes to."""
 
     def __init__(self, seed: int, names: Sequence[str], own: str, foreign: Fuzzer | None = None) -> None:
         self.draw = random.Random(seed)
@@ -76,13 +76,13 @@ class Fuzzer:
         self.places: dict[str, tuple[str, str]] = {}
         """By fragment, the namespace and the memory that it was seen in."""
 
-    # ---- what the server answered
+    # ---- learning from answers
     def learn_export(self, lines: bytes) -> None:
-        """Remember a whole export."""
+        """Remember a complete export."""
         self.exports = [*self.exports[-10:], lines]
 
     def learn_page(self, method: MethodDescriptor, sent: bytes, answer: Message) -> None:
-        """Remember how a list goes on."""
+        """Remember the request for the next page of a list."""
         token = getattr(answer, "next_page_token", "")
         if token:
             following = GetMessageClass(method.input_type).FromString(sent)
@@ -90,7 +90,7 @@ class Fuzzer:
             self.pages[method.name] = following
 
     def learn(self, message: Message, sent: Any = None) -> None:
-        """Remember ids and tokens. `sent` is the request that was answered so."""
+        """Remember ids and tokens of an answer. `sent` is its request."""
         if message.DESCRIPTOR.name == "Fragment":
             self._remember("fragment_id", message.id)  # type: ignore[attr-defined]
             if (
@@ -115,7 +115,7 @@ class Fuzzer:
 
     # ---- requests
     def requests(self, method: MethodDescriptor) -> list[bytes]:
-        """The bytes of a call's messages: one, or those of a stream in an order that may be wrong."""
+        """The bytes of a call's messages: one, or a stream's in an order that may be wrong."""
         if not method.client_streaming:
             return [self._bytes(self.request(method))]
         if method.name == "ImportMemories" and self.exports and self.draw.random() < 0.6:
@@ -133,7 +133,7 @@ class Fuzzer:
         return [opening.SerializeToString(), lines.SerializeToString()]
 
     def request(self, method: MethodDescriptor) -> Message:
-        """One that is acceptable but for a few fields."""
+        """A request that is valid except for a few fields."""
         if method.name in self.pages and self.draw.random() < 0.3:
             return self.pages.pop(method.name)
         made = GetMessageClass(method.input_type)()
@@ -145,7 +145,7 @@ class Fuzzer:
         return made
 
     def _agree(self, made: Any) -> None:
-        """What a descriptor does not say: which fields go together."""
+        """Set fields that must go together, which a descriptor does not say."""
         name = made.DESCRIPTOR.name
         if name == "UpdateFragmentRequest":
             made.update_mask.paths[:] = self.draw.sample(["content", "importance", "metadata", "pinned", "speaker"], 2)
@@ -168,7 +168,7 @@ class Fuzzer:
             made.ClearField("producer" if name[0] == "O" else "session")
 
     def _fragment(self, made: Any) -> str:
-        """One that was there a moment ago; the request names its memory."""
+        """The id of a recently seen fragment; the request is set to its memory."""
         chosen = self._held("fragment_id")
         made.namespace, made.memory = self.places.get(chosen, (made.namespace, made.memory))
         return chosen
@@ -177,7 +177,7 @@ class Fuzzer:
         return self.draw.choice(self.pool.get(name) or ["0" * 26])
 
     def _streamed(self, method: MethodDescriptor, place: int) -> Message:
-        """`open` first, as a rule; then anything."""
+        """`open` first, as a rule; then any message."""
         made = GetMessageClass(method.input_type)()
         kinds = [field.name for field in method.input_type.oneofs_by_name["message"].fields]
         kind = "open" if place == 0 and self.draw.random() < 0.95 else self.draw.choice(kinds)
@@ -246,7 +246,7 @@ class Fuzzer:
                 self._fill(held[key], depth + 1)
 
     def _sound(self, field: FieldDescriptor, depth: int) -> Any:
-        """A value that may be taken."""
+        """A value that may be accepted."""
         if field.message_type is not None:
             made = GetMessageClass(field.message_type)()
             if field.message_type.full_name == "google.protobuf.Timestamp":
@@ -298,9 +298,9 @@ class Fuzzer:
     def _word(self) -> str:
         return "".join(self.draw.choices(string.ascii_lowercase, k=self.draw.choice([1, 4, 9])))
 
-    # ---- what is wrong
+    # ---- invalid values
     def _spoil(self, message: Message) -> None:
-        """Set one field, anywhere, to what is likely to be refused."""
+        """Set one field, at any depth, to a value that is likely to be rejected."""
         place = message
         while True:
             inner = [each for field, value in place.ListFields() for each in _inside(field, value)]
@@ -336,7 +336,7 @@ class Fuzzer:
 
     def _wrong_text(self) -> str:
         chance = self.draw.random()
-        if chance < 0.45 and self.pool:  # an id or a token of whatever else
+        if chance < 0.45 and self.pool:  # an id or token of another kind
             return self.draw.choice(self.pool[self.draw.choice(list(self.pool))] or [""])
         if chance < 0.5:
             return "".join(chr(self.draw.choice([*range(0xD800), *range(0xE000, 0xF000)])) for _ in range(20))
@@ -367,7 +367,7 @@ class Fuzzer:
         return json.dumps(held).encode()
 
     def headers(self) -> list[tuple[str, str | bytes]]:
-        """Metadata that a client may send; seldom any."""
+        """Metadata that a client may send; mostly none."""
         if self.draw.random() < 0.9:
             return []
         given: list[tuple[str, str | bytes]] = [
@@ -427,7 +427,7 @@ def _inside(field: FieldDescriptor, value: Any) -> list[Message]:
 
 
 def parsed(method: MethodDescriptor, data: bytes) -> Message | None:
-    """An answer, as the contract has it."""
+    """Parse an answer as the contract's message; None if it is not one."""
     try:
         return GetMessageClass(method.output_type).FromString(data)
     except DecodeError:

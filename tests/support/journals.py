@@ -1,7 +1,7 @@
-"""Where a test's journal is: in its data directory, or, with MEMSTREAM_TEST_JOURNAL_URL, in a schema of PostgreSQL.
+"""Location of a test's journal: its data directory, or a PostgreSQL schema if MEMSTREAM_TEST_JOURNAL_URL is set.
 
-Every test opens its journals and starts its servers through here, so that one variable runs the same suite on a
-database. A data directory has one schema for as long as the process of the tests lives: a restart finds it again.
+Every test opens its journals and starts its servers through this module, so that one variable runs the same suite on a
+database. A data directory keeps its schema for the lifetime of the test process, so a restart finds it again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def journal_url(data_dir: Path) -> str:
 
 
 def rows(data_dir: Path, statement: str) -> list[tuple[Any, ...]]:
-    """What a statement finds in the journal of a data directory, also while a server has it."""
+    """Run a query on the journal of a data directory, also while a server has it open."""
     if not DATABASE:
         with closing(sqlite3.connect(f"file:{data_dir / 'journal.db'}?mode=ro", uri=True)) as database:
             return database.execute(statement).fetchall()
@@ -46,26 +46,26 @@ def rows(data_dir: Path, statement: str) -> list[tuple[Any, ...]]:
 
 
 def environment(words: Sequence[str]) -> dict[str, str]:
-    """What `memstream WORDS` needs in its environment to serve a data directory (`--data`) as these tests do."""
+    """Environment variables with which `memstream WORDS` serves a data directory (`--data`) like these tests do."""
     if words[0] != "serve" or not DATABASE:
         return {}
     return {"MEMSTREAM_JOURNAL_URL": journal_url(Path(words[words.index("--data") + 1]))}
 
 
 async def opened(data_dir: Path, clock_us: Callable[[], int], **options: Any) -> SqlJournal:
-    """`open_journal` where the tests' journals are."""
+    """`open_journal` at the tests' location."""
     return await open_journal(data_dir, url=journal_url(data_dir), clock_us=clock_us, **options)
 
 
 def drop_schemas() -> None:
-    """Leave nothing in the database. Sessions of servers that were killed may still be ending: it waits for them."""
+    """Drop all schemas. Waits for the sessions of killed servers to end."""
     while _schemas:
         _, schema = _schemas.popitem()
         _execute(f"DROP SCHEMA {schema} CASCADE")
 
 
 def only_sqlite(reason: str) -> pytest.MarkDecorator:
-    """Marks a test of something that a journal on PostgreSQL does not have."""
+    """Skip a test of a feature that a journal on PostgreSQL does not have."""
     return pytest.mark.skipif(bool(DATABASE), reason=f"SQLite's own: {reason}")
 
 

@@ -1,4 +1,4 @@
-"""A vector index in memory, to the letter of the port's contract: a failure loses what was not flushed."""
+"""A vector index in RAM that uses every freedom of the port's contract: a failure loses unflushed writes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _Rows = dict[tuple[str, str], Vector]
 
 
 class MemoryIndex:
-    """`fail_at` makes a later call raise; whatever was written since the last flush is then gone, as it may be."""
+    """`fail_at` makes a later call raise; all writes since the last flush are then lost, as the contract allows."""
 
     def __init__(self) -> None:
         self.kept: dict[str, _Rows] = {}
-        """What a restart would find, by the name of the space."""
+        """Flushed rows by the name of the space: what a restart would find."""
         self._now: dict[str, _Rows] = {}
         self._first = ""
         self._left = 0
         self._call = ""
         self._error: type[IndexUnavailable] = IndexUnavailable
         self.failed = ""
-        """The call that failed since it was armed last."""
+        """The call that failed since the last `fail_at`; empty if none."""
         self.keeps_deleted = False
         self.drops = 0
 
     def fail_at(self, number: int, error: type[IndexUnavailable], call: str) -> None:
-        """The `number`-th `call` from now (the first is 1) raises `error`, once. IndexLost loses everything."""
+        """Make the `number`-th `call` from now (the first is 1) raise `error`, once. IndexLost loses everything."""
         self._left, self._error, self._call, self.failed = number, error, call, ""
 
     def disarm(self) -> None:
@@ -55,7 +55,7 @@ class MemoryIndex:
 
     @property
     def flushed(self) -> _Rows:
-        """What a restart would find of the space opened first."""
+        """Flushed rows of the space that was opened first."""
         return self.kept.get(self._first, {})
 
     async def open(self, space: Space, beside: Space | None = None) -> bool:
@@ -78,12 +78,12 @@ class MemoryIndex:
 
     async def upsert(self, points: Sequence[Point], model: str = "") -> None:
         self._called("upsert")
-        self._of(model).update({(point.memory, point.fragment): point.vector for point in points})
+        self._rows_of(model).update({(point.memory, point.fragment): point.vector for point in points})
 
     async def delete(self, memory: str, fragments: Sequence[str], model: str = "") -> None:
         self._called("delete")
         for fragment in fragments:
-            self._of(model).pop((memory, fragment), None)
+            self._rows_of(model).pop((memory, fragment), None)
 
     async def flush(self) -> None:
         self._called("flush")
@@ -98,7 +98,7 @@ class MemoryIndex:
         self, memory: str, vector: Vector, limit: int, model: str = "", timeout_s: float | None = None
     ) -> tuple[list[str], npt.NDArray[np.float32]]:
         self._called("search")
-        rows = self._of(model).items()
+        rows = self._rows_of(model).items()
         found = {fragment: float(held @ vector) for (uid, fragment), held in rows if uid == memory}
         best = sorted(found, key=lambda fragment: -found[fragment])[:limit]
         return best, np.array([found[fragment] for fragment in best], np.float32)
@@ -111,10 +111,10 @@ class MemoryIndex:
         return sorted(self.stored(memory, model))
 
     def stored(self, memory: str, model: str = "") -> set[str]:
-        """What a restart would find."""
+        """Flushed fragment ids of a memory."""
         return {fragment for uid, fragment in self.kept.get(model or self._first, {}) if uid == memory}
 
-    def _of(self, model: str) -> _Rows:
+    def _rows_of(self, model: str) -> _Rows:
         if (model or self._first) not in self._now:
             raise IndexUnavailable(f"the index of {model} is not open")
         return self._now[model or self._first]

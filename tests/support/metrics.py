@@ -1,4 +1,4 @@
-"""A server's Prometheus endpoint, read as Prometheus reads it."""
+"""Scrapes a server's Prometheus endpoint."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def scraped(address: str) -> dict[str, float]:
 
 
 async def all_indexed(address: str) -> bool:
-    """Whether the write-behind has ended a round and nothing waits for another."""
+    """Whether the write-behind has finished a round and the outbox is empty."""
     seen = await asyncio.to_thread(scraped, address)
     return seen["memstream_indexed_seconds_count"] > 0 and seen["memstream_outbox_depth"] == 0

@@ -1,14 +1,15 @@
-"""The documents as tests see them: their code blocks, what those print, their links; and a run of a page's code.
+"""The documents as tests see them: code blocks with their expected output, links, and a runner for a page's code.
 
-Every code block is fenced and says its language; LANGUAGES says what is done with each. A ```text block right after
-one that is run is what that prints ("..." stands for anything). A block that cannot be run has
-`<!-- no-run: the reason -->` on the line before it.
+Every code block is fenced and names its language; LANGUAGES says how each is tested. A ```text block right after a
+block that runs is its expected output ("..." matches anything). A block that cannot run has `<!-- no-run: the reason
+-->` on the line before it.
 
-The ```python and ```sh blocks of a page are run in order, in one folder. The former share their names and one event
-loop, and may await at their top level, as in `python -m asyncio`; the latter have `memstream` on their path, and are
-ended by the first command that fails.
+The ```python and ```sh blocks of a page run in order, in one folder. Python blocks share their names and one event
+loop, and may await at top level, as in `python -m asyncio`. Shell blocks have `memstream` on their path and stop at the
+first command that fails.
 
-As a program (`python -m tests.support.pages PAGE ADDRESS FOLDER [DATA]`) it runs a page's blocks against a server.
+As a program (`python -m tests.support.pages PAGE ADDRESS FOLDER [DATA]`) this module runs a page's blocks against a
+server.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ PAGES = sorted(
     for page in ROOT.glob(pattern)
 )
 DEFAULT_ADDRESS = "127.0.0.1:7700"
-"""What the documents connect to; the address of the test's server takes its place."""
+"""The address in the documents; replaced by that of the test's server."""
 DEFAULT_DATA = "/var/lib/memstream"
-"""Where the documents' server keeps its data; likewise."""
+"""The data directory in the documents; replaced likewise."""
 LANGUAGES = {
     "python": "run, in order",
-    "sh": "run, in order; of what is not run the commands are checked",
+    "sh": "run, in order; commands that do not run are checked",
     "go": "run, by tests/toolchains",
     "typescript": "run, by tests/toolchains",
     "java": "run, by tests/toolchains",
-    "json": "read as what it is",
-    "toml": "read as what it is: the first line names the file",
-    "yaml": "read",
-    "text": "what the block before it prints, or not code: a figure, a formula",
+    "json": "parsed and validated",
+    "toml": "parsed and validated: the first line names the file",
+    "yaml": "parsed",
+    "text": "output of the block before it, or not code: a figure, a formula",
 }
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S)
@@ -59,7 +60,8 @@ _HEADING = re.compile(r"^#+ +(.*)$", re.M)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block: where it stands, what it prints (None: not said), why it is not run (None: it is)."""
+    """One fenced block: its line, its expected output (None: not given), the reason why it does not run (None: it
+    runs)."""
 
     language: str
     line: int
@@ -69,7 +71,7 @@ class Block:
 
 
 def blocks(text: str, *languages: str) -> Iterator[Block]:
-    """The blocks of a page in some languages (none: in all), in order."""
+    """The blocks of a page in the given languages (default: all), in order."""
     fences = list(_FENCE.finditer(text))
     for place, fence in enumerate(fences):
         if languages and fence["language"] not in languages:
@@ -87,7 +89,7 @@ def blocks(text: str, *languages: str) -> Iterator[Block]:
 
 
 def for_another_environment(text: str) -> str:
-    """A page whose Python is run although it is marked: where it can be."""
+    """The page with its `no-run` marks before Python blocks removed, for an environment that can run them."""
     return re.sub(r"^<!-- no-run: [^>]*-->\n(?=```python)", "", text, flags=re.M)
 
 
@@ -102,7 +104,7 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Names of the headings, as GitHub makes them."""
+    """Anchors of the headings, as GitHub makes them."""
     found = set()
     for heading in _HEADING.findall(prose(text)):
         words = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower())
@@ -111,12 +113,13 @@ def anchors(text: str) -> set[str]:
 
 
 def printed_so(output: str, printed: str) -> bool:
-    """Whether what was printed is what a page says, "..." standing for anything."""
+    """Whether the output matches the documented output, in which "..." matches anything."""
     return doctest.OutputChecker().check_output(output, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
 
 
 def run(page: Path, address: str, folder: Path, data: str = DEFAULT_DATA) -> list[str]:
-    """Run a page's blocks in a folder, against the server at `address` with that data; what went wrong, if anything."""
+    """Run a page's blocks in `folder` against the server at `address` with that data. Returns the first mismatch, if
+    any."""
     names: dict[str, Any] = {"__name__": "__main__"}
     os.chdir(folder)
     with asyncio.Runner() as runner:
@@ -125,16 +128,16 @@ def run(page: Path, address: str, folder: Path, data: str = DEFAULT_DATA) -> lis
                 continue
             code = block.code.replace(DEFAULT_ADDRESS, address).replace(DEFAULT_DATA, data)
             if block.language == "sh":
-                printed = _shell(code, address)
+                printed = _run_shell(code, address)
             else:
-                # Line numbers as in the page, for whoever reads a traceback.
-                printed = _python("\n" * (block.line - 1) + code, page, names, runner)
+                # Blank lines keep the page's line numbers in tracebacks.
+                printed = _run_python("\n" * (block.line - 1) + code, page, names, runner)
             if block.output is not None and not printed_so(block.output, printed):
                 return [f"{page.name}:{block.line} prints\n{printed}instead of\n{block.output}"]
     return []
 
 
-def _python(source: str, page: Path, names: dict[str, Any], runner: asyncio.Runner) -> str:
+def _run_python(source: str, page: Path, names: dict[str, Any], runner: asyncio.Runner) -> str:
     out = io.StringIO()
     code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     with contextlib.redirect_stdout(out):
@@ -144,7 +147,7 @@ def _python(source: str, page: Path, names: dict[str, Any], runner: asyncio.Runn
     return out.getvalue()
 
 
-def _shell(code: str, address: str) -> str:
+def _run_shell(code: str, address: str) -> str:
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "MEMSTREAM_TARGET": address,

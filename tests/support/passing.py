@@ -1,4 +1,4 @@
-"""What stands before a server and passes every call on."""
+"""Base class of proxies in front of a server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import grpc.aio
 
 
 class PassingOn(grpc.GenericRpcHandler):
-    """At `address`, over the server at `target`. What it does with calls is `service`; every method is the same on the
-    wire: messages there and messages back."""
+    """A gRPC proxy at `address` for the server at `target`.
+
+    `service` decides how a call is forwarded. Every method looks the same on the wire: a stream of messages each way.
+    """
 
     def __init__(self, target: str) -> None:
         self.address = ""
@@ -33,9 +35,9 @@ class PassingOn(grpc.GenericRpcHandler):
         await self._channel.close()
 
     def _bound(self, server: grpc.aio.Server) -> str:
-        """Takes a port; the address that leads there."""
+        """Bind a port; returns the address that clients connect to."""
         return f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
 
     @abstractmethod
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        """What becomes of a call."""
+        """The handler of a call."""

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 
 def stop_ignoring_interrupts() -> None:
-    """Replace ignored signals by handlers that do nothing: a child inherits the one and not the other.
+    """Replace ignored signals by handlers that do nothing: children inherit ignored signals, but not handlers.
 
     A shell's background job (`nohup make test &`) ignores SIGINT and SIGQUIT, and so would every program that a test
-    starts: Python and others handle SIGINT only where it is not ignored, so that a test waited for ever for a program
-    that it had interrupted.
+    starts. Python and others handle SIGINT only if it is not ignored, so a test would wait forever for a program that
+    it has interrupted.
     """
     for number in (signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -21,7 +21,7 @@ def stop_ignoring_interrupts() -> None:
 
 
 def _do_nothing(_number: int, _frame: object) -> None:
-    """This process still ignores the signal."""
+    """This process keeps ignoring the signal."""
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def running(
     stdout: int | None = subprocess.PIPE,
     stderr: int | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A program that is killed at the end of the block if it still runs, also when a test fails or times out."""
+    """Run a program; kill it at the end of the block if it is still running, even if the test fails or times out."""
     with subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=True) as process:
         try:
             yield process

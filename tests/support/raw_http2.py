@@ -1,4 +1,4 @@
-"""HTTP/2 written by hand: for what no client library would send."""
+"""Hand-written HTTP/2 frames, for traffic that no client library would send."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def request(path: str, more: Iterable[tuple[str, str]] = ()) -> bytes:
         ("content-type", "application/grpc"),
         *more,
     )
-    return b"".join(b"\0" + _text(name) + _text(value) for name, value in headers)
+    return b"".join(b"\0" + _encode_text(name) + _encode_text(value) for name, value in headers)
 
 
-def _text(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     data = text.encode()
     if len(data) < 127:
         return bytes([len(data)]) + data
@@ -54,7 +54,7 @@ class Raw:
         await self._writer.drain()
 
     async def frames(self) -> AsyncIterator[tuple[int, int, int, bytes]]:
-        """(kind, flags, stream, payload) of each frame that comes, until the server closes the connection."""
+        """(kind, flags, stream, payload) of each received frame until the server closes the connection."""
         try:
             while True:
                 head = await self._reader.readexactly(9)
@@ -65,7 +65,7 @@ class Raw:
             return
 
     async def ended(self) -> None:
-        """Waits until the server closes the connection."""
+        """Wait until the server closes the connection."""
         async for _ in self.frames():
             pass
 
@@ -75,7 +75,7 @@ class Raw:
 
 @asynccontextmanager
 async def raw(address: str) -> AsyncIterator[Raw]:
-    """A connection to host:port on which nothing was sent."""
+    """Connect to host:port without sending anything."""
     host, _, port = address.rpartition(":")
     connection = Raw(*await asyncio.open_connection(host, int(port)))
     try:

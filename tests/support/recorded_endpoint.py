@@ -1,7 +1,7 @@
-"""An HTTP server that answers as a recorded OpenAI-compatible server does: tests/models/endpoints/*.json.
+"""An HTTP server that answers like a recorded OpenAI-compatible server: tests/models/endpoints/*.json.
 
-A recording has `refusals`, the first of which that matches is answered, and the bodies of sound replies, in which
-`$index`, `$embedding` and `$answer` are filled in. `sent` names what a sound request of ours has in its body.
+A recording has `refusals`, of which the first match is sent, and the bodies of successful replies with the placeholders
+`$index`, `$embedding` and `$answer`. `sent` lists what a valid request of ours has in its body.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ DIMENSION = 8
 
 
 def direction_of(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The vector that a text is answered with; not of unit length."""
+    """The vector that the server returns for a text; not of unit length."""
     return np.random.default_rng(len(text)).normal(size=DIMENSION).astype("<f4")
 
 
 def score_all(texts: list[str]) -> str:
-    """A rating of 7 for each of the texts of a question."""
+    """A rating of 7 for each text of a question."""
     return json.dumps({"scores": [{"number": number, "score": 7} for number, _ in enumerate(texts, 1)]})
 
 
 class RecordedEndpoint:
-    """The server. `answer` makes the model's words of the texts that it is asked about."""
+    """The server. `answer` makes the model's reply from the texts it is asked about."""
 
     def __init__(self, name: str, answer: Callable[[list[str]], str] = score_all) -> None:
         self.recording: dict[str, Any] = json.loads((RECORDINGS / f"{name}.json").read_text(encoding="utf-8"))
         self.answer = answer
         self.requests: list[tuple[str, int, dict[str, Any]]] = []
-        """Path, status answered, and body of each request."""
+        """Path, response status, and body of each request."""
         self.prompts: list[list[str]] = []
-        """The texts of each chat request that was answered."""
+        """The texts of each answered chat request."""
         self.origin = ""
         self._runner: web.AppRunner | None = None
 
     @property
     def base_url(self) -> str:
-        """As a user of that server would set it."""
+        """The URL that a user of that server would configure."""
         return self.origin + str(self.recording["base_path"])
 
     @property
     def secrets(self) -> list[str]:
-        """What must not be shown to anybody."""
+        """Values that must never be shown."""
         given = [self.recording.get("api_key", ""), *self.recording.get("headers", {}).values()]
         return [secret for secret in given if secret]
 
     def settings(self, prefix: str) -> dict[str, str]:
-        """The server's settings for it, for `embedding_` or `llm_`."""
+        """The server's settings for it; `prefix` is `embedding_` or `llm_`."""
         found = {f"{prefix}base_url": self.base_url}
         if key := self.recording.get("api_key"):
             found[f"{prefix}api_key"] = key
@@ -86,14 +86,14 @@ class RecordedEndpoint:
         refusal = next((one for one in self.recording["refusals"] if _matches(one["when"], request, body)), None)
         self.requests.append((request.path, 200 if refusal is None else refusal["status"], body))
         if refusal is None:
-            return web.json_response(self._sound(request, body))
+            return web.json_response(self._sound_reply(request, body))
         if "text" in refusal:
             return web.Response(status=refusal["status"], text=refusal["text"])
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
         text = json.dumps(refusal["body"]).replace("$path", request.path).replace("$key", key)
         return web.Response(status=refusal["status"], text=text, content_type="application/json")
 
-    def _sound(self, request: web.Request, body: dict[str, Any]) -> Any:
+    def _sound_reply(self, request: web.Request, body: dict[str, Any]) -> Any:
         if request.path.endswith("/embeddings"):
             return self._embeddings(body)
         texts = texts_of(body)
@@ -108,7 +108,7 @@ class RecordedEndpoint:
         packed = shape["base64"] and body.get("encoding_format") == "base64"
         reply["data"] = [
             {
-                name: index if value == "$index" else _vector(text, packed) if value == "$embedding" else value
+                name: index if value == "$index" else _encode_vector(text, packed) if value == "$embedding" else value
                 for name, value in item.items()
                 if not (name == "index" and index == 0 and shape.get("omits_zero_index"))
             }
@@ -124,7 +124,7 @@ def texts_of(body: dict[str, Any]) -> list[str]:
     return [one["text"] if isinstance(one, dict) else one for one in data["texts"]]
 
 
-def _vector(text: str, packed: bool) -> Any:
+def _encode_vector(text: str, packed: bool) -> Any:
     numbers = direction_of(text)
     return base64.b64encode(numbers.tobytes()).decode() if packed else numbers.tolist()
 

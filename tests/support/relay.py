@@ -1,4 +1,4 @@
-"""A network between a client and a server that fails: connections cut off, or held up, after any number of bytes."""
+"""An unreliable network between client and server: connections are reset or stalled after any number of bytes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import TracebackType
 from typing import Self
 
 STALL_S = 0.15
-"""How long a connection is held up: long enough for the other end to have more to say."""
+"""Duration of a stall: long enough for the other end to send more."""
 CHUNK = 1 << 14
 
 
 class Relay:
-    """Carries 127.0.0.1:`port` to `target` (host:port, or unix:/path).
+    """Relays 127.0.0.1:`port` to `target` (host:port, or unix:/path).
 
-    While `bytes_mean` is set, each direction of a new connection meets its end, or first a stall, after so many bytes
-    on the average. An end is a reset: what was on its way is gone, and neither side knows how much the other got.
+    While `bytes_mean` is set, each direction of a new connection is reset, or first stalled, after that many bytes on
+    average. A reset discards data in flight, and neither side knows how much the other received.
     """
 
     def __init__(self, target: str, draw: random.Random | None = None) -> None:
@@ -27,15 +27,15 @@ class Relay:
         self.stalls = 0
         self.port = 0
         self.trap: tuple[bytes, ...] = ()
-        """A connection ends whose requests have these in them one after the other; once, and `sprung` counts it."""
+        """The next connection whose requests contain these byte strings in order is reset, once; `sprung` counts it."""
         self.trap_done = False
-        """Whether the last of these requests still arrives, and only its answer does not."""
+        """Whether the last of these requests is delivered and only its answer is lost."""
         self.sprung = 0
         self._draw = draw or random.Random()
-        self._led: dict[asyncio.StreamWriter, int] = {}
+        self._trap_progress: dict[asyncio.StreamWriter, int] = {}
         self._open: set[asyncio.StreamWriter] = set()
         self._listener: socket.socket | None = None
-        self._carried: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
@@ -51,14 +51,14 @@ class Relay:
         await self.down()
 
     async def up(self) -> None:
-        """Take connections, at the same port as before."""
+        """Accept connections, on the same port as before."""
         self._listener = socket.create_server(("127.0.0.1", self.port))
         self._listener.setblocking(False)
         self.port = self._listener.getsockname()[1]
         asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     async def down(self) -> None:
-        """Refuse connections and cut those that are open."""
+        """Refuse connections and reset the open ones."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
@@ -66,24 +66,24 @@ class Relay:
         self.cut()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Not asyncio's server: one that closes forgets whom it is accepting, and leaves them open and unheard."""
+        """Not asyncio's server: when that one closes, it forgets connections being accepted and leaves them open."""
         try:
             connection, _ = listener.accept()
         except (BlockingIOError, ConnectionError):
-            return  # who it was has gone again
-        task = asyncio.create_task(self._carry(connection))
-        self._carried.add(task)
-        task.add_done_callback(self._carried.discard)
+            return  # the client has disconnected already
+        task = asyncio.create_task(self._relay_connection(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def cut(self) -> int:
-        """Reset all connections; how many there were."""
+        """Reset all connections; returns how many there were."""
         ends = len(self._open)
         for writer in self._open:
             writer.transport.abort()
         self._open.clear()
         return ends // 2
 
-    async def _carry(self, connection: socket.socket) -> None:
+    async def _relay_connection(self, connection: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=connection)
         try:
             there, here = await self._connect()
@@ -91,15 +91,15 @@ class Relay:
             writer.transport.abort()
             return
         ends = {writer, here}
-        if self._listener is None:  # it went down meanwhile
+        if self._listener is None:  # stopped in the meantime
             for end in ends:
                 end.transport.abort()
             return
         self._open |= ends
-        deaf = asyncio.Event()
+        answers_dropped = asyncio.Event()
         ways = [
-            asyncio.create_task(self._copy(reader, here, deaf, asking=True)),
-            asyncio.create_task(self._copy(there, writer, deaf)),
+            asyncio.create_task(self._copy_bytes(reader, here, answers_dropped, is_request=True)),
+            asyncio.create_task(self._copy_bytes(there, writer, answers_dropped)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -117,19 +117,24 @@ class Relay:
         host, _, port = self.target.rpartition(":")
         return await asyncio.open_connection(host, int(port))
 
-    async def _copy(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deaf: asyncio.Event, asking: bool = False
+    async def _copy_bytes(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        answers_dropped: asyncio.Event,
+        is_request: bool = False,
     ) -> None:
-        """Until the end: the other's, that which was drawn, or the trap's. Once `deaf`, an answer is not carried."""
-        left = self._drawn()
+        """Copy until end of stream, the drawn number of bytes, or the trap. After `answers_dropped`, answers are
+        discarded."""
+        left = self._draw_bytes()
         try:
             while data := await reader.read(CHUNK):
-                if deaf.is_set() and not asking:
+                if answers_dropped.is_set() and not is_request:
                     return
-                if asking and self._springs(writer, data):
+                if is_request and self._completes_trap(writer, data):
                     if not self.trap_done:
                         return
-                    deaf.set()
+                    answers_dropped.set()
                 if left is not None and len(data) >= left:
                     writer.write(data[:left])
                     await writer.drain()
@@ -138,29 +143,29 @@ class Relay:
                         return
                     self.stalls += 1
                     await asyncio.sleep(STALL_S)
-                    data, left = data[left:], self._drawn()
+                    data, left = data[left:], self._draw_bytes()
                 elif left is not None:
                     left -= len(data)
                 writer.write(data)
                 await writer.drain()
         except OSError:
-            return  # an end as good as any other
+            return  # a failing socket ends the connection like a reset
 
-    def _springs(self, connection: asyncio.StreamWriter, request: bytes) -> bool:
-        """Whether the trap is complete with this request."""
+    def _completes_trap(self, connection: asyncio.StreamWriter, request: bytes) -> bool:
+        """Whether this request completes the trap."""
         if not self.trap:
-            self._led.clear()
+            self._trap_progress.clear()
             return False
-        place = self._led.get(connection, 0)
+        place = self._trap_progress.get(connection, 0)
         while place < len(self.trap) and self.trap[place] in request:
             place += 1
-        self._led[connection] = place
+        self._trap_progress[connection] = place
         if place < len(self.trap):
             return False
         self.trap = ()
-        self._led.clear()
+        self._trap_progress.clear()
         self.sprung += 1
         return True
 
-    def _drawn(self) -> int | None:
+    def _draw_bytes(self) -> int | None:
         return 1 + int(self._draw.expovariate(1 / self.bytes_mean)) if self.bytes_mean else None

@@ -1,4 +1,4 @@
-"""Replaying scenarios: runs a file's commands against a driver and prints what happened, with aliases for ids."""
+"""Replays scenarios: runs a file's commands against a driver and prints the results, with aliases for ids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.scenario import (
 
 
 class Runner:
-    """Runs blocks against one driver and prints what happens, with aliases for ids."""
+    """Runs blocks against one driver and prints the results, with aliases for ids."""
 
     def __init__(self, driver: Driver, *, draws: bool = False) -> None:
         self._driver = driver
@@ -36,11 +36,11 @@ class Runner:
     async def run(self, block: Block) -> list[str]:
         printed: list[str] = []
         for line in block.commands:
-            printed += await self._do(self._resolved(parse_command(line)))
-            printed += [self._event(event) for event in await self._driver.events() if event.fragment]
+            printed += await self._run_command(self._resolve_aliases(parse_command(line)))
+            printed += [self._format_event(event) for event in await self._driver.events() if event.fragment]
         return printed
 
-    async def _do(self, command: Command) -> list[str]:
+    async def _run_command(self, command: Command) -> list[str]:
         driver = self._driver
         match command.name:
             case "memory":
@@ -50,12 +50,12 @@ class Runner:
                 await driver.set_policy(overrides_of(command.options))
             case "observe":
                 id_ = await driver.observe(said_of(command))
-                self._name(id_, "f")
+                self._alias_for(id_, "f")
             case "recall":
                 hits = await driver.recall(query_of(command))
                 return [" ".join(["hits", *(self._alias(id_) for id_ in hits)])]
             case "state":
-                return self._state(await driver.fragments())
+                return self._format_state(await driver.fragments())
             case "clear":
                 await driver.clear([Tier(word) for word in command.words])
             case "forget":
@@ -69,33 +69,33 @@ class Runner:
             case "pin" | "unpin":
                 await driver.update(Change(command.words[0], pinned=command.name == "pin"))
             case _:
-                return [self._aliased(line) for line in await driver.extra(command)]
+                return [self._replace_ids(line) for line in await driver.extra(command)]
         return []
 
-    def _resolved(self, command: Command) -> Command:
-        """The command with ids for aliases, in words and in `sources`."""
+    def _resolve_aliases(self, command: Command) -> Command:
+        """The command with ids in place of aliases, in words and in `sources`."""
         ids = {alias: id_ for id_, alias in self._aliases.items()}
         options = dict(command.options)
         if isinstance(sources := options.get("sources"), str):
             options["sources"] = ",".join(ids.get(word, word) for word in sources.split(","))
         return Command(command.name, tuple(ids.get(word, word) for word in command.words), options)
 
-    def _name(self, id_: str, letter: str) -> str:
-        """The alias of an id, given on first sight."""
+    def _alias_for(self, id_: str, letter: str) -> str:
+        """The alias of an id, assigned on first use."""
         count = sum(alias.startswith(letter) for alias in self._aliases.values())
         return self._aliases.setdefault(id_, f"{letter}{count + 1}")
 
     def _alias(self, id_: str) -> str:
-        return self._name(id_, "f")
+        return self._alias_for(id_, "f")
 
-    def _aliased(self, line: str) -> str:
+    def _replace_ids(self, line: str) -> str:
         for id_, alias in self._aliases.items():
             line = line.replace(id_, alias)
         return line
 
-    def _event(self, event: Event) -> str:
+    def _format_event(self, event: Event) -> str:
         letter = "i" if event.type is EventType.REFLECTED else "f"
-        parts = [self._name(event.fragment, letter), event.type.value, *_way(event)]
+        parts = [self._alias_for(event.fragment, letter), event.type.value, *_tier_change(event)]
         if event.other:
             parts.append(f"{_PREPOSITIONS.get(event.type, 'by')} {self._alias(event.other)}")
         if event.cosine is not None:
@@ -110,12 +110,12 @@ class Runner:
             parts.append("sources=" + ",".join(self._alias(id_) for id_ in event.sources))
         return " ".join(parts)
 
-    def _state(self, fragments: Sequence[Fragment]) -> list[str]:
+    def _format_state(self, fragments: Sequence[Fragment]) -> list[str]:
         tiers = list(Tier)
         ordered = sorted(fragments, key=lambda one: (tiers.index(one.tier), one.position))
-        return [self._fragment(fragment) for fragment in ordered] or ["(empty)"]
+        return [self._format_fragment(fragment) for fragment in ordered] or ["(empty)"]
 
-    def _fragment(self, fragment: Fragment) -> str:
+    def _format_fragment(self, fragment: Fragment) -> str:
         content = json.dumps(fragment.content, ensure_ascii=False)
         parts = [fragment.tier.value, self._alias(fragment.id), content, f"importance={fragment.importance:g}"]
         if fragment.enhancement_count:
@@ -134,7 +134,7 @@ class Runner:
 _PREPOSITIONS = {EventType.MERGED: "into"}
 
 
-def _way(event: Event) -> list[str]:
+def _tier_change(event: Event) -> list[str]:
     if event.from_tier and event.to_tier:
         return [f"{event.from_tier} -> {event.to_tier}"]
     if event.to_tier:
@@ -143,7 +143,7 @@ def _way(event: Event) -> list[str]:
 
 
 async def replay(text: str, driver: Driver) -> str:
-    """Run a file's text against a driver; the same text with what was printed in place of what was expected."""
+    """Run a file's text against a driver; returns the text with the actual output in place of the expected output."""
     scenario = parse(text)
     runner = Runner(driver, draws=scenario.directives.get("draws") == "shown")
     return render(scenario, [await runner.run(block) for block in scenario.blocks])
@@ -155,7 +155,7 @@ def paths(folder: Path, driver: str) -> list[Path]:
 
 
 def expectation(path: Path, actual: str) -> str:
-    """What the file expects; with MEMSTREAM_REWRITE=1 the file takes what was printed."""
+    """The text of the file; with MEMSTREAM_REWRITE=1 the actual output is written to it first."""
     if os.environ.get("MEMSTREAM_REWRITE") == "1":
         path.write_text(actual, "utf-8")
     return path.read_text("utf-8")

@@ -1,23 +1,23 @@
-"""Scenarios: text files of commands with the events and state they must lead to, for every driver alike.
+"""Scenarios: text files of commands with the events and state that they must produce, for all drivers alike.
 
-A file is a head of directives, then blocks separated by blank lines; `#` begins a comment line. A block is
-command lines, a line `----`, and the expected output. With MEMSTREAM_REWRITE=1 tests write what they got.
+A file is a head of directives, then blocks separated by blank lines; `#` begins a comment line. A block is command
+lines, a line `----`, and the expected output. With MEMSTREAM_REWRITE=1 tests write the actual output.
 
     drivers: core, engine            which drivers can run the file (default: all of core, engine, client)
-    draws: shown                     print the draws, too (only where ids are fixed, so in the core driver)
+    draws: shown                     print the draws, too (only where ids are fixed: in the core driver)
 
-    memory kind=hybrid profile=dbgpt short_term.capacity=2      makes a memory; aliases start anew
+    memory kind=hybrid profile=dbgpt short_term.capacity=2      creates a memory; aliases restart
     policy short_term.capacity=1                                changes its policy
     observe "text" speaker=.. session=.. importance=.. vector=[1,0] external_id=.. thought="..."
-    recall "text" vector=[1,0] session=.. limit=1               prints the hits, then what reinforcement did
+    recall "text" vector=[1,0] session=.. limit=1               prints the hits, then the effects of reinforcement
     clear short_term long_term | forget f1 | restore f1 | erase f1 | pin f1 | unpin f1
     update f1 text="..." vector=[0,1] importance=0.9
-    state                                                       prints the tiers, a fragment a line
+    state                                                       prints the tiers, one fragment a line
     anything else                                               the driver's `extra`
 
-Fragments are called f1, f2, ... in order of observing (repeats and echoes count), insights i1, i2, ... in order
-of appearance. Vectors are scaled to unit length; a driver whose model has more dimensions pads them with zeros,
-which keeps every cosine. After each command the events it caused are printed.
+Fragments are called f1, f2, ... in order of observation (repeats and echoes count), insights i1, i2, ... in order of
+appearance. Vectors are scaled to unit length; a driver whose model has more dimensions pads them with zeros, which
+preserves every cosine. The events of each command are printed after it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Value = str | list[float]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One line: a name, words (aliases already resolved to ids when a driver sees it), and options."""
+    """One line: a name, words (with aliases already resolved to ids for the driver), and options."""
 
     name: str
     words: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
-    """A memory to make: `overrides` are dotted policy fields on top of the profile's."""
+    """A memory to create: `overrides` are dotted policy fields on top of the profile's."""
 
     kind: MemoryKind
     profile: Profile
@@ -77,7 +77,7 @@ class MemorySpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Said:
-    """An observation to send. `content` is the structured observation's text where there is one."""
+    """An observation to send. `content` is the structured observation's text if there is one."""
 
     content: str
     structured: Structured | None
@@ -93,7 +93,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Query:
-    """A recall. Without a limit the policy's holds."""
+    """A recall. Without a limit, the policy's applies."""
 
     text: str
     session: str
@@ -103,7 +103,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """An update of one fragment: None leaves a field as it is."""
+    """An update of one fragment: None leaves a field unchanged."""
 
     id: str
     content: str | None = None
@@ -113,20 +113,20 @@ class Change:
 
 
 class Driver(Protocol):
-    """A memory to run scenarios against. Each method returns when all it caused is stored."""
+    """A memory to run scenarios against. Each method returns once all its effects are stored."""
 
     async def create(self, spec: MemorySpec) -> None:
-        """Make a new memory; what follows is about it."""
+        """Create a new memory; later calls refer to it."""
         ...
 
     async def set_policy(self, overrides: Mapping[str, object]) -> None: ...
 
     async def observe(self, said: Said) -> str:
-        """The id the observation was given, also where it was a repeat or an echo."""
+        """The id given to the observation, also for a repeat or an echo."""
         ...
 
     async def recall(self, query: Query) -> list[str]:
-        """Ids by rank, without working memory; reinforcement has been stored when this returns."""
+        """Ids by rank, without working memory; reinforcement is stored when this returns."""
         ...
 
     async def clear(self, tiers: Sequence[Tier]) -> None: ...
@@ -140,7 +140,7 @@ class Driver(Protocol):
     async def update(self, change: Change) -> None: ...
 
     async def events(self) -> list[Event]:
-        """Those of the memory that were not yet returned, in order."""
+        """The memory's events that were not returned yet, in order."""
         ...
 
     async def fragments(self) -> list[Fragment]:
@@ -148,7 +148,7 @@ class Driver(Protocol):
         ...
 
     async def extra(self, command: Command) -> list[str]:
-        """A command only some drivers know; lines to print (ids in them become aliases). Raises ValueError."""
+        """A command that only some drivers know; returns lines to print (ids become aliases). Raises ValueError."""
         ...
 
 
@@ -157,7 +157,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Commands and what they must print; `verbatim` are the lines (comments, blanks) before them."""
+    """Commands and their expected output; `verbatim` are the lines (comments, blanks) before them."""
 
     verbatim: tuple[str, ...]
     commands: tuple[str, ...]
@@ -166,7 +166,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A parsed file. `head` and `tail` are kept so that a rewrite changes expected output only."""
+    """A parsed file. `head` and `tail` are kept, so that a rewrite changes only the expected output."""
 
     directives: Mapping[str, str]
     blocks: tuple[Block, ...]
@@ -250,7 +250,7 @@ _OPTIONAL = {"short_term.similarity_min", "recall.dense_weight", "recall.lexical
 
 
 def overrides_of(options: Mapping[str, Value]) -> dict[str, object]:
-    """Dotted policy fields with values of their types. Raises ValueError on a name the policy lacks."""
+    """Dotted policy fields with typed values. Raises ValueError for an unknown name."""
     current = {name: value for name, value, _ in leaves(PROFILES[Profile.DEFAULT])}
     found: dict[str, object] = {}
     for name, raw in options.items():

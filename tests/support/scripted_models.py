@@ -1,4 +1,4 @@
-"""Scripted models for tests: an embedder with given vectors, a scorer, and insights, each with outages on request.
+"""Scripted models for tests: an embedder with given vectors, a scorer, a reranker and insights, each with outages.
 
 Every call goes through `Outages`: `fail(error, times)` makes the next calls raise.
 """
@@ -17,18 +17,18 @@ from memstream_server.ports.models import Account, EmbeddingModel, ModelError, M
 
 
 class Outages:
-    """Errors the next calls raise, and how many calls there were, failed ones included."""
+    """Errors for the next calls, and the number of calls including failed ones."""
 
     def __init__(self) -> None:
         self.calls = 0
         self._errors: deque[ModelError] = deque()
 
     def fail(self, error: ModelError | None = None, times: int = 1) -> None:
-        """The next `times` calls raise `error`, ModelUnavailable unless given."""
+        """Make the next `times` calls raise `error`, by default ModelUnavailable."""
         self._errors.extend([error or ModelUnavailable("scripted outage")] * times)
 
     def heal(self) -> None:
-        """Later calls succeed."""
+        """Make later calls succeed."""
         self._errors.clear()
 
     def _called(self) -> None:
@@ -38,10 +38,10 @@ class Outages:
 
 
 class ScriptedEmbedder(Outages):
-    """Vectors by text where given (brought to unit length), those of the hashing model otherwise."""
+    """Given vectors by text (scaled to unit length); other texts get the hashing model's vectors."""
 
     def __init__(self, vectors: Mapping[str, Sequence[float]] | None = None, dimension: int | None = None) -> None:
-        """`dimension` with `vectors` makes a small space; unknown texts are then an error of the test."""
+        """`dimension` with `vectors` makes a small space; an unknown text is then an error of the test."""
         super().__init__()
         self._hashing = HashingEmbedder()
         self._vectors = dict(vectors or {})
@@ -72,7 +72,7 @@ class ScriptedEmbedder(Outages):
 
 
 class ScriptedScorer(Outages):
-    """Importances by text, `default` for others."""
+    """Importances by text; other texts get `default`."""
 
     def __init__(self, scores: Mapping[str, float] | None = None, default: float = 0.5) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class ScriptedScorer(Outages):
 
     async def score(self, texts: Sequence[str], account: Account | None = None) -> list[float]:
         self._called()
-        _charge(account, len(texts))
+        _charge_account(account, len(texts))
         return [self.scores.get(text, self.default) for text in texts]
 
 
@@ -110,7 +110,7 @@ class ScriptedReranker(Outages):
 
 
 class ScriptedInsights(Outages):
-    """Fixed insights and questions; without a script an insight names what it was derived from."""
+    """Fixed insights and questions; without a script, an insight quotes its first source."""
 
     def __init__(
         self,
@@ -127,13 +127,13 @@ class ScriptedInsights(Outages):
 
     async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
         self._called()
-        _charge(account, len(texts))
+        _charge_account(account, len(texts))
         self.shown.append(tuple(texts))
         return [f"insight of {len(texts)}: {texts[0]}"] if self._promotion is None else list(self._promotion)
 
     async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         self._called()
-        _charge(account, len(texts))
+        _charge_account(account, len(texts))
         self.shown.append(tuple(texts))
         return list(self._questions[:count])
 
@@ -141,15 +141,15 @@ class ScriptedInsights(Outages):
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None
     ) -> list[tuple[str, tuple[int, ...]]]:
         self._called()
-        _charge(account, len(texts))
+        _charge_account(account, len(texts))
         self.shown.append(tuple(texts))
         if self._reflections is None:
             return [(f"{question} {text}", (place,)) for place, text in enumerate(texts[:count])]
         return list(self._reflections[:count])
 
 
-def _charge(account: Account | None, texts: int) -> None:
-    """A request of ten tokens a text, answered in one a text."""
+def _charge_account(account: Account | None, texts: int) -> None:
+    """Charge a request of ten tokens per text, with a reply of one token per text."""
     if account is not None:
         account.model = "scripted"
         account.requests += 1

@@ -1,38 +1,25 @@
-"""A small server that keeps the Observe, Recall and Watch contract in RAM and breaks where a script says so."""
+"""A small server with the Observe, Recall and Watch contract in RAM, which fails where a script says so."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.rpc.status_pb2 import Status
 
 from memstream.v1 import event_pb2, fragment_pb2, memory_pb2, server_service_pb2
 from memstream.v1 import memory_service_pb2 as memory_pb
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceServicer, add_MemoryServiceServicer_to_server
 from memstream.v1.stream_service_pb2_grpc import StreamServiceServicer, add_StreamServiceServicer_to_server
-from tests.support.scripts import Plan, duration, status
-
-UID = "01HUID"
-
-
-@dataclass
-class Producer:
-    """What is known of one producer: its items by number, and its refusals."""
-
-    items: list[fragment_pb2.Observation] = field(default_factory=list)
-    refused: dict[int, Status] = field(default_factory=dict)
-    epoch: int = 0
-    superseded: asyncio.Event = field(default_factory=asyncio.Event)
+from tests.support.scripted_observe import UID, Producer, ScriptedObserve, abort_with_status
+from tests.support.scripts import Plan, status
 
 
 class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
-    """Start it, point a client at `target`, and read what it noted."""
+    """Start it, point a client at `target`, and inspect what it recorded."""
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
@@ -46,7 +33,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.batch_sizes: list[int] = []
         self.first_sequences: list[int] = []
         self.in_flight_max = 0
-        self.acking = asyncio.Event()  # cleared: nothing is acknowledged
+        self.acking = asyncio.Event()  # cleared: no acknowledgements
         self.storing = asyncio.Event()  # cleared: received, not stored
         self.indexing = asyncio.Event()
         self.answering = asyncio.Event()  # cleared: "slow" queries wait, exports stop half-way, imports do not end
@@ -56,14 +43,14 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.queries_in_flight_max = 4
         self.queries: list[pb.RecallQuery] = []
         self.told: list[list[pb.RecallResponse]] = []
-        """What each standing query in turn is told; those after them nothing."""
+        """The answers sent to each standing query in turn; later queries get none."""
         self.calls_cut = 0
-        """So many of the first RecallOnce end as they do when a server's grace is over."""
+        """This many of the first RecallOnce calls end as they do when a server's grace period is over."""
         self.cancelled: list[str] = []
         self.known: list[int | None] = []
-        """What each Observe stream was opened with as known_sequence."""
+        """The `known_sequence` with which each Observe stream was opened."""
         self.resume_page = 1_000
-        """Numbers of which refusals and outcomes are sent again in one message."""
+        """Numbers per message when rejections and outcomes are resent."""
         self.opens = 0
         self.openings: list[pb.RecallOpen] = []
         self.knows_done_in_recollections = True  # unlike older servers
@@ -76,7 +63,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self, target: str = "127.0.0.1:0") -> None:
-        """Listens; again on the same target after `stop`."""
+        """Listen; after `stop`, on the same target again."""
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_StreamServiceServicer_to_server(self, server)
         add_MemoryServiceServicer_to_server(self, server)
@@ -86,32 +73,32 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self._server = server
 
     async def stop(self) -> None:
-        """Cuts every connection."""
+        """Abort every connection."""
         if self._server is not None:
             await self._server.stop(0)
 
     def contents(self, producer: str = "p", memory: str = "ns/m") -> list[str]:
-        """What was observed, in order."""
+        """Observed contents, in order."""
         return [item.content for item in self.producers[memory, producer].items]
 
     def add_event(self, revision: int, ordinal: int = 0) -> None:
-        """Something to watch."""
+        """Add an event for watches."""
         cursor = event_pb2.Cursor(memory_uid=UID, revision=revision, ordinal=ordinal)
         self.events.append(
             event_pb2.Event(cursor=cursor, type=event_pb2.EVENT_TYPE_OBSERVED, fragment_id=f"f{revision}", cosine=0.0)
         )
 
-    # The stubs know generators only; read and write handlers return nothing.
+    # The stubs are typed for generators; read and write handlers return nothing.
     async def Observe(self, _: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802 - see above
         opening: pb.ObserveRequest = await context.read()
         self.metadata.append(dict(context.invocation_metadata()))
         plan = self.plans.pop(0) if self.plans else Plan()
         if plan.refuse is not None:
-            await _abort(context, plan.refuse)
+            await abort_with_status(context, plan.refuse)
         key = (f"{opening.open.namespace}/{opening.open.memory}", opening.open.producer)
         known = opening.open.known_sequence if opening.open.HasField("known_sequence") else None
         self.known.append(known)
-        await _Observing(self, key, opening.open.ack_level, plan, context).run(known)
+        await ScriptedObserve(self, key, opening.open.ack_level, plan, context).run(known)
 
     async def Recall(self, _: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802 - see above
         opening: pb.RecallOpen = (await context.read()).open
@@ -119,7 +106,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.metadata.append(dict(context.invocation_metadata()))
         plan = self.recall_plans.pop(0) if self.recall_plans else Plan()
         if plan.refuse is not None:
-            await _abort(context, plan.refuse)
+            await abort_with_status(context, plan.refuse)
         self.opens += 1
         limits = server_service_pb2.Limits(queries_in_flight_max=self.queries_in_flight_max)
         await context.write(pb.RecallResponse(opened=pb.RecallOpened(memory_uid=UID, limits=limits)))
@@ -168,7 +155,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
             else:
                 responses.append(pb.RecallResponse(done=done))
         for response in responses:
-            async with writing:  # one write at a time is all that gRPC takes
+            async with writing:  # gRPC allows one write at a time
                 await context.write(response)
 
     async def RecallOnce(self, request: pb.RecallOnceRequest, context: Any) -> pb.RecallOnceResponse:  # noqa: N802
@@ -184,7 +171,7 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:  # noqa: N802
         plan = self.watch_plans.pop(0) if self.watch_plans else Plan()
         if plan.refuse is not None:
-            await _abort(context, plan.refuse)
+            await abort_with_status(context, plan.refuse)
         self.watched.append(request.cursor)
         start = (request.cursor.revision, request.cursor.ordinal)
         sent = 0
@@ -210,7 +197,9 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.metadata.append(dict(context.invocation_metadata()))
         path = f"{request.namespace}/{request.memory}"
         if path in self.memories and not request.exist_ok:
-            await _abort(context, status(grpc.StatusCode.ALREADY_EXISTS, "MEMORY_EXISTS", memory=request.memory))
+            await abort_with_status(
+                context, status(grpc.StatusCode.ALREADY_EXISTS, "MEMORY_EXISTS", memory=request.memory)
+            )
         memory = memory_pb2.Memory(
             namespace=request.namespace, name=request.memory, uid=UID, kind=request.kind, policy=request.policy
         )
@@ -222,7 +211,9 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
     ) -> memory_pb.GetMemoryResponse:
         found = self.memories.get(f"{request.namespace}/{request.memory}")
         if found is None:
-            await _abort(context, status(grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND", memory=request.memory))
+            await abort_with_status(
+                context, status(grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND", memory=request.memory)
+            )
         return memory_pb.GetMemoryResponse(memory=found)
 
     async def ListFragments(  # noqa: N802
@@ -255,188 +246,6 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         return memory_pb.ImportMemoriesResponse()
 
 
-class _Observing:
-    """One Observe stream of the scripted server."""
-
-    def __init__(
-        self, server: ScriptedServer, key: tuple[str, str], level: pb.AckLevel.ValueType, plan: Plan, context: Any
-    ) -> None:
-        self.server, self.key, self.level, self.plan, self.context = server, key, level, plan, context
-        self.producer = server.producers.setdefault(key, Producer())
-        self.producer.superseded.set()
-        self.superseded = self.producer.superseded = asyncio.Event()
-        self.producer.epoch += 1
-        self.flushes: list[tuple[int, int]] = []
-        self.journaled = self.unacknowledged = 0
-        self.told = (*self.levels[:2], 0)  # what `opened` says
-        self.fresh_refusals: list[int] = []
-        self.outcomes_told = self.stored
-
-    @property
-    def received(self) -> int:
-        return len(self.producer.items)
-
-    @property
-    def stored(self) -> int:
-        if self.server.storing.is_set():
-            self.server._stored[self.key] = self.received
-        return min(self.server._stored.get(self.key, 0), self.received)
-
-    @property
-    def levels(self) -> tuple[int, int, int]:
-        """Up to where everything is received, stored and indexed."""
-        stored = self.stored
-        return self.received, stored, stored if self.server.indexing.is_set() else 0
-
-    async def run(self, known: int | None) -> None:
-        opened = pb.ObserveOpened(
-            received=self.received,
-            stored=self.stored,
-            expected_sequence=self.received + 1,
-            producer_epoch=self.producer.epoch,
-            window_observations=self.server.window_observations,
-            window_bytes=self.server.window_bytes,
-            limits=server_service_pb2.Limits(batch_max=self.server.batch_max, message_bytes_max=1 << 22),
-            memory_uid=UID,
-            revision=self.received,
-        )
-        pages = [] if known is None else self.resumed(known)
-        for page in pages[:1]:
-            opened.rejected.extend(page.rejected)
-            opened.outcomes.extend(page.outcomes)
-            opened.resumed, opened.resume_to = page.resumed, pages[-1].resumed
-            opened.rejected_since = opened.outcomes_since = page.resumed and known + 1
-        await self.context.write(pb.ObserveResponse(opened=opened))
-        for page in pages[1:]:
-            await self.context.write(pb.ObserveResponse(ack=page))
-        if self.plan.throttle_s:
-            await self.context.write(
-                pb.ObserveResponse(throttle=pb.Throttle(retry_delay=duration(self.plan.throttle_s)))
-            )
-        read = asyncio.create_task(self.context.read())
-        superseded = asyncio.create_task(self.superseded.wait())
-        try:
-            while True:
-                await asyncio.wait({read, superseded}, timeout=0.02, return_when=asyncio.FIRST_COMPLETED)
-                if superseded.done():
-                    await _abort(self.context, status(grpc.StatusCode.ABORTED, "PRODUCER_SUPERSEDED"))
-                if read.done():
-                    request = read.result()
-                    if request is grpc.aio.EOF:
-                        self.server.abandoned += 1
-                        return
-                    if await self.take(request):
-                        return
-                    read = asyncio.create_task(self.context.read())
-                elif self.server.acking.is_set() and (self.unacknowledged or self.told != self.levels):
-                    await self.acknowledge()
-        finally:
-            read.cancel()
-            superseded.cancel()
-
-    def resumed(self, known: int) -> list[pb.Ack]:
-        """Refusals and outcomes of later numbers, some at a time."""
-        received, stored, size = self.received, self.stored, self.server.resume_page
-        pages = []
-        for first in range(known + 1, received + 1, size) or [known + 1]:
-            numbers = range(first, min(first + size, received + 1))
-            pages.append(
-                pb.Ack(
-                    received=received,
-                    stored=stored,
-                    rejected=self.rejected(n for n in numbers if n in self.producer.refused),
-                    outcomes=self.outcomes(n for n in numbers if n <= stored),
-                    resumed=max(numbers[-1] if numbers else 0, min(known, received)),
-                )
-            )
-        return pages
-
-    def rejected(self, numbers: Iterable[int]) -> list[pb.RejectedObservation]:
-        return [pb.RejectedObservation(sequence=n, status=self.producer.refused[n]) for n in numbers]
-
-    def outcomes(self, numbers: Iterable[int]) -> list[pb.ObservationOutcome]:
-        return [
-            pb.ObservationOutcome(sequence=n, fragment_id=f"f{n}", type=event_pb2.EVENT_TYPE_OBSERVED)
-            for n in numbers
-            if n not in self.producer.refused
-        ]
-
-    async def take(self, request: pb.ObserveRequest) -> bool:
-        kind = request.WhichOneof("message")
-        if kind == "batch":
-            return await self.journal(request.batch)
-        if kind == "flush":
-            self.flushes.append((request.flush.flush_id, self.received))
-            if self.server.acking.is_set():
-                await self.acknowledge()
-        elif kind == "close":
-            if self.plan.drop_at_close:
-                await self.context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break at close")
-            await self.server.storing.wait()
-            self.server.closed += 1
-            closed = pb.ObserveClosed(received=self.received, stored=self.stored, revision=self.received)
-            await self.context.write(pb.ObserveResponse(closed=closed))
-            return True
-        return False
-
-    async def journal(self, batch: pb.ObservationBatch) -> bool:
-        self.server.batch_sizes.append(len(batch.observations))
-        self.server.first_sequences.append(batch.first_sequence)
-        self.unacknowledged += len(batch.observations)
-        self.server.in_flight_max = max(self.server.in_flight_max, self.unacknowledged)
-        if batch.first_sequence > self.received + 1:
-            gap = status(grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_GAP", expected_sequence=str(self.received + 1))
-            await _abort(self.context, gap)
-        for sequence, observation in enumerate(batch.observations, batch.first_sequence):
-            await self.one(sequence, observation)
-            if self.plan.end_after == self.journaled:
-                return True
-        if self.plan.going_away_after is not None and self.journaled >= self.plan.going_away_after:
-            self.plan.going_away_after = None
-            going = pb.GoingAway(grace=duration(0.5), description="scripted")
-            await self.context.write(pb.ObserveResponse(going_away=going))
-        if self.server.acking.is_set():
-            await self.acknowledge()
-        return False
-
-    async def one(self, sequence: int, observation: fragment_pb2.Observation) -> None:
-        if sequence <= self.received:
-            if self.producer.items[sequence - 1] != observation:
-                conflict = status(grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_CONFLICT", sequence=str(sequence))
-                await _abort(self.context, conflict)
-        else:
-            self.producer.items.append(observation)
-            self.journaled += 1
-            if observation.content.startswith("reject"):
-                refusal = status(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", field="content")
-                self.producer.refused[sequence] = refusal
-            if self.plan.drop_after == self.journaled:
-                await self.context.abort(self.plan.drop_status, "scripted break")
-        if sequence in self.producer.refused:
-            self.fresh_refusals.append(sequence)
-
-    async def acknowledge(self) -> None:
-        refusals, self.fresh_refusals = self.fresh_refusals, []
-        received, stored, indexed = self.told = self.levels
-        levels = {pb.ACK_LEVEL_RECEIVED: received, pb.ACK_LEVEL_STORED: stored, pb.ACK_LEVEL_INDEXED: indexed}
-        reached = levels[self.level]
-        satisfied = [flush_id for flush_id, upto in self.flushes if upto <= reached]
-        self.flushes = [(flush_id, upto) for flush_id, upto in self.flushes if upto > reached]
-        ack = pb.Ack(
-            received=received,
-            stored=stored,
-            indexed=indexed,
-            revision=stored,
-            flushed=max(satisfied, default=0),
-            rejected=self.rejected(refusals),
-            outcomes=self.outcomes(range(self.outcomes_told + 1, stored + 1)),
-        )
-        self.outcomes_told = stored
-        self.unacknowledged = 0
-        for _ in range(2 if self.plan.double_acks else 1):
-            await self.context.write(pb.ObserveResponse(ack=ack))
-
-
 def _answer_parts(query: pb.RecallQuery) -> list[pb.Recollections]:
     first = fragment_pb2.Fragment(id="a", content=query.text, tier=fragment_pb2.TIER_LONG_TERM)
     second = fragment_pb2.Fragment(id="b", content="second", tier=fragment_pb2.TIER_SHORT_TERM)
@@ -462,10 +271,3 @@ def _answer_parts(query: pb.RecallQuery) -> list[pb.Recollections]:
             working_memory=[third],
         ),
     ]
-
-
-def _abort(context: Any, refusal: Status) -> Awaitable[None]:
-    code = next(each for each in grpc.StatusCode if each.value[0] == refusal.code)
-    trailing = (("grpc-status-details-bin", refusal.SerializeToString()),)
-    aborting: Awaitable[None] = context.abort(code, refusal.message, trailing)
-    return aborting

@@ -1,4 +1,4 @@
-"""What a scripted server is told to do to a connection, and statuses as a memstream server makes them."""
+"""Scripts for ScriptedServer's connections, and statuses as a memstream server makes them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from google.rpc.status_pb2 import Status
 
 @dataclass
 class Plan:
-    """What happens to one connection; the default is nothing out of the way."""
+    """What happens to one connection; the default is normal operation."""
 
     refuse: Status | None = None
-    drop_after: int | None = None  # break when so many items were journaled here, before acknowledging
+    drop_after: int | None = None  # disconnect after journaling this many items, before acknowledging
     drop_status: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
-    end_after: int | None = None  # the same, ending with OK and no `closed`
+    end_after: int | None = None  # the same, but end with OK and no `closed`
     going_away_after: int | None = None
     throttle_s: float = 0.0
     double_acks: bool = False
@@ -39,16 +39,16 @@ def status(code: grpc.StatusCode, reason: str, retry_s: float | None = None, fie
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits, at most five seconds, for something that happens elsewhere."""
+    """Poll a condition for at most five seconds. Raises AssertionError."""
     for _ in range(500):
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
+    raise AssertionError("the condition was not met in time")
 
 
 def duration(seconds: float) -> Duration:
-    """Seconds on the wire."""
+    """Seconds as a protobuf Duration."""
     made = Duration()
     made.FromNanoseconds(int(seconds * 1e9))
     return made

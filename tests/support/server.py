@@ -1,4 +1,4 @@
-"""A real server as a process of its own, to be stopped, killed and started again over the same data directory."""
+"""A real server in its own process, which tests can stop, kill and restart over the same data directory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.support.journals import journal_url
 
 
 def free_address() -> str:
-    """A loopback address that was free a moment ago: for a server that is to be found again after a restart."""
+    """A currently free loopback address, for a server that keeps its address across restarts."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 class ServerProcess:
-    """`memstream serve` on loopback. `settings` are further settings by name, given through the environment.
+    """`memstream serve` on loopback. `settings` are further settings by name, passed through the environment.
 
-    The address changes with every start unless `listen` is given. What the server prints is in `log()`.
+    The address changes with every start unless `listen` is given. `log()` has the server's output.
     """
 
     def __init__(self, data_dir: Path, listen: str = "127.0.0.1:0", **settings: str | float) -> None:
@@ -46,20 +46,20 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process started last."""
+        """Process id of the last start."""
         assert self._process is not None, "the server was never started"
         return self._process.pid
 
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether it was started and has not exited."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, timeout_s: float = 120.0) -> Self:
-        """Returns once it serves. Raises AssertionError with its log when it ends or takes too long."""
-        assert not self.is_running(), "the server runs already"
+        """Returns once the server is serving. Raises AssertionError with its log if it exits or takes too long."""
+        assert not self.is_running(), "the server is already running"
         self._files.mkdir(parents=True, exist_ok=True)
         port_file = self._files / "address"
-        port_file.unlink(missing_ok=True)  # a killed server leaves its own
+        port_file.unlink(missing_ok=True)  # a killed server leaves it behind
         with self._log.open("ab") as out:
             self._process = subprocess.Popen(
                 self._command(port_file), stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=self._environment()
@@ -74,34 +74,34 @@ class ServerProcess:
         return self
 
     def stop(self, timeout_s: float = 60.0) -> int:
-        """SIGTERM, and its exit code once it has drained."""
+        """Send SIGTERM; returns the exit code after the drain."""
         assert self._process is not None, "the server was never started"
         if self.is_running():
             self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout_s)
 
     def kill(self) -> None:
-        """SIGKILL: nothing of it runs on, nothing is written any more."""
+        """SIGKILL: the server stops at once and writes nothing more."""
         if self._process is not None and self.is_running():
             self._process.kill()
             self._process.wait(30)
 
     def restart(self) -> Self:
-        """SIGKILL, and a new start over the same data."""
+        """SIGKILL, then start over the same data."""
         self.kill()
         return self.start()
 
     def configure(self, **settings: str | float) -> Self:
-        """Other settings from the next start on."""
+        """Change settings for the next start."""
         self._settings = self._settings | settings
         return self
 
     def children(self) -> list[int]:
-        """Process ids of its children: Milvus Lite's. Linux only."""
+        """Process ids of its children: Milvus Lite. Linux only."""
         return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text("utf-8").split()]
 
     def log(self) -> str:
-        """All it has printed, over all its starts."""
+        """The output of all starts so far."""
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
     @property

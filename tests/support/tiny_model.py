@@ -1,4 +1,4 @@
-"""Exports of six words and three dimensions, made on the spot: a sentence-transformers model, and a cross-encoder."""
+"""Generated model exports with six words and three dimensions: a sentence-transformers model and a cross-encoder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 WORDS = ["[PAD]", "[UNK]", "tea", "coffee", "rain", "memory"]
 TABLE = np.array([[9, 9, 9], [0, 0, 1], [1, 0, 0], [0, 1, 0], [-1, 0, 0], [1, 1, 1]], np.float32)
-"""A vector a word; the padding's would show."""
+"""One vector per word; the padding's would visibly change a result."""
 
 
 def write_model(directory: Path, *inputs: str, table: np.ndarray = TABLE) -> Path:
-    """A model that looks words up, and a tokenizer that splits at spaces."""
-    import onnx  # here: not every installation has the extra
+    """Write a model that looks up words, and a tokenizer that splits at spaces."""
+    import onnx  # imported here, because not every installation has the extra
     from onnx import TensorProto, helper, numpy_helper
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -27,12 +27,12 @@ def write_model(directory: Path, *inputs: str, table: np.ndarray = TABLE) -> Pat
     graph = helper.make_graph([look_up], "tiny", given, [out], [numpy_helper.from_array(table, "table")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, str(directory / "model.onnx"))
-    _write_rest(directory, 4)
+    _write_tokenizer(directory, 4)
     return directory
 
 
 def write_cross_encoder(directory: Path, outputs: int = 1) -> Path:
-    """A model whose logit is the inner product of the sums of both sides' vectors, less a half; in `outputs` copies."""
+    """Write a model with `outputs` equal logits: the inner product of both sides' vector sums, minus 0.5."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -68,15 +68,15 @@ def write_cross_encoder(directory: Path, outputs: int = 1) -> Path:
     graph = helper.make_graph(nodes, "tiny", given, [out], held)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, str(directory / "model.onnx"))
-    _write_rest(directory, 8)
+    _write_tokenizer(directory, 8)
     return directory
 
 
-def _write_rest(directory: Path, tokens_max: int) -> None:
+def _write_tokenizer(directory: Path, tokens_max: int) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.enable_padding(length=128)  # as some exports ask for
+    tokenizer.enable_padding(length=128)  # as in some real exports
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "config.json").write_text(json.dumps({"max_position_embeddings": tokens_max}))

@@ -1,4 +1,4 @@
-"""Waiting for what happens in the background, without timing anything."""
+"""Waiting for background work, without asserting how long it takes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 DEADLINE_S = 60.0
 
 
-async def until(look: Callable[[], Awaitable[T]], deadline_s: float = DEADLINE_S) -> T:
-    """Look until what is seen is true, and return it. Raises TimeoutError after a deadline no machine needs."""
+async def until(predicate: Callable[[], Awaitable[T]], deadline_s: float = DEADLINE_S) -> T:
+    """Poll until the predicate returns a true value, and return it. Raises TimeoutError after a generous deadline."""
     async with asyncio.timeout(deadline_s):
         while True:
-            seen = await look()
+            seen = await predicate()
             if seen:
                 return seen
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-// Command story asks a memory two questions at once, on one stream.
+// Command story asks a memory two questions concurrently on one stream.
 package main
 
 import (

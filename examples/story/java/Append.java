@@ -5,7 +5,7 @@ import dev.memstream.v1.ConversationServiceGrpc;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
 
-/** Two talk: each message is appended once, however often this runs, and the conversation completed. */
+/** Appends each message of a conversation once, however often this runs, and completes the conversation. */
 public final class Append {
   private static final String[][] TALK = {
     {"Bob", "Joy", "I moved from Ulm to Lisbon in March."},
@@ -28,7 +28,7 @@ public final class Append {
         var appended = conversations.appendMessage(AppendMessageRequest.newBuilder()
             .setNamespace("story")
             .setMessage(message)
-            .setRequestId("monday-" + place) // a repeat is answered, and appends nothing
+            .setRequestId("monday-" + place) // a repeated request gets the same answer and appends nothing
             .build());
         System.out.println(appended.getMessage().getNumber() + " " + TALK[place][2]);
       }

@@ -1,6 +1,6 @@
-"""What is said in a conversation goes into a memory, each message once, until the conversation is completed.
+"""Observe each message of a conversation once, until the conversation is completed.
 
-A message's number is its sequence number: started again, this goes on with the message that the memory lacks.
+A message's number is its sequence number: after a restart, this continues with the first message that the memory lacks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/** What becomes of a memory's fragments, from its beginning, until so many were admitted to short-term. */
+/** Prints a memory's events from its beginning until `count` fragments were admitted to short-term. */
 import { connect, EventType } from "@memstream/client";
 
 const [target = "127.0.0.1:7700", count = "4"] = process.argv.slice(2);
