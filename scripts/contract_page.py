@@ -24,11 +24,11 @@ FIRST = ("stream_service", "memory_service", "conversation_service", "operation_
 
 HEAD = """# API
 
-Every call, message and field of the contract, with its comment. It is written by `make generate` from
-[protos/memstream/v1](../protos/memstream/v1), and tested against it. The reasons of failures are told with their codes
-in [errors](errors.md).
+Every rpc, message and field of the contract, with its comment. `make generate` writes this page from
+[protos/memstream/v1](../protos/memstream/v1), and a test compares them. [Errors](errors.md) lists the reasons of failures
+with their codes.
 
-`optional` fields know whether they were set; of a *oneof* one is set at most. What is `repeated` is a list.
+An `optional` field records whether it was set; at most one field of a *oneof* is set. A `repeated` field is a list.
 """
 
 

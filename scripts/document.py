@@ -22,12 +22,12 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 SETTINGS_HEAD = f"""# Settings
 
-Settings hold for a server process; a memory's own tunables are its [policy](policy.md). A flag of `memstream serve`
-comes first, then the environment (`{ENV_PREFIX}` and the name in capitals, as in `{ENV_PREFIX}LISTEN`), then the
+Settings apply to a server process; the tunables of one memory are its [policy](policy.md). A flag of `memstream serve`
+takes precedence, then the environment (`{ENV_PREFIX}` and the name in capitals, as in `{ENV_PREFIX}LISTEN`), then the
 TOML file named by `--config` or `{ENV_PREFIX}CONFIG`, then the default. An unknown name in the file, or a value out
-of bounds, stops the start with a message that names it.
+of bounds, stops the start with an error that names it.
 
-This table is written by `make generate` from `server/memstream_server/settings.py`, and tested against it.
+`make generate` writes this table from `server/memstream_server/settings.py`, and a test compares them.
 
 | setting | default | bounds | unit | meaning |
 |---|---|---|---|---|
@@ -35,11 +35,11 @@ This table is written by `make generate` from `server/memstream_server/settings.
 
 POLICY_HEAD = """# Policy
 
-A policy is a memory's own: given when it is created, changed by `UpdateMemory`, kept whole with the memory. What
-holds for a server process is in the [settings](settings.md). `default` is what measured best; `dbgpt` behaves as
-DB-GPT's memories do.
+A policy belongs to one memory: a client sets it when it creates the memory, and changes it with `UpdateMemory`; the memory
+stores it whole. [Settings](settings.md) apply to a server process. The profile `default` has the values that measured
+best; `dbgpt` behaves as DB-GPT's memories do.
 
-This table is written by `make generate` from `server/memstream_server/core/policy.py`, and tested against it.
+`make generate` writes this table from `server/memstream_server/core/policy.py`, and a test compares them.
 
 | field | `default` | `dbgpt` | bounds | unit | meaning |
 |---|---|---|---|---|---|

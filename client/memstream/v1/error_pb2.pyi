@@ -47,13 +47,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_MEMORY_NOT_FOUND: _ErrorReason.ValueType  # 6
     """NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory."""
     ERROR_REASON_FRAGMENT_NOT_FOUND: _ErrorReason.ValueType  # 7
-    """NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the one asked for, also an external_id)."""
+    """NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the id or external_id of the request)."""
     ERROR_REASON_OPERATION_NOT_FOUND: _ErrorReason.ValueType  # 8
     """NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id."""
     ERROR_REASON_CONVERSATION_NOT_FOUND: _ErrorReason.ValueType  # 9
     """NOT_FOUND. There is no such conversation, message or plan. Metadata: conversation."""
     ERROR_REASON_MEMORY_EXISTS: _ErrorReason.ValueType  # 10
-    """ALREADY_EXISTS. A memory of that name exists; for an import, or a conversation. What to do: exist_ok, or another
+    """ALREADY_EXISTS. A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another
     name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the
     request).
     """
@@ -160,13 +160,13 @@ ERROR_REASON_ROUTING_MISMATCH: ErrorReason.ValueType  # 5
 ERROR_REASON_MEMORY_NOT_FOUND: ErrorReason.ValueType  # 6
 """NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory."""
 ERROR_REASON_FRAGMENT_NOT_FOUND: ErrorReason.ValueType  # 7
-"""NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the one asked for, also an external_id)."""
+"""NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the id or external_id of the request)."""
 ERROR_REASON_OPERATION_NOT_FOUND: ErrorReason.ValueType  # 8
 """NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id."""
 ERROR_REASON_CONVERSATION_NOT_FOUND: ErrorReason.ValueType  # 9
 """NOT_FOUND. There is no such conversation, message or plan. Metadata: conversation."""
 ERROR_REASON_MEMORY_EXISTS: ErrorReason.ValueType  # 10
-"""ALREADY_EXISTS. A memory of that name exists; for an import, or a conversation. What to do: exist_ok, or another
+"""ALREADY_EXISTS. A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another
 name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the
 request).
 """
