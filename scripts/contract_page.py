@@ -25,8 +25,8 @@ FIRST = ("stream_service", "memory_service", "conversation_service", "operation_
 HEAD = """# API
 
 Every rpc, message and field of the contract, with its comment. `make generate` writes this page from
-[protos/memstream/v1](../protos/memstream/v1), and a test compares them. [Errors](errors.md) lists the reasons of failures
-with their codes.
+[protos/memstream/v1](../protos/memstream/v1), and a test compares them. [Errors](errors.md) lists the reasons
+of failures with their codes.
 
 An `optional` field records whether it was set; at most one field of a *oneof* is set. A `repeated` field is a list.
 """

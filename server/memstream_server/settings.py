@@ -176,7 +176,7 @@ class Settings(BaseSettings):
     )
     trusted_proxies: str = _setting(
         "",
-        "proxies whose x-forwarded-client-cert is trusted: networks such as 127.0.0.0/8, and `unix`, separated by commas",
+        "proxies whose x-forwarded-client-cert is trusted: networks such as 127.0.0.0/8, and `unix`, with commas",
     )
     access_policy_file: Path | None = _setting(
         None, "TOML file of grants: principals, namespaces and verbs; read again when it changes"
