@@ -36,8 +36,8 @@ of bounds, stops the start with an error that names it.
 POLICY_HEAD = """# Policy
 
 A policy belongs to one memory: a client sets it when it creates the memory, and changes it with `UpdateMemory`; the
-memory stores it whole. [Settings](settings.md) apply to a server process. The profile `default` has the values that measured
-best; `dbgpt` behaves as DB-GPT's memories do.
+memory stores it whole. [Settings](settings.md) apply to a server process. The profile `default` has the values that
+measured best; `dbgpt` behaves as DB-GPT's memories do.
 
 `make generate` writes this table from `server/memstream_server/core/policy.py`, and a test compares them.
 
