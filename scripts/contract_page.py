@@ -24,11 +24,11 @@ FIRST = ("stream_service", "memory_service", "conversation_service", "operation_
 
 HEAD = """# API
 
-Every call, message and field of the contract with its comment. `make generate` writes this page from
-[protos/memstream/v1](../protos/memstream/v1), and a test compares it. [Errors](errors.md) lists the reasons of failures
-with their codes.
+Every rpc, message and field of the contract, with its comment. `make generate` writes this page from
+[protos/memstream/v1](../protos/memstream/v1), and a test compares them. [Errors](errors.md) lists the reasons
+of failures with their codes.
 
-`optional` fields record whether they were set; at most one field of a *oneof* is set. `repeated` fields are lists.
+An `optional` field records whether it was set; at most one field of a *oneof* is set. A `repeated` field is a list.
 """
 
 

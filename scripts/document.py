@@ -22,12 +22,12 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 SETTINGS_HEAD = f"""# Settings
 
-Settings apply to a server process; a memory's own tunables are its [policy](policy.md). A flag of `memstream serve`
-takes precedence over the environment (`{ENV_PREFIX}` and the name in capitals, as in `{ENV_PREFIX}LISTEN`), the
-environment over the TOML file named by `--config` or `{ENV_PREFIX}CONFIG`, and the file over the default. The server
-does not start with an unknown name in the file or a value out of bounds; the message names it.
+Settings apply to a server process; the tunables of one memory are its [policy](policy.md). A flag of `memstream serve`
+takes precedence, then the environment (`{ENV_PREFIX}` and the name in capitals, as in `{ENV_PREFIX}LISTEN`), then the
+TOML file named by `--config` or `{ENV_PREFIX}CONFIG`, then the default. An unknown name in the file, or a value out
+of bounds, stops the start with an error that names it.
 
-`make generate` writes this table from `server/memstream_server/settings.py`, and a test compares it.
+`make generate` writes this table from `server/memstream_server/settings.py`, and a test compares them.
 
 | setting | default | bounds | unit | meaning |
 |---|---|---|---|---|
@@ -35,11 +35,11 @@ does not start with an unknown name in the file or a value out of bounds; the me
 
 POLICY_HEAD = """# Policy
 
-Each memory has its own policy: set when the memory is created, changed by `UpdateMemory`, stored with the memory.
-Tunables of the server process are [settings](settings.md). `default` has the values that measured best; `dbgpt` behaves
-like DB-GPT's memories.
+A policy belongs to one memory: a client sets it when it creates the memory, and changes it with `UpdateMemory`; the
+memory stores it whole. [Settings](settings.md) apply to a server process. The profile `default` has the values that
+measured best; `dbgpt` behaves as DB-GPT's memories do.
 
-`make generate` writes this table from `server/memstream_server/core/policy.py`, and a test compares it.
+`make generate` writes this table from `server/memstream_server/core/policy.py`, and a test compares them.
 
 | field | `default` | `dbgpt` | bounds | unit | meaning |
 |---|---|---|---|---|---|

@@ -127,34 +127,34 @@ class Settings(BaseSettings):
 
     # ---- where
     listen: Listen = _setting(
-        "127.0.0.1:7700", "address of the gRPC server: host:port (port 0: any free one) or unix:/path"
+        "127.0.0.1:7700", "address of the gRPC server: host:port (port 0 takes any free port) or unix:/path"
     )
     port_file: Path | None = _setting(
-        None, "file the bound address is written to once the server is ready; none if unset"
+        None, "file to which the server writes its bound address when it is ready; unset is none"
     )
     data_dir: Path = Field(
         default_factory=lambda: user_data_path("memstream", appauthor=False),
-        description="directory of the journal and of the embedded index; one server at a time",
+        description="directory of the journal and the embedded index; one server at a time uses it",
         json_schema_extra={"unit": "", "default": "the user's data directory, in `memstream`"},
     )
     advertise: Listen = _setting(
-        "", "address other servers of the same database reach this one at, host:port; empty is the bound address"
+        "", "address at which other servers of the same database reach this one, host:port; empty is the bound address"
     )
     metrics_listen: MetricsListen = _setting("", "address of the Prometheus endpoint, host:port; empty is off")
     otlp_endpoint: OtlpEndpoint = _setting(
         "", "OTLP/gRPC receiver of traces, http://host:port or https:// (pip install memstream[otel]); empty is off"
     )
-    trace_ratio: float = _setting(1.0, "share kept of the traces that begin here", "share", 0, 1)
+    trace_ratio: float = _setting(1.0, "share of the traces started here that is kept", "share", 0, 1)
     log_level: LogLevel = _setting(LogLevel.INFO, "least severe log line written")
     log_format: LogFormat = _setting(LogFormat.CONSOLE, "log lines for people or for machines")
 
     # ---- who may connect, and do what (docs/security.md)
     tls_cert_file: Path | None = _setting(
-        None, "PEM certificate of the server with its chain; this and the other TLS files may be replaced while it runs"
+        None, "PEM certificate of the server with its chain; you can replace this and the other TLS files while it runs"
     )
     tls_key_file: Path | None = _setting(None, "its key, PEM, not encrypted")
     tls_client_ca_file: Path | None = _setting(
-        None, "CA of client certificates, PEM; every client must then present one, whose URI is who it is"
+        None, "CA of client certificates, PEM; every client must then present a certificate, whose URI is its principal"
     )
     tls_peer_ca_file: Path | None = _setting(
         None, "CA of the certificates of other servers of the same database; unset is the system's"
@@ -164,55 +164,61 @@ class Settings(BaseSettings):
         "DNS name in the certificates of other servers of the same database; empty is the host of their `advertise`",
     )
     insecure_listen: bool = _setting(
-        False, "listen beyond loopback without TLS, or without asking who calls; for a network that does both"
+        False, "listen beyond loopback without TLS or authentication; for a network that provides both"
     )
-    api_keys_file: Path | None = _setting(None, "API keys, as `memstream keys` writes them; read again when it changes")
-    jwt_jwks: str = _setting("", "keys that JWTs are verified by: the issuer's JWKS as an https URL, or a file")
+    api_keys_file: Path | None = _setting(
+        None, "API keys, written by `memstream keys`; read again when the file changes"
+    )
+    jwt_jwks: str = _setting("", "keys that verify JWTs: the issuer's JWKS, as an https URL or a file")
     jwt_issuer: str = _setting("", "`iss` of accepted JWTs")
-    jwt_audience: str = _setting("", "`aud` of accepted JWTs: this service, so that no other's tokens are taken")
+    jwt_audience: str = _setting(
+        "", "`aud` of accepted JWTs: this service, so that tokens for other services are refused"
+    )
     trusted_proxies: str = _setting(
-        "", "whose x-forwarded-client-cert is believed: networks as 127.0.0.0/8, and `unix`, with commas"
+        "",
+        "proxies whose x-forwarded-client-cert is trusted: networks such as 127.0.0.0/8, and `unix`, with commas",
     )
     access_policy_file: Path | None = _setting(
-        None, "TOML file that says who may do what in which namespaces; read again when it changes"
+        None, "TOML file of grants: principals, namespaces and verbs; read again when it changes"
     )
     peer_secret: SecretStr = _setting(
-        SecretStr(""), "shared by the servers of one database: by it they tell each other who calls; 32 characters"
+        SecretStr(""),
+        "secret of all servers of one database, which signs the principal of a forwarded call; at least 32 characters",
     )
 
     caller_streams_max: int = _setting(
-        192, "streams one principal may have open at once; 0 is no limit", "streams", 0, 1_000_000
+        192, "streams that one principal may have open; 0 is no limit", "streams", 0, 1_000_000
     )
     caller_calls_max: int = _setting(
-        256, "calls of one answer that one principal may have under way at once; 0 is no limit", "calls", 0, 1_000_000
+        256, "unary calls that one principal may have in flight; 0 is no limit", "calls", 0, 1_000_000
     )
     caller_requests_per_s: float = _setting(
         0.0,
-        "calls, openings of streams and queries of Recall streams that one principal may send a second; 0 is no limit",
+        "calls, opened streams and queries of Recall streams that one principal may send per second; 0 is no limit",
         "requests/s",
         0,
         1e9,
     )
     caller_observations_per_s: float = _setting(
-        0.0, "observations that one principal may send a second; 0 is no limit", "observations/s", 0, 1e9
+        0.0, "observations that one principal may send per second; 0 is no limit", "observations/s", 0, 1e9
     )
     caller_bytes_per_s: float = _setting(
-        0.0, "bytes of requests that one principal may send a second; 0 is no limit", "bytes/s", 0, 1e12
+        0.0, "bytes of requests that one principal may send per second; 0 is no limit", "bytes/s", 0, 1e12
     )
     caller_request_bytes_max: int = _setting(
         67_108_864,
-        "bytes of requests of one principal that are being received or worked on at once; its further calls wait",
+        "bytes of one principal's requests that are being received or processed; its further calls wait",
         "bytes",
         1_048_576,
         17_179_869_184,
     )
 
     namespace_memories_max: int = _setting(
-        0, "memories of one namespace, whoever makes them; 0 is no limit", "memories", 0, 1_000_000_000
+        0, "memories of one namespace, created by any caller; 0 is no limit", "memories", 0, 1_000_000_000
     )
     memory_fragments_max: int = _setting(
         0,
-        "fragments up to which a memory takes observations, forgotten ones included until they are gone for good; "
+        "fragments at which a memory takes no more observations, including forgotten ones until they are erased; "
         "0 is no limit",
         "fragments",
         0,
@@ -220,119 +226,129 @@ class Settings(BaseSettings):
     )
 
     # ---- the vector index
-    milvus_uri: str = _setting("", "Milvus or Zilliz to use; empty runs Milvus Lite in the data directory")
+    milvus_uri: str = _setting("", "URI of a Milvus server or Zilliz; empty runs Milvus Lite in the data directory")
     milvus_token: SecretStr = _setting(SecretStr(""), "token of that Milvus, as user:password or an API key")
     milvus_timeout_s: float = _setting(10.0, "deadline of connecting to Milvus and of one search", "seconds", 0.1, 600)
     index_partitions: int = _setting(
-        64, "hash partitions of a new embedded collection; fixed when it is made", "partitions", 1, 4_096
+        64, "hash partitions of a new embedded collection; fixed at its creation", "partitions", 1, 4_096
     )
-    index_flush_interval_s: float = _setting(15.0, "longest time a vector waits for the index", "seconds", 0.05, 3_600)
-    index_flush_rows: int = _setting(8_192, "rows waiting that start a flush at once", "rows", 1, 100_000)
+    index_flush_interval_s: float = _setting(
+        15.0, "longest time that a vector waits for the index", "seconds", 0.05, 3_600
+    )
+    index_flush_rows: int = _setting(8_192, "number of waiting rows that starts a flush at once", "rows", 1, 100_000)
     index_overlay_s: float = _setting(
-        30.0, "how long flushed rows are still searched in RAM, as a server's reads lag", "seconds", 0, 3_600
+        30.0, "how long the server still searches flushed rows in RAM, because Milvus' reads lag", "seconds", 0, 3_600
     )
 
     # ---- the embedding model
     embedding: EmbeddingKind = _setting(
         EmbeddingKind.HASHING,
-        "embedding model: none needed (hashing), an OpenAI-compatible endpoint (openai), or a local model (onnx)",
+        "embedding: no model (hashing), an OpenAI-compatible endpoint (openai), or a local model (onnx)",
     )
     embedding_model_dir: Path | None = _setting(
         None, "sentence-transformers directory with model.onnx, for embedding = onnx (pip install memstream[onnx])"
     )
-    embedding_model: str = _setting("text-embedding-3-small", "model asked of the endpoint")
+    embedding_model: str = _setting("text-embedding-3-small", "model to request from the endpoint")
     embedding_base_url: BaseUrl = _setting(
-        "", "base URL of the endpoint; empty is OpenAI's own; where nothing answers there, /v1 is appended"
+        "", "base URL of the endpoint; empty is OpenAI's own; if nothing answers there, /v1 is appended"
     )
     embedding_api_key: SecretStr = _setting(
-        SecretStr(""), "key of the endpoint, sent as a bearer token; empty where it needs none"
+        SecretStr(""), "key of the endpoint, sent as a bearer token; empty if it needs none"
     )
     embedding_headers: Headers = _setting(
         SecretStr(""), "more headers for the endpoint, name=value,name=value; a comma in a value is %2C"
     )
     embedding_query: Query = _setting(
-        SecretStr(""), "query parameters for the endpoint, name=value&name=value: api-version of Azure, say"
+        SecretStr(""), "query parameters for the endpoint, name=value&name=value, for instance api-version for Azure"
     )
     embedding_timeout_s: float = _setting(15.0, "deadline of one request to the endpoint", "seconds", 0.1, 600)
-    embedding_concurrency: int = _setting(4, "requests under way at once", "requests", 1, 256)
+    embedding_concurrency: int = _setting(4, "requests in flight at once", "requests", 1, 256)
     embedding_batch_max: int = _setting(128, "texts in one request", "texts", 1, 2_048)
-    embedding_input_max_chars: int = _setting(8_000, "text sent to the model is cut here", "characters", 100, 1_000_000)
+    embedding_input_max_chars: int = _setting(
+        8_000, "length at which a text sent to the model is truncated", "characters", 100, 1_000_000
+    )
     embedding_retries: int = _setting(3, "retries of a failed request, with growing jittered waits", "retries", 0, 20)
 
     # ---- the model that reads the best of a ranking again
     reranker_model_dir: Path | None = _setting(
-        None, "directory of a cross-encoder with model.onnx (pip install memstream[onnx]); unset is no reranker"
+        None, "directory of a cross-encoder with model.onnx (pip install memstream[onnx]); unset disables the reranker"
     )
-    reranker_candidates: int = _setting(20, "the best of a ranking that are shown to it", "fragments", 1, 200)
-    reranker_weight: float = _setting(1.0, "weight of what it says beside relevance, times beta", "weight", 0, 10)
+    reranker_candidates: int = _setting(20, "number of best candidates that it scores", "fragments", 1, 200)
+    reranker_weight: float = _setting(1.0, "weight of its score in relation to relevance, times beta", "weight", 0, 10)
     reranker_timeout_s: float = _setting(
-        1.0, "how long a recall waits for it before it answers without", "seconds", 0.01, 60
+        1.0, "how long a recall waits for it before it answers without it", "seconds", 0.01, 60
     )
 
     # ---- the model to change to
     next_embedding: EmbeddingKind | None = _setting(
-        None, "embedding model to change to by `memstream reindex --embed`; serves once the data is in its space"
+        None, "embedding that `memstream reindex --embed` switches to; in use once the data is in its space"
     )
     next_embedding_model_dir: Path | None = _setting(None, "its directory, for next_embedding = onnx")
-    next_embedding_model: str = _setting("text-embedding-3-small", "model asked of its endpoint")
+    next_embedding_model: str = _setting("text-embedding-3-small", "model to request from its endpoint")
     next_embedding_base_url: BaseUrl = _setting("", "base URL of its endpoint; empty is OpenAI's own")
-    next_embedding_api_key: SecretStr = _setting(SecretStr(""), "key of its endpoint; empty where it needs none")
+    next_embedding_api_key: SecretStr = _setting(SecretStr(""), "key of its endpoint; empty if it needs none")
     next_embedding_headers: Headers = _setting(SecretStr(""), "more headers for its endpoint, as embedding_headers")
     next_embedding_query: Query = _setting(SecretStr(""), "query parameters for its endpoint, as embedding_query")
 
     # ---- the LLM that rates importance and derives insights
-    llm_model: str = _setting("", "chat model asked for importance and insights; empty is no LLM")
+    llm_model: str = _setting("", "chat model for importance and insights; empty is no LLM")
     llm_base_url: BaseUrl = _setting(
         "",
-        "base URL of its OpenAI-compatible endpoint; empty is OpenAI's own; where nothing answers there, /v1 is "
-        "appended",
+        "base URL of its OpenAI-compatible endpoint; empty is OpenAI's own; if nothing answers there, /v1 is appended",
     )
     llm_api_key: SecretStr = _setting(
-        SecretStr(""), "key of that endpoint, sent as a bearer token; empty where it needs none"
+        SecretStr(""), "key of that endpoint, sent as a bearer token; empty if it needs none"
     )
     llm_headers: Headers = _setting(
         SecretStr(""), "more headers for that endpoint, name=value,name=value; a comma in a value is %2C"
     )
     llm_query: Query = _setting(SecretStr(""), "query parameters for that endpoint, name=value&name=value")
-    llm_scoring: bool = _setting(True, "whether the LLM rates the importance of what clients gave none")
+    llm_scoring: bool = _setting(True, "whether the LLM rates observations without an importance")
     llm_insights: bool = _setting(True, "whether the LLM derives insights, on promotion and by reflection")
     llm_temperature: float | None = _setting(
-        None, "sampling temperature; unset leaves it to the endpoint, as does an endpoint that refuses it", "", 0, 2
+        None, "sampling temperature; unset, or refused by the endpoint, it is not sent", "", 0, 2
     )
     llm_structured: StructuredReplies = _setting(
-        StructuredReplies.AUTO, "ask for replies held to a JSON schema; auto does unless the endpoint refuses"
+        StructuredReplies.AUTO, "ask the endpoint to enforce a JSON schema; auto does so unless the endpoint refuses"
     )
     llm_prompts_dir: Path | None = _setting(
-        None, "directory whose importance.txt, insight.txt, questions.txt and reflection.txt replace our prompts"
+        None,
+        "directory whose importance.txt, insight.txt, questions.txt and reflection.txt replace the built-in prompts",
     )
     llm_timeout_s: float = _setting(30.0, "deadline of one request to the LLM", "seconds", 0.1, 600)
     llm_deadline_s: float = _setting(60.0, "deadline of a question with its retries and waits", "seconds", 0.1, 3_600)
     llm_retries: int = _setting(3, "retries of a failed request or a malformed reply, with jitter", "retries", 0, 20)
     llm_batch_max: int = _setting(20, "texts rated in one request", "texts", 1, 200)
-    llm_concurrency: int = _setting(4, "requests to the LLM under way at once", "requests", 1, 256)
+    llm_concurrency: int = _setting(4, "requests to the LLM in flight at once", "requests", 1, 256)
     llm_requests_per_minute: int = _setting(
-        0, "requests to the LLM in a minute, more wait; 0 is no limit", "requests", 0, 1_000_000
+        0, "requests to the LLM per minute, further ones wait; 0 is no limit", "requests", 0, 1_000_000
     )
     llm_tokens_per_minute: int = _setting(
-        0, "tokens of the LLM in a minute, prompts and replies, more wait; 0 is no limit", "tokens", 0, 1_000_000_000
+        0,
+        "tokens of the LLM per minute, prompts and replies, further requests wait; 0 is no limit",
+        "tokens",
+        0,
+        1_000_000_000,
     )
     llm_namespace_requests_per_minute: int = _setting(
-        0, "the same for each namespace, so that none uses up what is everybody's", "requests", 0, 1_000_000
+        0, "the same for each namespace, so that none uses up the total", "requests", 0, 1_000_000
     )
     llm_namespace_tokens_per_minute: int = _setting(
-        0, "the same for each namespace, so that none uses up what is everybody's", "tokens", 0, 1_000_000_000
+        0, "the same for each namespace, so that none uses up the total", "tokens", 0, 1_000_000_000
     )
 
     model_check: bool = _setting(
-        True, "ask every model's endpoint something harmless at the start, and log what comes of it"
+        True, "probe every model's endpoint with a harmless request at the start, and log the result"
     )
 
     # ---- what a request may hold
-    content_max_bytes: int = _setting(65_536, "longest content of an observation, in UTF-8", "bytes", 1, 4_194_304)
+    content_max_bytes: int = _setting(
+        65_536, "longest content of an observation, in bytes of UTF-8", "bytes", 1, 4_194_304
+    )
     batch_max: int = _setting(1_024, "observations in one batch", "observations", 1, 100_000)
     message_max_bytes: int = _setting(
         4_194_304,
-        "largest gRPC message, of Observe, ObserveBatch, ImportMemories and SavePlans; others have at most 262,144 "
+        "largest gRPC message of Observe, ObserveBatch, ImportMemories and SavePlans; other rpcs have at most 262,144 "
         "bytes, or four times content_max_bytes",
         "bytes",
         65_536,
@@ -340,7 +356,7 @@ class Settings(BaseSettings):
     )
     message_fields_max: int = _setting(
         131_072,
-        "fields of a gRPC message of those rpcs, those of its sub-messages counted, others have at most an eighth; a "
+        "fields of a gRPC message of those rpcs, including its sub-messages; other rpcs have at most an eighth; a "
         "field costs up to 150 bytes of RAM",
         "fields",
         1_024,
@@ -353,47 +369,51 @@ class Settings(BaseSettings):
     metadata_max_bytes: int = _setting(
         16_384, "metadata of an observation, keys and values in UTF-8", "bytes", 0, 1_048_576
     )
-    page_size_max: int = _setting(1_000, "items of one page; a larger page_size is lowered to it", "items", 1, 10_000)
+    page_size_max: int = _setting(1_000, "items of one page; a larger page_size is reduced to this", "items", 1, 10_000)
     recall_limit_max: int = _setting(1_000, "recollections of one answer", "fragments", 1, 10_000)
 
     import_max_bytes: int = _setting(
-        17_179_869_184, "lines of one import, put aside on the disk before they are used", "bytes", 1, 1_099_511_627_776
+        17_179_869_184, "size of one import, which the server stores on disk first", "bytes", 1, 1_099_511_627_776
     )
 
     # ---- streams
     window_observations: int = _setting(
-        4_096, "observations a stream may have sent and not yet had received", "observations", 1, 1_000_000
+        4_096, "observations that a stream may have in flight before *received*", "observations", 1, 1_000_000
     )
-    window_bytes: int = _setting(16_777_216, "bytes of content likewise", "bytes", 65_536, 1_073_741_824)
+    window_bytes: int = _setting(
+        16_777_216,
+        "bytes of content that a stream may have in flight before *received*",
+        "bytes",
+        65_536,
+        1_073_741_824,
+    )
     connection_streams_max: int = _setting(
         256,
-        "calls and streams that one connection may have open (HTTP/2); a client holds back what exceeds it",
+        "calls and streams that one connection may have open (HTTP/2); a client holds back the excess",
         "streams",
         1,
         1_000_000,
     )
     streams_max: int = _setting(4_096, "streams open at once", "streams", 1, 1_000_000)
-    recall_in_flight_max: int = _setting(64, "queries under way on one Recall stream", "queries", 1, 10_000)
-    calls_in_flight_max: int = _setting(
-        1_024, "calls of one answer under way at once, of all clients together", "calls", 1, 1_000_000
-    )
+    recall_in_flight_max: int = _setting(64, "queries in flight on one Recall stream", "queries", 1, 10_000)
+    calls_in_flight_max: int = _setting(1_024, "unary calls in flight, of all clients together", "calls", 1, 1_000_000)
     opening_max_s: float = _setting(
         20.0,
-        "how long a connection may take to its HTTP/2 (and TLS) handshake, and a stream to its first message",
+        "how long a connection may take for its HTTP/2 (and TLS) handshake, and a stream until its first message",
         "seconds",
         0.1,
         3_600,
     )
     connection_idle_max_s: float = _setting(
         1_800.0,
-        "how long a connection without a call is kept; clients connect again by themselves",
+        "how long a connection without a call stays open; clients reconnect automatically",
         "seconds",
         0.1,
         86_400,
     )
     watch_stalled_max_s: float = _setting(
         600.0,
-        "how long a watcher may leave events unread before its stream ends, to be resumed",
+        "how long a watcher may leave events unread before its stream ends; it can resume",
         "seconds",
         0.1,
         86_400,
@@ -402,15 +422,15 @@ class Settings(BaseSettings):
 
     # ---- memory of the process
     active_memories_max: int = _setting(
-        1_000, "memories held in RAM; the least recently used leave first", "memories", 1, 1_000_000
+        1_000, "memories in RAM; the least recently used leave first", "memories", 1, 1_000_000
     )
     active_bytes_max: int = _setting(
-        1_073_741_824, "estimated bytes of the memories held in RAM", "bytes", 1_048_576, 1_099_511_627_776
+        1_073_741_824, "estimated bytes of the memories in RAM", "bytes", 1_048_576, 1_099_511_627_776
     )
     dense_in_memory_max: int = _setting(
         200_000,
-        "fragments up to which an active memory holds its vectors, where they take less than a quarter of "
-        "active_bytes_max, and searches them exactly",
+        "fragments up to which an active memory keeps its vectors in RAM, if they take less than a quarter of "
+        "active_bytes_max, for an exact search",
         "fragments",
         0,
         10_000_000,
@@ -423,20 +443,20 @@ class Settings(BaseSettings):
     )
     lease_s: float = _setting(
         10.0,
-        "how long other servers of the database leave this one its memories when it says nothing",
+        "how long this server owns its memories without renewing its lease",
         "seconds",
         0.5,
         600,
     )
-    lease_renew_s: float = _setting(3.0, "how often it says that it is there", "seconds", 0.1, 200)
+    lease_renew_s: float = _setting(3.0, "how often it renews its lease", "seconds", 0.1, 200)
     disk_free_min_bytes: int = _setting(
-        268_435_456, "free disk below which new writes are refused", "bytes", 0, 1_099_511_627_776
+        268_435_456, "free disk space below which the server refuses writes", "bytes", 0, 1_099_511_627_776
     )
     access_flush_interval_s: float = _setting(
-        15.0, "how often access times and counts are written", "seconds", 0.05, 3_600
+        15.0, "how often the server writes access times and counts", "seconds", 0.05, 3_600
     )
     maintenance_interval_s: float = _setting(
-        60.0, "how often expired fragments and old answers are looked for", "seconds", 0.05, 86_400
+        60.0, "how often the server looks for expired fragments and old answers", "seconds", 0.05, 86_400
     )
 
     @model_validator(mode="after")

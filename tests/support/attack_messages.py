@@ -46,7 +46,7 @@ def nested(size: int) -> bytes:
     inner = b""
     while len(inner) < size // 256:
         inner = encode_field(2, inner)
-    return named() + field(6, inner) * 32
+    return memory_fields() + encode_field(6, inner) * 32
 
 
 def unknown_fields(size: int) -> bytes:

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class ConversationServiceStub(object):
-    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers. A conversation begins with its
-    first message or plan; until then all but AppendMessage, SavePlans, CompleteConversation and WatchMessages answer
-    CONVERSATION_NOT_FOUND.
+    """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
+    starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
+    answer CONVERSATION_NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -95,13 +95,13 @@ class ConversationServiceStub(object):
 
 
 class ConversationServiceServicer(object):
-    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers. A conversation begins with its
-    first message or plan; until then all but AppendMessage, SavePlans, CompleteConversation and WatchMessages answer
-    CONVERSATION_NOT_FOUND.
+    """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
+    starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
+    answer CONVERSATION_NOT_FOUND.
     """
 
     def AppendMessage(self, request, context):
-        """Appends a message; makes the conversation if need be, and opens a completed one again.
+        """Appends a message; starts the conversation if necessary, and opens a completed one again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,21 +122,21 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchMessages(self, request, context):
-        """Streams a conversation's messages as they come; ends when the conversation is completed.
+        """Streams a conversation's messages as they arrive; ends when the conversation is completed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CompleteConversation(self, request, context):
-        """Marks a conversation completed: its watchers end. Makes the conversation if need be.
+        """Marks a conversation completed: its watchers end. Starts the conversation if necessary.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteMessages(self, request, context):
-        """Deletes a conversation's messages; their numbers are not given again.
+        """Deletes a conversation's messages; their numbers are not reused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -244,9 +244,9 @@ def add_ConversationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ConversationService(object):
-    """Messages and plans of conversations, in a namespace. Not part of a memory's tiers. A conversation begins with its
-    first message or plan; until then all but AppendMessage, SavePlans, CompleteConversation and WatchMessages answer
-    CONVERSATION_NOT_FOUND.
+    """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
+    starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
+    answer CONVERSATION_NOT_FOUND.
     """
 
     @staticmethod

@@ -39,34 +39,26 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
     """
     ERROR_REASON_SEQUENCE_CONFLICT: _ErrorReason.ValueType  # 4
-    """FAILED_PRECONDITION. A sequence number came again with other content.
-    Metadata: sequence.
-    Example: two processes share a producer name. What to do: give each its own.
+    """FAILED_PRECONDITION. A sequence number was repeated with other content. Metadata: sequence. Example: two processes
+    share a producer name. What to do: give each its own.
     """
     ERROR_REASON_ROUTING_MISMATCH: _ErrorReason.ValueType  # 5
     """INVALID_ARGUMENT. The metadata `memstream-memory` names another memory than the request."""
     ERROR_REASON_MEMORY_NOT_FOUND: _ErrorReason.ValueType  # 6
-    """NOT_FOUND. No memory of that name. What to do: create it.
-    Metadata: namespace, memory.
-    """
+    """NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory."""
     ERROR_REASON_FRAGMENT_NOT_FOUND: _ErrorReason.ValueType  # 7
-    """NOT_FOUND. No fragment of that id or external_id.
-    Metadata: id (the one asked for, also an external_id).
-    """
+    """NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the id or external_id of the request)."""
     ERROR_REASON_OPERATION_NOT_FOUND: _ErrorReason.ValueType  # 8
-    """NOT_FOUND. No operation of that id, or it ended long ago.
-    Metadata: id.
-    """
+    """NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id."""
     ERROR_REASON_CONVERSATION_NOT_FOUND: _ErrorReason.ValueType  # 9
-    """NOT_FOUND. No such conversation, message or plan.
-    Metadata: conversation.
-    """
+    """NOT_FOUND. There is no such conversation, message or plan. Metadata: conversation."""
     ERROR_REASON_MEMORY_EXISTS: _ErrorReason.ValueType  # 10
-    """ALREADY_EXISTS. A memory of that name exists; to an import, also a conversation. What to do: exist_ok, or another
-    name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the request).
+    """ALREADY_EXISTS. A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another
+    name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the
+    request).
     """
     ERROR_REASON_REQUEST_ID_CONFLICT: _ErrorReason.ValueType  # 11
-    """ALREADY_EXISTS. A request_id came again with another request. What to do: use a new one per request."""
+    """ALREADY_EXISTS. A request_id was repeated with a different request. What to do: use a new one per request."""
     ERROR_REASON_ETAG_MISMATCH: _ErrorReason.ValueType  # 12
     """ABORTED. The etag given is not the current one. What to do: read again, then decide.
     Metadata: etag (the current one).
@@ -76,15 +68,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_BACKLOG_FULL: _ErrorReason.ValueType  # 14
     """RESOURCE_EXHAUSTED, with RetryInfo. Too many observations of this memory are received and not yet stored."""
     ERROR_REASON_STORAGE_FULL: _ErrorReason.ValueType  # 15
-    """RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads go on. What to do: free space."""
+    """RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads continue. What to do: free space."""
     ERROR_REASON_WINDOW_EXCEEDED: _ErrorReason.ValueType  # 16
-    """RESOURCE_EXHAUSTED. More was sent than the window granted by `opened` allows."""
+    """RESOURCE_EXHAUSTED. The client sent more than the window in `opened` allows."""
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 17
-    """RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up.
-    Example: the memory has as many fragments as it may; such an observation is rejected.
-    What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
-    Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch that is not read: where
-    to watch again).
+    """RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. Example: the
+    memory is full; such an observation is rejected. What to do: wait as RetryInfo says; if the quota counts stored
+    objects, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
+    that is not read: where to watch again).
     """
     ERROR_REASON_MODEL_UNAVAILABLE: _ErrorReason.ValueType  # 18
     """UNAVAILABLE, with RetryInfo. A model this call needs does not answer."""
@@ -95,31 +86,29 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 20
     """UNAVAILABLE. The server is going away. What to do: reconnect."""
     ERROR_REASON_OWNER_UNAVAILABLE: _ErrorReason.ValueType  # 21
-    """UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it just moves between two.
-    Metadata: begun? (what was asked may have been done).
+    """UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it is moving between two
+    servers. Metadata: begun? (the call may have been carried out).
     """
     ERROR_REASON_MODEL_MISMATCH: _ErrorReason.ValueType  # 22
     """FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`."""
     ERROR_REASON_KIND_MISMATCH: _ErrorReason.ValueType  # 23
-    """FAILED_PRECONDITION. The memory's kind has not the tier or operation asked for."""
+    """FAILED_PRECONDITION. The memory's kind lacks the requested tier or operation."""
     ERROR_REASON_CURSOR_COMPACTED: _ErrorReason.ValueType  # 24
-    """OUT_OF_RANGE. Events that old are no longer kept.
-    Metadata: oldest_revision.
-    """
+    """OUT_OF_RANGE. The events after this cursor are no longer kept. Metadata: oldest_revision."""
     ERROR_REASON_CURSOR_VOID: _ErrorReason.ValueType  # 25
-    """OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments."""
-    ERROR_REASON_REVISION_NOT_REACHED: _ErrorReason.ValueType  # 26
-    """DEADLINE_EXCEEDED. `min_revision` was not reached in time.
-    Metadata: revision (the present one).
+    """OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory. What to do: start
+    from ListFragments.
     """
+    ERROR_REASON_REVISION_NOT_REACHED: _ErrorReason.ValueType  # 26
+    """DEADLINE_EXCEEDED. `min_revision` was not reached in time. Metadata: revision (the current one)."""
     ERROR_REASON_CAPABILITY_MISSING: _ErrorReason.ValueType  # 27
     """UNIMPLEMENTED. This server does not have that capability.
     Metadata: capability.
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 28
-    """UNAUTHENTICATED. No identity, or one that is not accepted."""
+    """UNAUTHENTICATED. The call has no credential, or one that is not accepted."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 29
-    """PERMISSION_DENIED. The identity may not do this in that namespace."""
+    """PERMISSION_DENIED. The principal lacks the right for this in that namespace."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 30
     """INTERNAL. A defect of the server.
     Metadata: incident (to look up in the server's log).
@@ -127,11 +116,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_MEMORY_DELETED: _ErrorReason.ValueType  # 31
     """NOT_FOUND. The memory was deleted while the call ran."""
     ERROR_REASON_PAGE_TOKEN_INVALID: _ErrorReason.ValueType  # 32
-    """INVALID_ARGUMENT. A page token was not made by this call, or with other arguments."""
+    """INVALID_ARGUMENT. The page token is from another call, or the arguments differ."""
     ERROR_REASON_QUERY_ID_IN_USE: _ErrorReason.ValueType  # 40
-    """INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered.
-    What to do: give every query its own.
-    Metadata: query_id.
+    """INVALID_ARGUMENT. A query has the query_id of a query in flight on this stream, which is still answered. What to
+    do: give every query its own. Metadata: query_id.
     """
     ERROR_REASON_QUERY_TIMEOUT: _ErrorReason.ValueType  # 41
     """DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open."""
@@ -139,12 +127,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """CANCELLED. The client cancelled the query."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
-    """The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel
-    as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
-    grpc-retry-pushback-ms tells the same to gRPC's own retry: milliseconds, or -1 where to try again by itself is senseless.
+    """The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel as
+    google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
+    grpc-retry-pushback-ms gives the same to gRPC's own retry: milliseconds, or -1 if an automatic retry is useless.
 
-    `Metadata:` lists the keys of ErrorInfo.metadata: those are always there, one with a question mark sometimes, others
-    never. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
+    `Metadata:` lists the keys of ErrorInfo.metadata: a key is always present, one with a question mark only sometimes,
+    and there are no others. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -164,34 +152,26 @@ Metadata: expected_sequence.
 Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
 """
 ERROR_REASON_SEQUENCE_CONFLICT: ErrorReason.ValueType  # 4
-"""FAILED_PRECONDITION. A sequence number came again with other content.
-Metadata: sequence.
-Example: two processes share a producer name. What to do: give each its own.
+"""FAILED_PRECONDITION. A sequence number was repeated with other content. Metadata: sequence. Example: two processes
+share a producer name. What to do: give each its own.
 """
 ERROR_REASON_ROUTING_MISMATCH: ErrorReason.ValueType  # 5
 """INVALID_ARGUMENT. The metadata `memstream-memory` names another memory than the request."""
 ERROR_REASON_MEMORY_NOT_FOUND: ErrorReason.ValueType  # 6
-"""NOT_FOUND. No memory of that name. What to do: create it.
-Metadata: namespace, memory.
-"""
+"""NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory."""
 ERROR_REASON_FRAGMENT_NOT_FOUND: ErrorReason.ValueType  # 7
-"""NOT_FOUND. No fragment of that id or external_id.
-Metadata: id (the one asked for, also an external_id).
-"""
+"""NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the id or external_id of the request)."""
 ERROR_REASON_OPERATION_NOT_FOUND: ErrorReason.ValueType  # 8
-"""NOT_FOUND. No operation of that id, or it ended long ago.
-Metadata: id.
-"""
+"""NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id."""
 ERROR_REASON_CONVERSATION_NOT_FOUND: ErrorReason.ValueType  # 9
-"""NOT_FOUND. No such conversation, message or plan.
-Metadata: conversation.
-"""
+"""NOT_FOUND. There is no such conversation, message or plan. Metadata: conversation."""
 ERROR_REASON_MEMORY_EXISTS: ErrorReason.ValueType  # 10
-"""ALREADY_EXISTS. A memory of that name exists; to an import, also a conversation. What to do: exist_ok, or another
-name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the request).
+"""ALREADY_EXISTS. A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another
+name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the
+request).
 """
 ERROR_REASON_REQUEST_ID_CONFLICT: ErrorReason.ValueType  # 11
-"""ALREADY_EXISTS. A request_id came again with another request. What to do: use a new one per request."""
+"""ALREADY_EXISTS. A request_id was repeated with a different request. What to do: use a new one per request."""
 ERROR_REASON_ETAG_MISMATCH: ErrorReason.ValueType  # 12
 """ABORTED. The etag given is not the current one. What to do: read again, then decide.
 Metadata: etag (the current one).
@@ -201,15 +181,14 @@ ERROR_REASON_PRODUCER_SUPERSEDED: ErrorReason.ValueType  # 13
 ERROR_REASON_BACKLOG_FULL: ErrorReason.ValueType  # 14
 """RESOURCE_EXHAUSTED, with RetryInfo. Too many observations of this memory are received and not yet stored."""
 ERROR_REASON_STORAGE_FULL: ErrorReason.ValueType  # 15
-"""RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads go on. What to do: free space."""
+"""RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads continue. What to do: free space."""
 ERROR_REASON_WINDOW_EXCEEDED: ErrorReason.ValueType  # 16
-"""RESOURCE_EXHAUSTED. More was sent than the window granted by `opened` allows."""
+"""RESOURCE_EXHAUSTED. The client sent more than the window in `opened` allows."""
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 17
-"""RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up.
-Example: the memory has as many fragments as it may; such an observation is rejected.
-What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
-Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch that is not read: where
-to watch again).
+"""RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. Example: the
+memory is full; such an observation is rejected. What to do: wait as RetryInfo says; if the quota counts stored
+objects, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
+that is not read: where to watch again).
 """
 ERROR_REASON_MODEL_UNAVAILABLE: ErrorReason.ValueType  # 18
 """UNAVAILABLE, with RetryInfo. A model this call needs does not answer."""
@@ -220,31 +199,29 @@ Metadata: incident? (to look up in the server's log).
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 20
 """UNAVAILABLE. The server is going away. What to do: reconnect."""
 ERROR_REASON_OWNER_UNAVAILABLE: ErrorReason.ValueType  # 21
-"""UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it just moves between two.
-Metadata: begun? (what was asked may have been done).
+"""UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it is moving between two
+servers. Metadata: begun? (the call may have been carried out).
 """
 ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 22
 """FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`."""
 ERROR_REASON_KIND_MISMATCH: ErrorReason.ValueType  # 23
-"""FAILED_PRECONDITION. The memory's kind has not the tier or operation asked for."""
+"""FAILED_PRECONDITION. The memory's kind lacks the requested tier or operation."""
 ERROR_REASON_CURSOR_COMPACTED: ErrorReason.ValueType  # 24
-"""OUT_OF_RANGE. Events that old are no longer kept.
-Metadata: oldest_revision.
-"""
+"""OUT_OF_RANGE. The events after this cursor are no longer kept. Metadata: oldest_revision."""
 ERROR_REASON_CURSOR_VOID: ErrorReason.ValueType  # 25
-"""OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments."""
-ERROR_REASON_REVISION_NOT_REACHED: ErrorReason.ValueType  # 26
-"""DEADLINE_EXCEEDED. `min_revision` was not reached in time.
-Metadata: revision (the present one).
+"""OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory. What to do: start
+from ListFragments.
 """
+ERROR_REASON_REVISION_NOT_REACHED: ErrorReason.ValueType  # 26
+"""DEADLINE_EXCEEDED. `min_revision` was not reached in time. Metadata: revision (the current one)."""
 ERROR_REASON_CAPABILITY_MISSING: ErrorReason.ValueType  # 27
 """UNIMPLEMENTED. This server does not have that capability.
 Metadata: capability.
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 28
-"""UNAUTHENTICATED. No identity, or one that is not accepted."""
+"""UNAUTHENTICATED. The call has no credential, or one that is not accepted."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 29
-"""PERMISSION_DENIED. The identity may not do this in that namespace."""
+"""PERMISSION_DENIED. The principal lacks the right for this in that namespace."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 30
 """INTERNAL. A defect of the server.
 Metadata: incident (to look up in the server's log).
@@ -252,11 +229,10 @@ Metadata: incident (to look up in the server's log).
 ERROR_REASON_MEMORY_DELETED: ErrorReason.ValueType  # 31
 """NOT_FOUND. The memory was deleted while the call ran."""
 ERROR_REASON_PAGE_TOKEN_INVALID: ErrorReason.ValueType  # 32
-"""INVALID_ARGUMENT. A page token was not made by this call, or with other arguments."""
+"""INVALID_ARGUMENT. The page token is from another call, or the arguments differ."""
 ERROR_REASON_QUERY_ID_IN_USE: ErrorReason.ValueType  # 40
-"""INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered.
-What to do: give every query its own.
-Metadata: query_id.
+"""INVALID_ARGUMENT. A query has the query_id of a query in flight on this stream, which is still answered. What to
+do: give every query its own. Metadata: query_id.
 """
 ERROR_REASON_QUERY_TIMEOUT: ErrorReason.ValueType  # 41
 """DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open."""

@@ -28,13 +28,13 @@ class _MemoryKind:
 class _MemoryKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemoryKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     MEMORY_KIND_UNSPECIFIED: _MemoryKind.ValueType  # 0
-    """Not given: HYBRID."""
+    """Unset: HYBRID."""
     MEMORY_KIND_SENSORY: _MemoryKind.ValueType  # 1
-    """A buffer that forgets all when it overflows."""
+    """A buffer that empties when it overflows."""
     MEMORY_KIND_SHORT_TERM: _MemoryKind.ValueType  # 2
     """The last few observations, first in first out."""
     MEMORY_KIND_ENHANCED_SHORT_TERM: _MemoryKind.ValueType  # 3
-    """The last few, strengthened by similar ones."""
+    """The last few observations, enhanced by similar ones."""
     MEMORY_KIND_LONG_TERM: _MemoryKind.ValueType  # 4
     """Everything, recalled by relevance, recency and importance."""
     MEMORY_KIND_HYBRID: _MemoryKind.ValueType  # 5
@@ -44,13 +44,13 @@ class MemoryKind(_MemoryKind, metaclass=_MemoryKindEnumTypeWrapper):
     """Which tiers a memory has. Given at creation, never changed."""
 
 MEMORY_KIND_UNSPECIFIED: MemoryKind.ValueType  # 0
-"""Not given: HYBRID."""
+"""Unset: HYBRID."""
 MEMORY_KIND_SENSORY: MemoryKind.ValueType  # 1
-"""A buffer that forgets all when it overflows."""
+"""A buffer that empties when it overflows."""
 MEMORY_KIND_SHORT_TERM: MemoryKind.ValueType  # 2
 """The last few observations, first in first out."""
 MEMORY_KIND_ENHANCED_SHORT_TERM: MemoryKind.ValueType  # 3
-"""The last few, strengthened by similar ones."""
+"""The last few observations, enhanced by similar ones."""
 MEMORY_KIND_LONG_TERM: MemoryKind.ValueType  # 4
 """Everything, recalled by relevance, recency and importance."""
 MEMORY_KIND_HYBRID: MemoryKind.ValueType  # 5
@@ -64,21 +64,21 @@ class _Profile:
 class _ProfileEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Profile.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     PROFILE_UNSPECIFIED: _Profile.ValueType  # 0
-    """Not given: DEFAULT."""
+    """Unset: DEFAULT."""
     PROFILE_DEFAULT: _Profile.ValueType  # 1
     """What measured best."""
     PROFILE_DBGPT: _Profile.ValueType  # 2
-    """DB-GPT's behaviour, its defects excepted."""
+    """DB-GPT's behaviour, without its defects."""
 
 class Profile(_Profile, metaclass=_ProfileEnumTypeWrapper):
     """Where the defaults of a policy come from."""
 
 PROFILE_UNSPECIFIED: Profile.ValueType  # 0
-"""Not given: DEFAULT."""
+"""Unset: DEFAULT."""
 PROFILE_DEFAULT: Profile.ValueType  # 1
 """What measured best."""
 PROFILE_DBGPT: Profile.ValueType  # 2
-"""DB-GPT's behaviour, its defects excepted."""
+"""DB-GPT's behaviour, without its defects."""
 Global___Profile: _TypeAlias = Profile  # noqa: Y015
 
 class _ShortTermKind:
@@ -88,21 +88,21 @@ class _ShortTermKind:
 class _ShortTermKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShortTermKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SHORT_TERM_KIND_UNSPECIFIED: _ShortTermKind.ValueType  # 0
-    """Not given: the profile's."""
+    """Unset: the profile's."""
     SHORT_TERM_KIND_FIFO: _ShortTermKind.ValueType  # 1
     """First in, first out."""
     SHORT_TERM_KIND_ENHANCED: _ShortTermKind.ValueType  # 2
-    """Similar observations strengthen each other."""
+    """Similar observations enhance each other."""
 
 class ShortTermKind(_ShortTermKind, metaclass=_ShortTermKindEnumTypeWrapper):
     """How a hybrid memory's short-term tier works."""
 
 SHORT_TERM_KIND_UNSPECIFIED: ShortTermKind.ValueType  # 0
-"""Not given: the profile's."""
+"""Unset: the profile's."""
 SHORT_TERM_KIND_FIFO: ShortTermKind.ValueType  # 1
 """First in, first out."""
 SHORT_TERM_KIND_ENHANCED: ShortTermKind.ValueType  # 2
-"""Similar observations strengthen each other."""
+"""Similar observations enhance each other."""
 Global___ShortTermKind: _TypeAlias = ShortTermKind  # noqa: Y015
 
 class _SimilarityRule:
@@ -112,17 +112,17 @@ class _SimilarityRule:
 class _SimilarityRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SimilarityRule.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SIMILARITY_RULE_UNSPECIFIED: _SimilarityRule.ValueType  # 0
-    """Not given: the profile's."""
+    """Unset: the profile's."""
     SIMILARITY_RULE_COSINE: _SimilarityRule.ValueType  # 1
     """cosine >= similarity_min."""
     SIMILARITY_RULE_SIGMOID_DRAW: _SimilarityRule.ValueType  # 2
     """p = sigmoid(cosine) >= similarity_threshold and draw < p."""
 
 class SimilarityRule(_SimilarityRule, metaclass=_SimilarityRuleEnumTypeWrapper):
-    """What counts as a hit between a held fragment and a newcomer."""
+    """What counts as a hit between a short-term fragment and an observation or recollection."""
 
 SIMILARITY_RULE_UNSPECIFIED: SimilarityRule.ValueType  # 0
-"""Not given: the profile's."""
+"""Unset: the profile's."""
 SIMILARITY_RULE_COSINE: SimilarityRule.ValueType  # 1
 """cosine >= similarity_min."""
 SIMILARITY_RULE_SIGMOID_DRAW: SimilarityRule.ValueType  # 2
@@ -136,17 +136,17 @@ class _Overflow:
 class _OverflowEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Overflow.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     OVERFLOW_UNSPECIFIED: _Overflow.ValueType  # 0
-    """Not given: the profile's."""
+    """Unset: the profile's."""
     OVERFLOW_PROMOTE: _Overflow.ValueType  # 1
     """To long-term."""
     OVERFLOW_DROP: _Overflow.ValueType  # 2
     """Out of the memory."""
 
 class Overflow(_Overflow, metaclass=_OverflowEnumTypeWrapper):
-    """Where the weakest fragment of a full enhanced short-term tier goes."""
+    """What happens to the weakest fragment of a full enhanced short-term tier."""
 
 OVERFLOW_UNSPECIFIED: Overflow.ValueType  # 0
-"""Not given: the profile's."""
+"""Unset: the profile's."""
 OVERFLOW_PROMOTE: Overflow.ValueType  # 1
 """To long-term."""
 OVERFLOW_DROP: Overflow.ValueType  # 2
@@ -160,7 +160,7 @@ class _RankingRule:
 class _RankingRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RankingRule.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RANKING_RULE_UNSPECIFIED: _RankingRule.ValueType  # 0
-    """Not given: the profile's."""
+    """Unset: the profile's."""
     RANKING_RULE_ABSOLUTE: _RankingRule.ValueType  # 1
     """alpha x recency + beta x relevance + gamma x importance, relevance on an absolute scale."""
     RANKING_RULE_DBGPT: _RankingRule.ValueType  # 2
@@ -170,7 +170,7 @@ class RankingRule(_RankingRule, metaclass=_RankingRuleEnumTypeWrapper):
     """How recollections are ranked."""
 
 RANKING_RULE_UNSPECIFIED: RankingRule.ValueType  # 0
-"""Not given: the profile's."""
+"""Unset: the profile's."""
 RANKING_RULE_ABSOLUTE: RankingRule.ValueType  # 1
 """alpha x recency + beta x relevance + gamma x importance, relevance on an absolute scale."""
 RANKING_RULE_DBGPT: RankingRule.ValueType  # 2
@@ -218,24 +218,24 @@ class Memory(_message.Message):
     name: _builtins.str
     """Its name, unique in the namespace."""
     uid: _builtins.str
-    """Its identity: a memory made anew under the same name, or restored from a backup, has another."""
+    """Its identity: a memory that is created again under the same name, or restored from a backup, has another uid."""
     kind: Global___MemoryKind.ValueType
     """Which tiers it has."""
     revision: _builtins.int
     """Counts committed transitions; the token for freshness (`min_revision`) and where a watch starts."""
     etag: _builtins.str
-    """Changes whenever policy or labels do."""
+    """Changes with every change of policy or labels."""
     @_builtins.property
     def policy(self) -> Global___Policy:
         """Its complete policy."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Anything its owner wants to say of it."""
+        """Labels of its owner, with any meaning."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made."""
+        """When it was created."""
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
@@ -283,17 +283,17 @@ class Policy(_message.Message):
     profile: Global___Profile.ValueType
     """Where the defaults come from."""
     language: _builtins.str
-    """Snowball stemmer of its texts, for instance "english"; "auto" takes that of each text's own language. Default "english"."""
+    """Snowball stemmer of its texts, for instance "english"; "auto" detects the language of each text. Default "english"."""
     importance_default: _builtins.float
-    """Importance where neither client nor scorer gives one, in [0, 1]. Default 0.5."""
+    """Importance if neither client nor scorer gives one, in [0, 1]. Default 0.5."""
     wait_for_models: _builtins.bool
-    """Hold observations (they stay received) while a model is down, instead of storing them without a vector.
-    Default false; dbgpt true.
+    """Keep observations *received* while a model is down, instead of storing them without a vector. Default false; dbgpt
+    true.
     """
     backlog_max: _builtins.int
-    """Observations between received and stored before new ones are refused, 1 to 1,000,000. Default 10,000."""
+    """Maximum observations that are received but not stored; further ones are refused. 1 to 1,000,000. Default 10,000."""
     score_importance: _builtins.bool
-    """Let the LLM, where the server has one, rate the importance of what the client gave none. Default true."""
+    """Let the server's LLM, if any, rate observations without an importance. Default true."""
     @_builtins.property
     def sensory(self) -> Global___SensoryPolicy:
         """The sensory tier."""
@@ -358,14 +358,14 @@ Global___Policy: _TypeAlias = Policy  # noqa: Y015
 
 @_typing.final
 class SensoryPolicy(_message.Message):
-    """The buffer every observation enters first."""
+    """The buffer that every observation enters first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CAPACITY_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     capacity: _builtins.int
-    """Fragments held; one more and all leave at once; 0 passes each straight through. 0 to 10,000. Default 0."""
+    """Capacity: one more fragment empties the tier; 0 passes every fragment straight through. 0 to 10,000. Default 0."""
     threshold: _builtins.float
     """Importance below which a leaving fragment is filtered, in [0, 1]. Default 0; dbgpt 0.01."""
     def __init__(
@@ -391,7 +391,7 @@ Global___SensoryPolicy: _TypeAlias = SensoryPolicy  # noqa: Y015
 
 @_typing.final
 class ShortTermPolicy(_message.Message):
-    """The tier in which similar observations strengthen each other."""
+    """The tier in which similar observations enhance each other."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -409,7 +409,7 @@ class ShortTermPolicy(_message.Message):
     kind: Global___ShortTermKind.ValueType
     """How a hybrid memory's short-term tier works. Default ENHANCED."""
     capacity: _builtins.int
-    """Fragments held, 1 to 1,000. Default 10 (FIFO 5)."""
+    """Capacity in fragments, 1 to 1,000. Default 10 (FIFO 5)."""
     similarity_rule: Global___SimilarityRule.ValueType
     """What counts as a hit. Default COSINE; dbgpt SIGMOID_DRAW."""
     similarity_min: _builtins.float
@@ -419,24 +419,23 @@ class ShortTermPolicy(_message.Message):
     enhance_threshold: _builtins.int
     """Hits that promote a fragment, 1 to 1,000. Default 3."""
     overflow: Global___Overflow.ValueType
-    """Where the weakest fragment of a full enhanced tier goes. Default PROMOTE; dbgpt DROP."""
+    """What happens to the weakest fragment of a full enhanced tier. Default PROMOTE; dbgpt DROP."""
     compare_content: _builtins.bool
     """Compare vectors of the content alone; off compares indexed vectors, at half the cost. Default true."""
     merge_content: _builtins.bool
     """On promotion the merged text becomes the content. Default false; dbgpt true."""
     repeats: _builtins.bool
-    """A repeat counts on the fragment it repeats, in any tier, instead of being kept (event REPEATED). It says the same words
-    (or structured observation) by the same speaker in the same session, and brings nothing of its own: the same
-    metadata, the same time to live or expiry, the same observe_time and token_count where either was given, the same
-    importance if it gives one,
-    an embedding of its own if that had one, and no external_id. The repeat restarts a time to live. Default
-    true; dbgpt false.
+    """Count a repeat on the fragment that it repeats, in any tier, instead of storing it (event REPEATED). A repeat has
+    the same words (or structured observation), speaker and session, and brings nothing of its own: the same metadata,
+    the same time to live or expiry, the same observe_time and token_count where either was given, the same importance
+    if it gives one, an embedding of its own if that had one, and no external_id. The repeat restarts a time to live.
+    Default true; dbgpt false.
     """
     @_builtins.property
     def echo_window(self) -> _duration_pb2.Duration:
-        """Words recalled in the session so recently are an echo and are not kept, unless they come with an external_id, or
-        with metadata, an expiry, an importance or a time that the recalled fragment lacks; whole seconds, 0 is off, at most a day.
-        Default 600 s; dbgpt 0.
+        """An observation of words that its session recalled within this time is an echo and is not stored, unless it has an
+        external_id, or metadata, an expiry, an importance or a time that the recalled fragment lacks; whole seconds, 0 is
+        off, at most a day. Default 600 s; dbgpt 0.
         """
 
     def __init__(
@@ -491,7 +490,7 @@ Global___ShortTermPolicy: _TypeAlias = ShortTermPolicy  # noqa: Y015
 
 @_typing.final
 class ReflectionPolicy(_message.Message):
-    """When and how insights are derived; nothing happens without an LLM."""
+    """When and how an LLM derives insights; without an LLM there are none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -508,9 +507,9 @@ class ReflectionPolicy(_message.Message):
     fragments: _builtins.int
     """Latest long-term fragments shown to the LLM, 1 to 1,000. Default 100."""
     questions: _builtins.int
-    """Questions asked of them, 1 to 20. Default 3."""
+    """Questions about them, 1 to 20. Default 3."""
     insights: _builtins.int
-    """Insights asked of each question's evidence, 1 to 20. Default 5."""
+    """Insights requested per question, 1 to 20. Default 5."""
     merge_cosine: _builtins.float
     """Insights with at least this cosine merge, in [0, 1]. Default 0.95."""
     def __init__(
@@ -590,21 +589,21 @@ class RecallPolicy(_message.Message):
     decay_per_hour: _builtins.float
     """Recency lost per hour, in [0, 1]. Default 0.01."""
     dense_weight: _builtins.float
-    """Part of the dense leg in relevance, in [0, 1]. Unset: the embedding model's own."""
+    """Weight of the dense leg in relevance, in [0, 1]. Unset: the embedding model's own."""
     lexical_weight: _builtins.float
-    """Part of the BM25 leg, in [0, 1]. Unset: the embedding model's own."""
+    """Weight of the BM25 leg, in [0, 1]. Unset: the embedding model's own."""
     context_weight: _builtins.float
-    """Part of the BM25 leg with neighbours, in [0, 1]. Unset: the embedding model's own."""
+    """Weight of the BM25 leg with neighbours, in [0, 1]. Unset: the embedding model's own."""
     speaker_bonus: _builtins.float
     """Added to relevance when the query names exactly the fragment's speaker, in [0, 1]. Default 0.1."""
     min_relevance: _builtins.float
-    """Relevance below which nothing is returned, in [0, 1]. Default 0."""
+    """Minimum relevance, in [0, 1]. Default 0."""
     sensory: _builtins.bool
-    """Whether the sensory tier is recalled. Default true; dbgpt false."""
+    """Whether recall includes the sensory tier. Default true; dbgpt false."""
     reinforce: _builtins.bool
-    """Offer what was found to short-term as recollections. Default true."""
+    """Offer the recollections to short-term. Default true."""
     fold: _builtins.bool
-    """Recollections that say the same take one place in an answer. Default true; dbgpt false."""
+    """Fold recollections that say the same into one. Default true; dbgpt false."""
     def __init__(
         self,
         *,
@@ -746,7 +745,7 @@ Global___RetentionPolicy: _TypeAlias = RetentionPolicy  # noqa: Y015
 
 @_typing.final
 class MemoryStats(_message.Message):
-    """How much a memory holds, at one revision."""
+    """Counts of a memory, at one revision."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -761,7 +760,7 @@ class MemoryStats(_message.Message):
     ACTIVE_FIELD_NUMBER: _builtins.int
     ACTIVE_BYTES_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
-    """The revision counted at."""
+    """The revision of the counts."""
     sensory: _builtins.int
     """Fragments in sensory."""
     short_term: _builtins.int
@@ -775,11 +774,11 @@ class MemoryStats(_message.Message):
     backlog: _builtins.int
     """Observations received and not yet stored."""
     unindexed: _builtins.int
-    """Long-term fragments not yet in the vector index. Recall sees them all the same."""
+    """Long-term fragments not yet in the vector index. Recall sees them."""
     active: _builtins.bool
-    """Whether its working set is in the server's memory."""
+    """Whether its working set is in the server's RAM."""
     active_bytes: _builtins.int
-    """Bytes of the server's memory its working set takes, when active."""
+    """Bytes of RAM that its working set takes, if it is active."""
     def __init__(
         self,
         *,

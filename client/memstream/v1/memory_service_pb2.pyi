@@ -24,7 +24,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class CreateMemoryRequest(_message.Message):
-    """Asks for a new memory."""
+    """Creates a memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -62,11 +62,11 @@ class CreateMemoryRequest(_message.Message):
     kind: _memory_pb2.MemoryKind.ValueType
     """Which tiers it has. Default HYBRID."""
     exist_ok: _builtins.bool
-    """Return an existing memory of that name, if it has the kind, the policy fields and the labels that this request sets;
-    what the request leaves unset is not compared. Otherwise MEMORY_EXISTS names what differs.
+    """Return an existing memory of that name if it has the kind, the policy fields and the labels that this request sets;
+    unset fields are not compared. Otherwise MEMORY_EXISTS names the differences.
     """
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer."""
+    """A repeat with the same id returns the first answer."""
     @_builtins.property
     def policy(self) -> _memory_pb2.Policy:
         """Its policy; unset fields take the profile's defaults."""
@@ -96,14 +96,14 @@ Global___CreateMemoryRequest: _TypeAlias = CreateMemoryRequest  # noqa: Y015
 
 @_typing.final
 class CreateMemoryResponse(_message.Message):
-    """The memory made."""
+    """The new memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMORY_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """False when it existed before."""
+    """False if it existed before."""
     @_builtins.property
     def memory(self) -> _memory_pb2.Memory:
         """The memory."""
@@ -185,11 +185,11 @@ class ListMemoriesRequest(_message.Message):
     namespace: _builtins.str
     """The namespace."""
     page_size: _builtins.int
-    """At most so many; 0 takes 100; at most 1,000."""
+    """Page size, at most 1,000; 0 takes 100."""
     page_token: _builtins.str
-    """From the previous answer; empty starts."""
+    """From the previous answer; empty for the first page."""
     name_prefix: _builtins.str
-    """Only names that begin so; empty: all."""
+    """Only names with this prefix; empty for all."""
     def __init__(
         self,
         *,
@@ -244,10 +244,10 @@ class UpdateMemoryRequest(_message.Message):
     UPDATE_MASK_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer."""
+    """A repeat with the same id returns the first answer."""
     @_builtins.property
     def memory(self) -> _memory_pb2.Memory:
-        """The memory: namespace and name say which, the masked fields what to set. An etag, if given, must be current."""
+        """The memory: namespace and name select it; the fields of the mask are set. An etag, if given, must be current."""
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
@@ -310,7 +310,7 @@ class CloneMemoryRequest(_message.Message):
     new_memory: _builtins.str
     """The name of the new one."""
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer."""
+    """A repeat with the same id returns the first answer."""
     new_namespace: _builtins.str
     """The namespace of the new one; empty for the same."""
     def __init__(
@@ -369,7 +369,7 @@ class ClearMemoryRequest(_message.Message):
     memory: _builtins.str
     """The memory."""
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer."""
+    """A repeat with the same id returns the first answer."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedScalarFieldContainer[_fragment_pb2.Tier.ValueType]:
         """The tiers; empty for all."""
@@ -431,9 +431,9 @@ class DeleteMemoryRequest(_message.Message):
     memory: _builtins.str
     """Its name."""
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer."""
+    """A repeat with the same id returns the first answer."""
     etag: _builtins.str
-    """Only when its etag is this; empty for whatever."""
+    """Require this etag; empty for none."""
     def __init__(
         self,
         *,
@@ -476,9 +476,9 @@ class ListNamespacesRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many; 0 takes 100; at most 1,000."""
+    """Page size, at most 1,000; 0 takes 100."""
     page_token: _builtins.str
-    """From the previous answer; empty starts."""
+    """From the previous answer; empty for the first page."""
     def __init__(
         self,
         *,
@@ -575,7 +575,7 @@ Global___GetMemoryStatsRequest: _TypeAlias = GetMemoryStatsRequest  # noqa: Y015
 
 @_typing.final
 class GetMemoryStatsResponse(_message.Message):
-    """What it holds."""
+    """The counts of a memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -678,14 +678,14 @@ class ListFragmentsRequest(_message.Message):
     memory: _builtins.str
     """The memory."""
     forgotten: _builtins.bool
-    """Forgotten fragments instead of remembered ones."""
+    """List forgotten fragments instead."""
     page_size: _builtins.int
-    """At most so many; 0 takes 100; at most 1,000."""
+    """Page size, at most 1,000; 0 takes 100."""
     page_token: _builtins.str
-    """From the previous answer; empty starts."""
+    """From the previous answer; empty for the first page."""
     @_builtins.property
     def filter(self) -> _fragment_pb2.FragmentFilter:
-        """Which fragments are meant."""
+        """The filter."""
 
     def __init__(
         self,
@@ -720,7 +720,7 @@ class ListFragmentsResponse(_message.Message):
     revision: _builtins.int
     """The memory's revision when the page was read: where a watch may start."""
     memory_uid: _builtins.str
-    """Identity of the memory."""
+    """The memory's uid."""
     @_builtins.property
     def fragments(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.Fragment]:
         """The fragments."""
@@ -757,9 +757,9 @@ class PutFragmentRequest(_message.Message):
     memory: _builtins.str
     """The memory."""
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer."""
+    """A repeat with the same id returns the first answer."""
     etag: _builtins.str
-    """Only when there is such a fragment and its etag is this; empty for whatever."""
+    """Require an existing fragment with this etag; empty for none."""
     @_builtins.property
     def observation(self) -> _fragment_pb2.Observation:
         """The observation; its external_id is required."""
@@ -791,12 +791,12 @@ class PutFragmentResponse(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """Whether it is new: there was none of that external_id, or it had expired."""
+    """Whether it is new: there was no fragment with that external_id, or it had expired."""
     revision: _builtins.int
     """The memory's revision."""
     @_builtins.property
     def fragment(self) -> _fragment_pb2.Fragment:
-        """The fragment; unset when its memory's policy did not keep it."""
+        """The fragment; unset if the memory's policy did not keep it."""
 
     def __init__(
         self,
@@ -829,15 +829,15 @@ class UpdateFragmentRequest(_message.Message):
     memory: _builtins.str
     """The memory."""
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer."""
+    """A repeat with the same id returns the first answer."""
     @_builtins.property
     def fragment(self) -> _fragment_pb2.Fragment:
-        """The fragment: its id says which, the masked fields what to set. An etag, if given, must be current."""
+        """The fragment: its id selects it; the fields of the mask are set. An etag, if given, must be current."""
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker". Named and not set,
-        expire_time takes the expiry away.
+        """Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker". expire_time in the mask
+        but unset removes the expiry.
         """
 
     def __init__(
@@ -901,7 +901,7 @@ class ForgetFragmentsRequest(_message.Message):
     memory: _builtins.str
     """The memory."""
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer."""
+    """A repeat with the same id returns the first answer."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """By id; at most 1,000."""
@@ -929,7 +929,7 @@ Global___ForgetFragmentsRequest: _TypeAlias = ForgetFragmentsRequest  # noqa: Y0
 
 @_typing.final
 class ForgetFragmentsResponse(_message.Message):
-    """The fragments are out of recall."""
+    """The fragments are forgotten."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -969,7 +969,7 @@ class RestoreFragmentsRequest(_message.Message):
     memory: _builtins.str
     """The memory."""
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer."""
+    """A repeat with the same id returns the first answer."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """By id; at most 1,000."""
@@ -997,8 +997,8 @@ Global___RestoreFragmentsRequest: _TypeAlias = RestoreFragmentsRequest  # noqa: 
 
 @_typing.final
 class RestoreFragmentsResponse(_message.Message):
-    """The fragments are recalled again, in the tier they left where it has room, else in long-term. In a kind without it
-    they stay forgotten while there is no room.
+    """The fragments are restored to their former tier if it has room, else to long-term. In a kind without long-term they
+    stay forgotten while there is no room.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1039,7 +1039,7 @@ class EraseFragmentsRequest(_message.Message):
     memory: _builtins.str
     """The memory."""
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer."""
+    """A repeat with the same id returns the first answer."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """By id; at most 1,000."""
@@ -1091,7 +1091,7 @@ Global___EraseFragmentsResponse: _TypeAlias = EraseFragmentsResponse  # noqa: Y0
 
 @_typing.final
 class ReflectMemoryRequest(_message.Message):
-    """Asks for a reflection."""
+    """Starts a reflection."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1103,7 +1103,7 @@ class ReflectMemoryRequest(_message.Message):
     memory: _builtins.str
     """The memory."""
     request_id: _builtins.str
-    """Makes a repeat of this call return the first answer."""
+    """A repeat with the same id returns the first answer."""
     def __init__(
         self,
         *,
@@ -1145,7 +1145,7 @@ Global___ReflectMemoryResponse: _TypeAlias = ReflectMemoryResponse  # noqa: Y015
 
 @_typing.final
 class ExportMemoriesRequest(_message.Message):
-    """What to export."""
+    """Starts an export."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1187,7 +1187,7 @@ class ExportMemoriesResponse(_message.Message):
     done: _builtins.int
     """Fragments sent so far."""
     total: _builtins.int
-    """Fragments in all."""
+    """Fragments in total."""
     def __init__(
         self,
         *,
@@ -1248,7 +1248,7 @@ class ImportOpen(_message.Message):
     memory: _builtins.str
     """The memory to import into; empty keeps the exported names."""
     request_id: _builtins.str
-    """Makes a repeat continue where the first stopped."""
+    """A repeat with the same id continues where the first stopped."""
     validate_only: _builtins.bool
     """Read and validate everything, write nothing."""
     def __init__(

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class MemoryServiceStub(object):
-    """Memories and their fragments as resources. `request_id` makes a repeat of a call return the first answer for 24 hours.
-    Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit.
+    """Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
+    first answer. Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning
+    with a letter or digit.
     """
 
     def __init__(self, channel):
@@ -134,12 +135,13 @@ class MemoryServiceStub(object):
 
 
 class MemoryServiceServicer(object):
-    """Memories and their fragments as resources. `request_id` makes a repeat of a call return the first answer for 24 hours.
-    Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit.
+    """Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
+    first answer. Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning
+    with a letter or digit.
     """
 
     def CreateMemory(self, request, context):
-        """Makes a memory.
+        """Creates a memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,14 +169,14 @@ class MemoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CloneMemory(self, request, context):
-        """Makes a memory of the same structure and policy, without content.
+        """Creates a memory with the same structure and policy, without content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClearMemory(self, request, context):
-        """Empties the tiers named, for good.
+        """Empties the named tiers for good.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -195,7 +197,7 @@ class MemoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetMemoryStats(self, request, context):
-        """Counts what a memory holds.
+        """Counts the content of a memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -216,7 +218,7 @@ class MemoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PutFragment(self, request, context):
-        """Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`).
+        """Observes, or replaces the client's fields of the fragment with that external_id (see `Observation.external_id`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,42 +232,42 @@ class MemoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ForgetFragments(self, request, context):
-        """Takes fragments out of recall, restorable within the grace.
+        """Takes fragments out of recall, restorable within the grace period.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RestoreFragments(self, request, context):
-        """Brings forgotten fragments back.
+        """Restores forgotten fragments.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EraseFragments(self, request, context):
-        """Removes content and vectors from every store, the event log included, and what was derived from them: long work.
+        """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReflectMemory(self, request, context):
-        """Reflects now: long work.
+        """Reflects now: a long-running operation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportMemories(self, request, context):
-        """Streams out a memory or a namespace as JSON lines, consistent at one revision per memory.
+        """Exports a memory or a namespace as JSON lines, consistent at one revision per memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ImportMemories(self, request_iterator, context):
-        """Streams JSON lines of an export in: long work, resumable and idempotent.
+        """Imports the JSON lines of an export: a long-running operation, resumable and idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -378,8 +380,9 @@ def add_MemoryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MemoryService(object):
-    """Memories and their fragments as resources. `request_id` makes a repeat of a call return the first answer for 24 hours.
-    Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit.
+    """Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
+    first answer. Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning
+    with a letter or digit.
     """
 
     @staticmethod

@@ -27,8 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MemoryServiceStub:
-    """Memories and their fragments as resources. `request_id` makes a repeat of a call return the first answer for 24 hours.
-    Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit.
+    """Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
+    first answer. Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning
+    with a letter or digit.
     """
 
     @_typing.overload
@@ -36,7 +37,7 @@ class MemoryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MemoryServiceAsyncStub: ...
     CreateMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.CreateMemoryRequest, _memory_service_pb2.CreateMemoryResponse]
-    """Makes a memory."""
+    """Creates a memory."""
     GetMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.GetMemoryRequest, _memory_service_pb2.GetMemoryResponse]
     """Reads a memory."""
     ListMemories: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListMemoriesRequest, _memory_service_pb2.ListMemoriesResponse]
@@ -44,45 +45,46 @@ class MemoryServiceStub:
     UpdateMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.UpdateMemoryRequest, _memory_service_pb2.UpdateMemoryResponse]
     """Changes policy and labels."""
     CloneMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.CloneMemoryRequest, _memory_service_pb2.CloneMemoryResponse]
-    """Makes a memory of the same structure and policy, without content."""
+    """Creates a memory with the same structure and policy, without content."""
     ClearMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ClearMemoryRequest, _memory_service_pb2.ClearMemoryResponse]
-    """Empties the tiers named, for good."""
+    """Empties the named tiers for good."""
     DeleteMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.DeleteMemoryRequest, _memory_service_pb2.DeleteMemoryResponse]
     """Deletes a memory and all of its content for good."""
     ListNamespaces: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListNamespacesRequest, _memory_service_pb2.ListNamespacesResponse]
     """Lists namespaces that have memories, by name."""
     GetMemoryStats: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.GetMemoryStatsRequest, _memory_service_pb2.GetMemoryStatsResponse]
-    """Counts what a memory holds."""
+    """Counts the content of a memory."""
     GetFragment: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentRequest, _memory_service_pb2.GetFragmentResponse]
     """Reads a fragment."""
     ListFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListFragmentsRequest, _memory_service_pb2.ListFragmentsResponse]
     """Lists fragments in order of receipt."""
     PutFragment: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.PutFragmentRequest, _memory_service_pb2.PutFragmentResponse]
-    """Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`)."""
+    """Observes, or replaces the client's fields of the fragment with that external_id (see `Observation.external_id`)."""
     UpdateFragment: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.UpdateFragmentRequest, _memory_service_pb2.UpdateFragmentResponse]
     """Changes a fragment."""
     ForgetFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ForgetFragmentsRequest, _memory_service_pb2.ForgetFragmentsResponse]
-    """Takes fragments out of recall, restorable within the grace."""
+    """Takes fragments out of recall, restorable within the grace period."""
     RestoreFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentsRequest, _memory_service_pb2.RestoreFragmentsResponse]
-    """Brings forgotten fragments back."""
+    """Restores forgotten fragments."""
     EraseFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]
-    """Removes content and vectors from every store, the event log included, and what was derived from them: long work."""
+    """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]
-    """Reflects now: long work."""
+    """Reflects now: a long-running operation."""
     ExportMemories: _grpc.UnaryStreamMultiCallable[_memory_service_pb2.ExportMemoriesRequest, _memory_service_pb2.ExportMemoriesResponse]
-    """Streams out a memory or a namespace as JSON lines, consistent at one revision per memory."""
+    """Exports a memory or a namespace as JSON lines, consistent at one revision per memory."""
     ImportMemories: _grpc.StreamUnaryMultiCallable[_memory_service_pb2.ImportMemoriesRequest, _memory_service_pb2.ImportMemoriesResponse]
-    """Streams JSON lines of an export in: long work, resumable and idempotent."""
+    """Imports the JSON lines of an export: a long-running operation, resumable and idempotent."""
 
 @_typing.type_check_only
 class MemoryServiceAsyncStub(MemoryServiceStub):
-    """Memories and their fragments as resources. `request_id` makes a repeat of a call return the first answer for 24 hours.
-    Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit.
+    """Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
+    first answer. Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning
+    with a letter or digit.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.CreateMemoryRequest, _memory_service_pb2.CreateMemoryResponse]  # type: ignore[assignment]
-    """Makes a memory."""
+    """Creates a memory."""
     GetMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.GetMemoryRequest, _memory_service_pb2.GetMemoryResponse]  # type: ignore[assignment]
     """Reads a memory."""
     ListMemories: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListMemoriesRequest, _memory_service_pb2.ListMemoriesResponse]  # type: ignore[assignment]
@@ -90,39 +92,40 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     UpdateMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.UpdateMemoryRequest, _memory_service_pb2.UpdateMemoryResponse]  # type: ignore[assignment]
     """Changes policy and labels."""
     CloneMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.CloneMemoryRequest, _memory_service_pb2.CloneMemoryResponse]  # type: ignore[assignment]
-    """Makes a memory of the same structure and policy, without content."""
+    """Creates a memory with the same structure and policy, without content."""
     ClearMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ClearMemoryRequest, _memory_service_pb2.ClearMemoryResponse]  # type: ignore[assignment]
-    """Empties the tiers named, for good."""
+    """Empties the named tiers for good."""
     DeleteMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.DeleteMemoryRequest, _memory_service_pb2.DeleteMemoryResponse]  # type: ignore[assignment]
     """Deletes a memory and all of its content for good."""
     ListNamespaces: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListNamespacesRequest, _memory_service_pb2.ListNamespacesResponse]  # type: ignore[assignment]
     """Lists namespaces that have memories, by name."""
     GetMemoryStats: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.GetMemoryStatsRequest, _memory_service_pb2.GetMemoryStatsResponse]  # type: ignore[assignment]
-    """Counts what a memory holds."""
+    """Counts the content of a memory."""
     GetFragment: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentRequest, _memory_service_pb2.GetFragmentResponse]  # type: ignore[assignment]
     """Reads a fragment."""
     ListFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListFragmentsRequest, _memory_service_pb2.ListFragmentsResponse]  # type: ignore[assignment]
     """Lists fragments in order of receipt."""
     PutFragment: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.PutFragmentRequest, _memory_service_pb2.PutFragmentResponse]  # type: ignore[assignment]
-    """Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`)."""
+    """Observes, or replaces the client's fields of the fragment with that external_id (see `Observation.external_id`)."""
     UpdateFragment: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.UpdateFragmentRequest, _memory_service_pb2.UpdateFragmentResponse]  # type: ignore[assignment]
     """Changes a fragment."""
     ForgetFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ForgetFragmentsRequest, _memory_service_pb2.ForgetFragmentsResponse]  # type: ignore[assignment]
-    """Takes fragments out of recall, restorable within the grace."""
+    """Takes fragments out of recall, restorable within the grace period."""
     RestoreFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentsRequest, _memory_service_pb2.RestoreFragmentsResponse]  # type: ignore[assignment]
-    """Brings forgotten fragments back."""
+    """Restores forgotten fragments."""
     EraseFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]  # type: ignore[assignment]
-    """Removes content and vectors from every store, the event log included, and what was derived from them: long work."""
+    """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]  # type: ignore[assignment]
-    """Reflects now: long work."""
+    """Reflects now: a long-running operation."""
     ExportMemories: _aio.UnaryStreamMultiCallable[_memory_service_pb2.ExportMemoriesRequest, _memory_service_pb2.ExportMemoriesResponse]  # type: ignore[assignment]
-    """Streams out a memory or a namespace as JSON lines, consistent at one revision per memory."""
+    """Exports a memory or a namespace as JSON lines, consistent at one revision per memory."""
     ImportMemories: _aio.StreamUnaryMultiCallable[_memory_service_pb2.ImportMemoriesRequest, _memory_service_pb2.ImportMemoriesResponse]  # type: ignore[assignment]
-    """Streams JSON lines of an export in: long work, resumable and idempotent."""
+    """Imports the JSON lines of an export: a long-running operation, resumable and idempotent."""
 
 class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Memories and their fragments as resources. `request_id` makes a repeat of a call return the first answer for 24 hours.
-    Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit.
+    """Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
+    first answer. Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning
+    with a letter or digit.
     """
 
     @_abc_1.abstractmethod
@@ -131,7 +134,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.CreateMemoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.CreateMemoryResponse, _abc.Awaitable[_memory_service_pb2.CreateMemoryResponse]]:
-        """Makes a memory."""
+        """Creates a memory."""
 
     @_abc_1.abstractmethod
     def GetMemory(
@@ -163,7 +166,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.CloneMemoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.CloneMemoryResponse, _abc.Awaitable[_memory_service_pb2.CloneMemoryResponse]]:
-        """Makes a memory of the same structure and policy, without content."""
+        """Creates a memory with the same structure and policy, without content."""
 
     @_abc_1.abstractmethod
     def ClearMemory(
@@ -171,7 +174,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.ClearMemoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.ClearMemoryResponse, _abc.Awaitable[_memory_service_pb2.ClearMemoryResponse]]:
-        """Empties the tiers named, for good."""
+        """Empties the named tiers for good."""
 
     @_abc_1.abstractmethod
     def DeleteMemory(
@@ -195,7 +198,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.GetMemoryStatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.GetMemoryStatsResponse, _abc.Awaitable[_memory_service_pb2.GetMemoryStatsResponse]]:
-        """Counts what a memory holds."""
+        """Counts the content of a memory."""
 
     @_abc_1.abstractmethod
     def GetFragment(
@@ -219,7 +222,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.PutFragmentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.PutFragmentResponse, _abc.Awaitable[_memory_service_pb2.PutFragmentResponse]]:
-        """Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`)."""
+        """Observes, or replaces the client's fields of the fragment with that external_id (see `Observation.external_id`)."""
 
     @_abc_1.abstractmethod
     def UpdateFragment(
@@ -235,7 +238,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.ForgetFragmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.ForgetFragmentsResponse, _abc.Awaitable[_memory_service_pb2.ForgetFragmentsResponse]]:
-        """Takes fragments out of recall, restorable within the grace."""
+        """Takes fragments out of recall, restorable within the grace period."""
 
     @_abc_1.abstractmethod
     def RestoreFragments(
@@ -243,7 +246,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.RestoreFragmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.RestoreFragmentsResponse, _abc.Awaitable[_memory_service_pb2.RestoreFragmentsResponse]]:
-        """Brings forgotten fragments back."""
+        """Restores forgotten fragments."""
 
     @_abc_1.abstractmethod
     def EraseFragments(
@@ -251,7 +254,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.EraseFragmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.EraseFragmentsResponse, _abc.Awaitable[_memory_service_pb2.EraseFragmentsResponse]]:
-        """Removes content and vectors from every store, the event log included, and what was derived from them: long work."""
+        """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
 
     @_abc_1.abstractmethod
     def ReflectMemory(
@@ -259,7 +262,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.ReflectMemoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.ReflectMemoryResponse, _abc.Awaitable[_memory_service_pb2.ReflectMemoryResponse]]:
-        """Reflects now: long work."""
+        """Reflects now: a long-running operation."""
 
     @_abc_1.abstractmethod
     def ExportMemories(
@@ -267,7 +270,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.ExportMemoriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_memory_service_pb2.ExportMemoriesResponse], _abc.AsyncIterator[_memory_service_pb2.ExportMemoriesResponse]]:
-        """Streams out a memory or a namespace as JSON lines, consistent at one revision per memory."""
+        """Exports a memory or a namespace as JSON lines, consistent at one revision per memory."""
 
     @_abc_1.abstractmethod
     def ImportMemories(
@@ -275,6 +278,6 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_memory_service_pb2.ImportMemoriesRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.ImportMemoriesResponse, _abc.Awaitable[_memory_service_pb2.ImportMemoriesResponse]]:
-        """Streams JSON lines of an export in: long work, resumable and idempotent."""
+        """Imports the JSON lines of an export: a long-running operation, resumable and idempotent."""
 
 def add_MemoryServiceServicer_to_server(servicer: MemoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

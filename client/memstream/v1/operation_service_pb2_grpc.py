@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OperationServiceStub(object):
-    """Long work: what concerns the store as a whole is started here, what concerns a memory by MemoryService.
+    """Long-running operations. This service starts those that concern the whole store, MemoryService those of a memory.
     """
 
     def __init__(self, channel):
@@ -63,18 +63,19 @@ class OperationServiceStub(object):
 
 
 class OperationServiceServicer(object):
-    """Long work: what concerns the store as a whole is started here, what concerns a memory by MemoryService.
+    """Long-running operations. This service starts those that concern the whole store, MemoryService those of a memory.
     """
 
     def StartReindex(self, request, context):
-        """Rebuilds the vector index from the journal, or embeds everything anew under the next model, without stopping recalls.
+        """Rebuilds the vector index from the journal, or computes all embeddings again with the next model, while recalls
+        continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartPurge(self, request, context):
-        """Erases forgotten fragments whose grace has passed, now instead of in time.
+        """Erases forgotten fragments past their grace period at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,7 +96,7 @@ class OperationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelOperation(self, request, context):
-        """Asks an operation to end. What it has done stays done.
+        """Cancels an operation. Completed work stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +139,7 @@ def add_OperationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperationService(object):
-    """Long work: what concerns the store as a whole is started here, what concerns a memory by MemoryService.
+    """Long-running operations. This service starts those that concern the whole store, MemoryService those of a memory.
     """
 
     @staticmethod

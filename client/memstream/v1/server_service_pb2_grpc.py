@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ServerServiceStub(object):
-    """What this server is.
+    """Information about this server.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class ServerServiceStub(object):
 
 
 class ServerServiceServicer(object):
-    """What this server is.
+    """Information about this server.
     """
 
     def GetServerInfo(self, request, context):
-        """Version, capabilities, limits and models of the server answering.
+        """Returns version, capabilities, limits and models of the server that answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_ServerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ServerService(object):
-    """What this server is.
+    """Information about this server.
     """
 
     @staticmethod

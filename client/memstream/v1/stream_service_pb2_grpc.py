@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class StreamServiceStub(object):
     """Reading and writing a memory. The metadata `memstream-memory: namespace/memory` may carry the routing key for
-    consistent-hash routing; it must agree with the request.
+    consistent hashing; it must match the request.
     """
 
     def __init__(self, channel):
@@ -65,14 +65,15 @@ class StreamServiceStub(object):
 
 class StreamServiceServicer(object):
     """Reading and writing a memory. The metadata `memstream-memory: namespace/memory` may carry the routing key for
-    consistent-hash routing; it must agree with the request.
+    consistent hashing; it must match the request.
     """
 
     def Observe(self, request_iterator, context):
-        """Streams observations in. The first message is `open`; then batches, flushes and one `close`. The end of the stream
-        without `close` abandons the producer's stream and commits nothing beyond what was acknowledged. Messages before
-        `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION. End your side of the
-        stream after `close`: until it does, the server waits a moment for such a message before it sends `closed`.
+        """Streams observations in. The first message is `open`; then batches, flushes and one `close`. If the stream ends
+        without `close`, the server commits nothing beyond what it acknowledged, and the producer may continue on another
+        stream. Messages before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
+        End your side of the stream after `close`; otherwise the server waits a moment for further messages before it sends
+        `closed`.
 
         Every observation is acknowledged in three steps: *received* (durable: it survives kill -9 and power loss), *stored*
         (its tier decision is committed; every recall sees it from here on) and *indexed* (in the vector index; diagnostic).
@@ -82,26 +83,27 @@ class StreamServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Recall(self, request_iterator, context):
-        """Streams queries in and answers out, many in flight. The first message is `open`. An answer is one part or several
-        (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Unless the stream ends before,
-        every query ends with exactly one `done` or `failed` (a standing query with `failed`), and no message of it follows.
-        Messages before `open`, a second `open` and messages after `close` end the stream with PROTOCOL_VIOLATION.
+        """Streams queries in and answers out, with many queries in flight. The first message is `open`. An answer is one part
+        or several (`recollections`) and its end, `done`, in the last part or after it; or `failed`. Unless the stream ends
+        first, every query ends with exactly one `done` or `failed` (a standing query with `failed`), and no further
+        message of that query follows. Messages before `open`, a second `open` and messages after `close` end the stream
+        with PROTOCOL_VIOLATION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Streams one memory's events after a cursor, with progress marks while nothing happens.
+        """Streams one memory's events after a cursor, with progress marks while there are none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ObserveBatch(self, request, context):
-        """Observes one batch and returns when it has reached the level asked for. Safe to retry when it names a producer
-        and a first_sequence, or a request_id. A retry by numbers is answered with the refusals and outcomes of the first
-        call, as far as they are kept (`ObserveOpened.outcomes_since`); a retry by request_id gets the first answer.
+        """Observes one batch and returns when it has reached the level asked for. Safe to retry when it names a producer and
+        a first_sequence, or a request_id. A retry by numbers returns the rejections and outcomes of the first call, as far
+        as they are kept (`ObserveOpened.outcomes_since`); a retry by request_id returns the first answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,7 +154,7 @@ def add_StreamServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class StreamService(object):
     """Reading and writing a memory. The metadata `memstream-memory: namespace/memory` may carry the routing key for
-    consistent-hash routing; it must agree with the request.
+    consistent hashing; it must match the request.
     """
 
     @staticmethod

@@ -60,9 +60,15 @@ class SensoryPolicy:
     """The buffer every observation enters first."""
 
     capacity: int = _tunable(
-        0, "fragments held; one more and all leave at once; 0 passes each straight through", "fragments", 0, 10_000
+        0,
+        "capacity; one more fragment empties the tier; 0 passes every fragment straight through",
+        "fragments",
+        0,
+        10_000,
     )
-    threshold: float = _tunable(0.0, "importance below which a leaving fragment is filtered", "importance", 0, 1)
+    threshold: float = _tunable(
+        0.0, "importance below which a fragment is filtered when the tier empties", "importance", 0, 1
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +76,28 @@ class ShortTermPolicy:
     """The tier in which similar observations strengthen each other."""
 
     kind: ShortTermKind = _tunable(ShortTermKind.ENHANCED, "how a hybrid memory's short-term tier works")
-    capacity: int = _tunable(10, "fragments held (5 for the FIFO kind)", "fragments", 1, 1_000)
+    capacity: int = _tunable(10, "capacity (5 for the FIFO kind)", "fragments", 1, 1_000)
     similarity_rule: SimilarityRule = _tunable(SimilarityRule.COSINE, "what counts as a hit")
     similarity_min: float | None = _tunable(
-        None, "cosine that counts as a hit; unset takes the embedding model's own", "cosine", -1, 1
+        None, "cosine that counts as a hit; unset takes the embedding model's value", "cosine", -1, 1
     )
     similarity_threshold: float = _tunable(
         0.7, "sigmoid of the cosine that counts as a hit, under sigmoid_draw", "probability", 0, 1
     )
     enhance_threshold: int = _tunable(3, "hits that promote a fragment", "hits", 1, 1_000)
-    overflow: Overflow = _tunable(Overflow.PROMOTE, "where the weakest fragment of a full enhanced tier goes")
+    overflow: Overflow = _tunable(Overflow.PROMOTE, "what happens to the weakest fragment of a full enhanced tier")
     compare_content: bool = _tunable(
-        True, "compare vectors of the content alone; off uses the indexed vector for both, at half the cost"
+        True, "compare vectors of the content alone; off compares indexed vectors, at half the cost"
     )
     merge_content: bool = _tunable(False, "on promotion the merged text of anchor and enhancers becomes the content")
     repeats: bool = _tunable(
         True,
-        "an observation that brings nothing beyond a fragment of its session (the same words, speaker, metadata, "
-        "expiry, importance and time given) counts there instead of being kept",
+        "count an observation that brings nothing of its own (it has the words, speaker, session, metadata, "
+        "expiry, importance and time of a fragment) on that fragment instead of storing it",
     )
     echo_window_s: int = _tunable(
         600,
-        "words recalled in this session so recently, with nothing of their own, are an echo, not kept; 0 is off",
+        "an observation of words that its session recalled within this time is an echo, not stored; 0 is off",
         "seconds",
         0,
         86_400,
@@ -104,12 +110,16 @@ class ReflectionPolicy:
 
     insight_on_promotion: bool = _tunable(True, "ask for an insight when enhancement promotes a fragment")
     threshold: float = _tunable(
-        15.0, "sum of importances reaching long-term that starts a reflection; 0 is off", "importance", 0, 1_000_000
+        15.0,
+        "sum of the importances of fragments that reached long-term at which a reflection starts; 0 is off",
+        "importance",
+        0,
+        1_000_000,
     )
     fragments: int = _tunable(100, "latest long-term fragments shown to the LLM", "fragments", 1, 1_000)
-    questions: int = _tunable(3, "questions asked of them", "questions", 1, 20)
-    insights: int = _tunable(5, "insights asked of each question's evidence", "insights", 1, 20)
-    merge_cosine: float = _tunable(0.95, "insights this close merge", "cosine", 0, 1)
+    questions: int = _tunable(3, "questions about them", "questions", 1, 20)
+    insights: int = _tunable(5, "insights requested per question", "insights", 1, 20)
+    merge_cosine: float = _tunable(0.95, "cosine at which insights merge", "cosine", 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +134,19 @@ class RecallPolicy:
     gamma: float = _tunable(0.1, "weight of importance", "", 0, 100)
     decay_per_hour: float = _tunable(0.01, "recency lost per hour", "1/hour", 0, 1)
     dense_weight: float | None = _tunable(
-        None, "part of the dense leg in relevance; unset takes the embedding model's own", "", 0, 1
+        None, "weight of the dense leg in relevance; unset takes the embedding model's value", "", 0, 1
     )
-    lexical_weight: float | None = _tunable(None, "part of the BM25 leg; unset takes the model's own", "", 0, 1)
+    lexical_weight: float | None = _tunable(None, "weight of the BM25 leg; unset takes the model's value", "", 0, 1)
     context_weight: float | None = _tunable(
-        None, "part of the BM25 leg with neighbours; unset takes the model's own", "", 0, 1
+        None, "weight of the BM25 leg with neighbours; unset takes the model's value", "", 0, 1
     )
     speaker_bonus: float = _tunable(
         0.1, "added to relevance when the query names exactly the fragment's speaker", "", 0, 1
     )
-    min_relevance: float = _tunable(0.0, "relevance below which nothing is returned", "", 0, 1)
-    sensory: bool = _tunable(True, "whether the sensory tier is recalled")
-    reinforce: bool = _tunable(True, "offer what was found to short-term as recollections")
-    fold: bool = _tunable(True, "recollections that say the same take one place in an answer")
+    min_relevance: float = _tunable(0.0, "minimum relevance of a recollection", "", 0, 1)
+    sensory: bool = _tunable(True, "whether recall includes the sensory tier")
+    reinforce: bool = _tunable(True, "offer the recollections to short-term")
+    fold: bool = _tunable(True, "fold recollections that say the same into one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +155,7 @@ class RetentionPolicy:
 
     ttl_s: int = _tunable(
         0,
-        "age from creation at which fragments without an expiry of their own are forgotten; 0 is off",
+        "age at which fragments without an expiry of their own expire; 0 is off",
         "seconds",
         0,
         3_153_600_000,
@@ -155,29 +165,25 @@ class RetentionPolicy:
         2_592_000, "time since access that halves the strength of an average fragment", "seconds", 1, 3_153_600_000
     )
     long_term_capacity: int = _tunable(
-        0, "long-term fragments kept, the weakest forgotten first; 0 is off", "fragments", 0, 100_000_000
+        0, "long-term fragments to keep; the weakest are forgotten first; 0 is off", "fragments", 0, 100_000_000
     )
     forget_grace_s: int = _tunable(604_800, "how long a forgotten fragment can be restored", "seconds", 0, 315_360_000)
-    event_retention_s: int = _tunable(
-        0, "how long events are kept for watchers; 0 keeps all", "seconds", 0, 315_360_000
-    )
+    event_retention_s: int = _tunable(0, "how long the server keeps events; 0 keeps all", "seconds", 0, 315_360_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """One memory's complete policy."""
 
-    profile: Profile = _tunable(Profile.DEFAULT, "where the defaults came from")
-    language: str = _tunable("english", "Snowball stemmer of its texts; auto takes that of each text's own language")
-    importance_default: float = _tunable(
-        0.5, "importance where neither client nor scorer gives one", "importance", 0, 1
-    )
-    score_importance: bool = _tunable(True, "let the LLM, where there is one, rate what the client gave no importance")
+    profile: Profile = _tunable(Profile.DEFAULT, "where the defaults come from")
+    language: str = _tunable("english", "Snowball stemmer of its texts; auto detects the language of each text")
+    importance_default: float = _tunable(0.5, "importance if neither client nor scorer gives one", "importance", 0, 1)
+    score_importance: bool = _tunable(True, "let the LLM, if any, rate observations without an importance")
     wait_for_models: bool = _tunable(
-        False, "hold observations while a model is down, instead of storing them without a vector"
+        False, "keep observations *received* while a model is down, instead of storing them without a vector"
     )
     backlog_max: int = _tunable(
-        10_000, "observations between received and stored before new ones are refused", "observations", 1, 1_000_000
+        10_000, "observations received but not stored at which further ones are refused", "observations", 1, 1_000_000
     )
     sensory: SensoryPolicy = SensoryPolicy()
     short_term: ShortTermPolicy = ShortTermPolicy()
