@@ -1,7 +1,7 @@
-"""Folding events: where every fragment of a memory is, from its events alone.
+"""Event replay: the place of every fragment of a memory, from its events alone.
 
-What folds out of all events of a memory equals what its tiers and its long-term listing give (`place_of`),
-access statistics excepted. A watcher that keeps places needs no other reads.
+A replay of all events equals the places read from the tiers and the long-term listing (`place_of`), except for
+access statistics. A watcher that replays events needs no other reads.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Ti
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What events tell about one fragment that is still there (or forgotten, and restorable)."""
+    """What the events say about one fragment that is present, or forgotten and restorable."""
 
     tier: Tier
     importance: float
     kind: FragmentKind = FragmentKind.OBSERVATION
     enhancements: tuple[str, ...] = ()
-    """Ids of its enhancers while it is held; once promoted they are among `sources`."""
+    """Ids of its enhancers while it is held; a promotion moves them to `sources`."""
     enhancement_count: int = 0
-    """Hits and repeats; stays after promotion."""
+    """Hits and repeats; kept after a promotion."""
     duplicate_count: int = 0
     sources: tuple[str, ...] = ()
     forgotten: bool = False
 
 
 def place_of(fragment: Fragment, enhancements: Iterable[Enhancement] = ()) -> Place:
-    """The place of a fragment as the state or a listing has it; `enhancements` are those of a held one."""
+    """The place of a fragment in the state or a listing; `enhancements` of a held fragment."""
     return Place(
         tier=fragment.tier,
         importance=fragment.importance,
@@ -45,7 +45,7 @@ def place_of(fragment: Fragment, enhancements: Iterable[Enhancement] = ()) -> Pl
 
 
 def fold_all(events: Iterable[Event]) -> dict[str, Place]:
-    """Places by fragment id after all `events`, which begin with the memory's first."""
+    """Places by fragment id after all `events`, beginning with the memory's first."""
     places: dict[str, Place] = {}
     for event in events:
         fold(places, event)
@@ -53,13 +53,13 @@ def fold_all(events: Iterable[Event]) -> dict[str, Place]:
 
 
 GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
-"""After these the fragment is no longer there."""
+"""These remove the fragment."""
 _ELSEWHERE = frozenset({EventType.ECHOED, EventType.MODEL_ASKED, EventType.MEMORY_CREATED, EventType.MEMORY_UPDATED})
-"""Tell of the memory, or of a fragment that may be gone by now: they move none."""
+"""These concern the memory, or a fragment that may be removed by now: they change no place."""
 
 
 def fold(places: dict[str, Place], event: Event) -> None:
-    """Apply the next event, in place. Raises KeyError on one whose predecessors are missing."""
+    """Apply the next event, in place. Raises KeyError if earlier events of the fragment are missing."""
     if event.type in (EventType.OBSERVED, EventType.REFLECTED, EventType.IMPORTED):
         places[event.fragment] = _new(event)
         return
@@ -72,7 +72,7 @@ def fold(places: dict[str, Place], event: Event) -> None:
 
 
 def fold_known(places: dict[str, Place], event: Event) -> None:
-    """As `fold`, of a log whose beginning is gone: what it tells of fragments from before it is passed over."""
+    """As `fold`, for a log whose beginning was pruned: ignores events of fragments from before it."""
     if event.type in (EventType.OBSERVED, EventType.REFLECTED):
         places[event.fragment] = _new(event)
         return
@@ -85,7 +85,7 @@ def fold_known(places: dict[str, Place], event: Event) -> None:
 
 
 def differences(told: Place, listed: Place) -> list[str]:
-    """What the events tell of a fragment and a listing has otherwise, in words; importances to a millionth."""
+    """Descriptions of the fields in which a replay and a listing differ; importances are compared to 1e-6."""
     return [
         f"{item.name} is {_shown(there)}, its events say {_shown(said)}"
         for item in fields(Place)
@@ -158,7 +158,7 @@ def _counted(place: Place, enhancements: tuple[str, ...]) -> Place:
 
 
 def _weakened(place: Place, other: str) -> Place:
-    """A held fragment loses an enhancement; one that was promoted loses the source that it became."""
+    """Remove an enhancement from a held fragment, or the corresponding source from a promoted one."""
     if other in place.enhancements:
         return _counted(place, tuple(id_ for id_ in place.enhancements if id_ != other))
     sources = tuple(id_ for id_ in place.sources if id_ != other)
@@ -166,6 +166,6 @@ def _weakened(place: Place, other: str) -> Place:
 
 
 def _forgotten(place: Place) -> Place:
-    """A held fragment loses its enhancements when it is forgotten; one in long-term keeps its count."""
+    """Forgetting removes the enhancements of a held fragment; a long-term fragment keeps its count."""
     left = place if place.tier is Tier.LONG_TERM else _counted(place, ())
     return replace(left, forgotten=True)
