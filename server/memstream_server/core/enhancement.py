@@ -1,4 +1,4 @@
-"""Enhancement: when a fragment hits a short-term fragment, and the merged content that a promotion makes of the hits."""
+"""Enhancement: when a fragment hits a short-term fragment, and the content that a promotion merges from its hits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A memory's tunables: every field with meaning, unit, bounds and default, in two profiles.
+"""The tunables of a memory: every field with meaning, unit, bounds and default, in two profiles.
 
-`PROFILES` holds the two complete policies; a memory stores a complete one, never a patch.
+`PROFILES` holds the two complete policies; a memory stores a complete policy, never a patch.
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ from enum import StrEnum
 from typing import Any
 
 AUTO_LANGUAGE = "auto"
-"""The `language` that leaves it to each text."""
+"""The `language` that selects a stemmer per text."""
 
 
 class Profile(StrEnum):
-    """Where a policy's defaults come from: DB-GPT's behaviour, or what measured better."""
+    """Source of a policy's defaults: DB-GPT's behaviour, or memstream's measured best."""
 
     DEFAULT = "default"
     DBGPT = "dbgpt"
 
 
 class ShortTermKind(StrEnum):
-    """How a hybrid memory's short-term tier works."""
+    """Mode of a hybrid memory's short-term tier."""
 
     FIFO = "fifo"
     ENHANCED = "enhanced"
 
 
 class SimilarityRule(StrEnum):
-    """What counts as a hit between a held fragment and a newcomer."""
+    """When a newcomer hits a held fragment."""
 
     COSINE = "cosine"  # cosine >= similarity_min
     SIGMOID_DRAW = "sigmoid_draw"  # p = sigmoid(cosine) >= similarity_threshold and draw < p
 
 
 class Overflow(StrEnum):
-    """What happens to the fragment that leaves a full enhanced short-term tier."""
+    """What happens to the weakest fragment of a full enhanced short-term tier."""
 
     PROMOTE = "promote"
     DROP = "drop"
 
 
 class RankingRule(StrEnum):
-    """How recollections are ranked."""
+    """Ranking formula of a recall."""
 
-    ABSOLUTE = "absolute"  # design of core/ranking.py
+    ABSOLUTE = "absolute"  # core/ranking.py
     DBGPT = "dbgpt"  # cosine + 0.99^hours since access + 9 x importance, then all of short-term
 
 
@@ -58,18 +58,18 @@ class SensoryPolicy:
     """The buffer every observation enters first."""
 
     capacity: int = _tunable(
-        0, "fragments held; one more and all leave at once; 0 passes each straight through", "fragments", 0, 10_000
+        0, "fragments held; one more flushes all of them; 0 passes each on directly", "fragments", 0, 10_000
     )
-    threshold: float = _tunable(0.0, "importance below which a leaving fragment is filtered", "importance", 0, 1)
+    threshold: float = _tunable(0.0, "importance below which a flush filters a fragment", "importance", 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ShortTermPolicy:
-    """The tier in which similar observations strengthen each other."""
+    """The tier in which similar observations enhance each other."""
 
-    kind: ShortTermKind = _tunable(ShortTermKind.ENHANCED, "how a hybrid memory's short-term tier works")
+    kind: ShortTermKind = _tunable(ShortTermKind.ENHANCED, "mode of a hybrid memory's short-term tier")
     capacity: int = _tunable(10, "fragments held (5 for the FIFO kind)", "fragments", 1, 1_000)
-    similarity_rule: SimilarityRule = _tunable(SimilarityRule.COSINE, "what counts as a hit")
+    similarity_rule: SimilarityRule = _tunable(SimilarityRule.COSINE, "rule that decides a hit")
     similarity_min: float | None = _tunable(
         None, "cosine that counts as a hit; unset takes the embedding model's own", "cosine", -1, 1
     )
@@ -77,19 +77,19 @@ class ShortTermPolicy:
         0.7, "sigmoid of the cosine that counts as a hit, under sigmoid_draw", "probability", 0, 1
     )
     enhance_threshold: int = _tunable(3, "hits that promote a fragment", "hits", 1, 1_000)
-    overflow: Overflow = _tunable(Overflow.PROMOTE, "where the weakest fragment of a full enhanced tier goes")
+    overflow: Overflow = _tunable(Overflow.PROMOTE, "what happens to the weakest fragment of a full enhanced tier")
     compare_content: bool = _tunable(
-        True, "compare vectors of the content alone; off uses the indexed vector for both, at half the cost"
+        True, "compare vectors of the content alone; off compares the indexed vectors, at half the embedding cost"
     )
-    merge_content: bool = _tunable(False, "on promotion the merged text of anchor and enhancers becomes the content")
+    merge_content: bool = _tunable(False, "a promotion replaces the content by the merged text of its enhancers")
     repeats: bool = _tunable(
         True,
-        "an observation that brings nothing beyond a fragment of its session (the same words, speaker, metadata, "
-        "expiry, importance and time given) counts there instead of being kept",
+        "count an observation on a fragment of its session instead of keeping it if both have the same words, "
+        "speaker, metadata, expiry, importance and given time",
     )
     echo_window_s: int = _tunable(
         600,
-        "words recalled in this session so recently, with nothing of their own, are an echo, not kept; 0 is off",
+        "an observation that only repeats words recalled in this session this recently is not kept; 0 is off",
         "seconds",
         0,
         86_400,
@@ -98,23 +98,23 @@ class ShortTermPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReflectionPolicy:
-    """When and how insights are derived; nothing happens without an LLM."""
+    """When and how an LLM derives insights; without effect if the server has no LLM."""
 
-    insight_on_promotion: bool = _tunable(True, "ask for an insight when enhancement promotes a fragment")
+    insight_on_promotion: bool = _tunable(True, "derive an insight when enhancement promotes a fragment")
     threshold: float = _tunable(
-        15.0, "sum of importances reaching long-term that starts a reflection; 0 is off", "importance", 0, 1_000_000
+        15.0, "sum of importances entering long-term that starts a reflection; 0 is off", "importance", 0, 1_000_000
     )
     fragments: int = _tunable(100, "latest long-term fragments shown to the LLM", "fragments", 1, 1_000)
-    questions: int = _tunable(3, "questions asked of them", "questions", 1, 20)
-    insights: int = _tunable(5, "insights asked of each question's evidence", "insights", 1, 20)
-    merge_cosine: float = _tunable(0.95, "insights this close merge", "cosine", 0, 1)
+    questions: int = _tunable(3, "questions derived from them", "questions", 1, 20)
+    insights: int = _tunable(5, "insights derived from the evidence of each question", "insights", 1, 20)
+    merge_cosine: float = _tunable(0.95, "cosine at which insights merge", "cosine", 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class RecallPolicy:
-    """Defaults of a recall; a query may set its own limit, weights, minimum and reinforcement."""
+    """Defaults of a recall; a query may override limit, weights, minimum relevance and reinforcement."""
 
-    ranking: RankingRule = _tunable(RankingRule.ABSOLUTE, "how recollections are ranked")
+    ranking: RankingRule = _tunable(RankingRule.ABSOLUTE, "ranking formula")
     limit: int = _tunable(10, "recollections returned", "fragments", 1, 1_000)
     candidates: int = _tunable(50, "candidates taken from each leg", "fragments", 1, 1_000)
     alpha: float = _tunable(0.05, "weight of recency", "", 0, 100)
@@ -122,19 +122,19 @@ class RecallPolicy:
     gamma: float = _tunable(0.1, "weight of importance", "", 0, 100)
     decay_per_hour: float = _tunable(0.01, "recency lost per hour", "1/hour", 0, 1)
     dense_weight: float | None = _tunable(
-        None, "part of the dense leg in relevance; unset takes the embedding model's own", "", 0, 1
+        None, "weight of the dense leg in relevance; unset uses the embedding model's own", "", 0, 1
     )
-    lexical_weight: float | None = _tunable(None, "part of the BM25 leg; unset takes the model's own", "", 0, 1)
+    lexical_weight: float | None = _tunable(None, "weight of the BM25 leg; unset uses the model's own", "", 0, 1)
     context_weight: float | None = _tunable(
-        None, "part of the BM25 leg with neighbours; unset takes the model's own", "", 0, 1
+        None, "weight of the BM25 leg with context window; unset uses the model's own", "", 0, 1
     )
     speaker_bonus: float = _tunable(
         0.1, "added to relevance when the query names exactly the fragment's speaker", "", 0, 1
     )
-    min_relevance: float = _tunable(0.0, "relevance below which nothing is returned", "", 0, 1)
-    sensory: bool = _tunable(True, "whether the sensory tier is recalled")
-    reinforce: bool = _tunable(True, "offer what was found to short-term as recollections")
-    fold: bool = _tunable(True, "recollections that say the same take one place in an answer")
+    min_relevance: float = _tunable(0.0, "minimum relevance of a recollection", "", 0, 1)
+    sensory: bool = _tunable(True, "include the sensory tier")
+    reinforce: bool = _tunable(True, "let recollections enhance short-term fragments")
+    fold: bool = _tunable(True, "fold recollections with the same words and speaker into one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class RetentionPolicy:
 
     ttl_s: int = _tunable(
         0,
-        "age from creation at which fragments without an expiry of their own are forgotten; 0 is off",
+        "age from creation at which a fragment without its own expiry is forgotten; 0 is off",
         "seconds",
         0,
         3_153_600_000,
@@ -153,7 +153,7 @@ class RetentionPolicy:
         2_592_000, "time since access that halves the strength of an average fragment", "seconds", 1, 3_153_600_000
     )
     long_term_capacity: int = _tunable(
-        0, "long-term fragments kept, the weakest forgotten first; 0 is off", "fragments", 0, 100_000_000
+        0, "long-term fragments kept; beyond them the weakest is forgotten; 0 is off", "fragments", 0, 100_000_000
     )
     forget_grace_s: int = _tunable(604_800, "how long a forgotten fragment can be restored", "seconds", 0, 315_360_000)
     event_retention_s: int = _tunable(
@@ -165,14 +165,14 @@ class RetentionPolicy:
 class Policy:
     """One memory's complete policy."""
 
-    profile: Profile = _tunable(Profile.DEFAULT, "where the defaults came from")
-    language: str = _tunable("english", "Snowball stemmer of its texts; auto takes that of each text's own language")
+    profile: Profile = _tunable(Profile.DEFAULT, "source of the defaults")
+    language: str = _tunable("english", "Snowball stemmer of the texts; auto detects the language of each text")
     importance_default: float = _tunable(
-        0.5, "importance where neither client nor scorer gives one", "importance", 0, 1
+        0.5, "importance if neither client nor scorer provides one", "importance", 0, 1
     )
-    score_importance: bool = _tunable(True, "let the LLM, where there is one, rate what the client gave no importance")
+    score_importance: bool = _tunable(True, "let the LLM, if any, rate observations sent without an importance")
     wait_for_models: bool = _tunable(
-        False, "hold observations while a model is down, instead of storing them without a vector"
+        False, "hold observations while a model is down instead of storing them without a vector"
     )
     backlog_max: int = _tunable(
         10_000, "observations between received and stored before new ones are refused", "observations", 1, 1_000_000
@@ -201,12 +201,12 @@ DBGPT = Policy(
 )
 PROFILES = {Profile.DEFAULT: DEFAULT, Profile.DBGPT: DBGPT}
 FIFO_CAPACITY = 5
-"""short_term.capacity where the short-term tier is FIFO and the client gave none."""
+"""short_term.capacity of a FIFO short-term tier if the client gives none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A policy field out of bounds: dotted name and what is wrong with it."""
+    """A policy field out of bounds: dotted name and description."""
 
     field: str
     description: str
@@ -223,7 +223,7 @@ def leaves(policy: Any, prefix: str = "") -> Iterator[tuple[str, Any, dict[str, 
 
 
 def violations(policy: Policy) -> list[Violation]:
-    """What is out of bounds; empty for a sound policy."""
+    """The fields out of bounds; empty for a valid policy."""
     found = []
     for name, value, meta in leaves(policy):
         low, high = meta.get("low"), meta.get("high")
@@ -235,6 +235,6 @@ def violations(policy: Policy) -> list[Violation]:
 
 
 def with_value(policy: Any, name: str, value: Any) -> Any:
-    """The policy with one dotted field set."""
+    """The policy with the field of a dotted name set."""
     head, _, rest = name.partition(".")
     return replace(policy, **{head: with_value(getattr(policy, head), rest, value) if rest else value})

@@ -1,10 +1,10 @@
-"""Ranking as DB-GPT's hybrid memory does it, for the `dbgpt` profile.
+"""The ranking of DB-GPT's hybrid memory, for the `dbgpt` profile.
 
     score = alpha x 0.99 ^ (hours since last access) + beta x cosine + gamma x importance
 
-over the best long-term candidates by cosine; then all of short-term follows, in order, whatever it scores. The weights
-are DB-GPT's 1, 1 and 9, but for those a query gives, which DB-GPT ignores.
-Reading resets the recency here, unlike in core/ranking.py: that is the behaviour asked for.
+over the best long-term candidates by cosine; all of short-term follows, in order, regardless of its scores. The
+weights are DB-GPT's 1, 1 and 9 unless the query gives others (DB-GPT ignores those).
+As in DB-GPT, and unlike in core/ranking.py, a read resets recency.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOUR_US = 3_600_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class DbgptWeights:
-    """Of recency, closeness and importance; the defaults are those of a hybrid memory."""
+    """Weights of recency, closeness and importance; the defaults are for a hybrid memory."""
 
     alpha: float = 1.0
     beta: float = 1.0
@@ -37,19 +37,19 @@ class DbgptWeights:
 
 HYBRID_WEIGHTS = DbgptWeights()
 LONG_TERM_WEIGHTS = DbgptWeights(gamma=1.0)
-"""For a memory of kind LONG_TERM alone."""
+"""For a memory of kind LONG_TERM."""
 
 
 @dataclass(frozen=True, slots=True)
 class DbgptRanking:
-    """`results` best first, then `appended`: short-term in the order given, without those already in results."""
+    """`results` best first, then `appended`: short-term in the order given, without those in `results`."""
 
     results: tuple[Scored, ...]
     appended: tuple[Scored, ...]
     considered: Considered
     near_misses: tuple[NearMiss, ...] = ()
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By id of a result, the ids of those folded into it."""
+    """Ids folded into a result, by the result's id."""
 
 
 def rank_dbgpt(
@@ -62,11 +62,11 @@ def rank_dbgpt(
     short_term: Sequence[int] = (),
     by_words: bool = False,
 ) -> DbgptRanking:
-    """Rank the candidates at `slots` by `closeness` (their cosines, NaN read as 0).
+    """Rank the candidates at `slots` by `closeness` (their cosines; NaN counts as 0).
 
-    `allowed` is the filter's mask over the memory. `by_words`: no query vector, so closeness is the absolute
-    lexical leg and its part says so. min_relevance compares with closeness. `short_term` are slots in order;
-    those that are not allowed are left out.
+    `allowed`: the filter's mask. `by_words`: there is no query vector; closeness is the absolute lexical leg, and the
+    part is named accordingly. min_relevance applies to closeness. `short_term`: slots in order; those not allowed are
+    left out.
     """
     near = np.nan_to_num(closeness.astype(np.float64), nan=0.0)
     scored = [
@@ -111,7 +111,7 @@ def rank_dbgpt(
 def _folded(
     columns: Columns, ranked: Sequence[Scored], question: Question
 ) -> tuple[list[Scored], dict[str, tuple[str, ...]]]:
-    """Those that say something of their own, and by id the ids of those that say the same."""
+    """The representatives, and the ids folded into each, by its id."""
     if not question.fold:
         return list(ranked), {}
     preferred = {place for place, each in enumerate(ranked) if each.id in question.preferred}

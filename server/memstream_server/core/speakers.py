@@ -1,4 +1,4 @@
-"""Whom a query is about: the one speaker of a memory that it names."""
+"""Finds the one speaker of a memory that a query names."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _CJK_START = "\u2e80"
-"""From here on scripts are written without spaces, and a name may stand inside a run of letters."""
+"""From this code point on, scripts are written without spaces, and a name may be inside a run of letters."""
 
 _KNOWN_NAMES_MAX = 4_096
 
 
 def named_speaker(text: str, speakers: Sequence[str]) -> int | None:
-    """Index of the one speaker the text names, case aside; None for none or several.
+    """Index of the one speaker that the text names, ignoring case; None for none or several.
 
-    A name counts whole ("Ann Lee") or by one of its words ("Ann"); a word that belongs to a name given whole
-    does not also name its other bearers ("Joe Lee").
+    A full name ("Ann Lee") or one of its words ("Ann") matches; a word that is part of a full name in the text does
+    not also match other speakers with that word ("Joe Lee").
     """
     folded = text.casefold()
     words = ((code, _words(name)) for code, name in enumerate(speakers))
@@ -32,12 +32,12 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _part_named(text: str, word: str, covered: set[str]) -> bool:
-    # "van" of a name is one thing, the "1" of "Agent 1" another: so short a word says nothing.
+    # Very short words match too much: "van" is distinctive, the "1" of "Agent 1" is not.
     return word not in covered and (len(word) > 2 or word[0] >= _CJK_START) and _names(text, word)
 
 
 def _names(text: str, name: str) -> bool:
-    """Whether the name stands in the text as a word; inside a word counts where a script writes without spaces."""
+    """Whether the text contains the name as a word, or anywhere in scripts without spaces."""
     start = text.find(name) if name else -1
     while start >= 0:
         end = start + len(name)
