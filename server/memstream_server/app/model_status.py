@@ -1,4 +1,4 @@
-"""What becomes of the calls of each model: its status, and metrics by role."""
+"""Records the outcome of model calls: a status per model, and metrics by role."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class Recorder:
-    """Writes the status of one model."""
+    """Updates the status and the metrics of one model."""
 
     def __init__(self, status: ModelStatus, metrics: Metrics) -> None:
         self.status = status
@@ -40,7 +40,7 @@ class Recorder:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around one call. A refusal of the input is an answer; a budget of ours that is used up says nothing."""
+        """Record the outcome of one call. A refused input is a success; an exhausted budget is ignored."""
         try:
             yield
         except BudgetExhausted:
@@ -55,7 +55,7 @@ class Recorder:
             self._succeeded()
 
     async def check(self, ask: Callable[[], Awaitable[object]]) -> None:
-        """Ask something harmless, and log what is wrong."""
+        """Send a harmless request; log a failure."""
         try:
             with self.call():
                 await ask()
@@ -80,9 +80,9 @@ class Recorder:
 
 
 class RecordedEmbedder:
-    """An embedder whose calls are timed and recorded.
+    """An embedder with timed and recorded calls.
 
-    `dimension` is that of the data: other vectors are an error of the endpoint, whose model was exchanged.
+    `dimension` is the stored data's: vectors of another dimension mean that the endpoint's model was replaced.
     """
 
     def __init__(self, embedder: Embedder, recorder: Recorder, metrics: Metrics, dimension: int | None = None) -> None:
@@ -92,7 +92,7 @@ class RecordedEmbedder:
         self._dimension = dimension
 
     async def model(self) -> EmbeddingModel:
-        """Not recorded: once it is known nobody is asked."""
+        """The model; not recorded, because later calls send no request."""
         model = await self._embedder.model()
         self._check(model.dimension)
         return model
@@ -117,7 +117,7 @@ class RecordedEmbedder:
 
 
 class RecordedScorer:
-    """A scorer whose calls are recorded."""
+    """A scorer with recorded calls."""
 
     def __init__(self, scorer: Scorer, recorder: Recorder) -> None:
         self._scorer = scorer
@@ -131,20 +131,20 @@ class RecordedScorer:
 
 
 class RecordedInsights:
-    """Insights whose calls are recorded."""
+    """Insights with recorded calls."""
 
     def __init__(self, insights: Insights, recorder: Recorder) -> None:
         self._insights = insights
         self._recorder = recorder
 
     async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
-        if not texts:  # nobody is asked
+        if not texts:  # no call
             return []
         with self._recorder.call():
             return await self._insights.promotion_insights(texts, account)
 
     async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
-        if not texts:  # nobody is asked
+        if not texts:  # no call
             return []
         with self._recorder.call():
             return await self._insights.questions(texts, count, account)
@@ -152,14 +152,14 @@ class RecordedInsights:
     async def reflect(
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None
     ) -> list[tuple[str, tuple[int, ...]]]:
-        if not texts:  # nobody is asked
+        if not texts:  # no call
             return []
         with self._recorder.call():
             return await self._insights.reflect(question, texts, count, account)
 
 
 class RecordedReranker:
-    """A reranker whose calls are recorded."""
+    """A reranker with recorded calls."""
 
     def __init__(self, reranker: Reranker, recorder: Recorder) -> None:
         self._reranker = reranker

@@ -1,4 +1,4 @@
-"""The forms of an LLM's answers and their readers: an answer is of its form to the letter, or it is malformed."""
+"""JSON schemas of LLM answers, and their strict readers: an answer that deviates is malformed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memstream_server.adapters.models.openai_chat import Form
 from memstream_server.adapters.models.openai_errors import MalformedError
 
 TEXT_CHARACTERS_MAX = 4_000
-"""A longer insight or question is no sentence."""
+"""Limit of an insight or a question, which are single sentences."""
 
 
 def _object(name: str, item: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ CITED = Form(
 
 
 def scores(answer: Any, count: int) -> list[float]:
-    """Importances in [0.1, 1] of texts 1 to `count`: n of 10 is n/10. Raises MalformedError."""
+    """Importances of texts 1 to `count`, n/10 for a score of n (1 to 10). Raises MalformedError."""
     found: dict[int, float] = {}
     for item in _items(answer, "scores"):
         number, score = _whole(item, "number", count), _whole(item, "score", 10)
@@ -57,12 +57,12 @@ def scores(answer: Any, count: int) -> list[float]:
 
 
 def texts(answer: Any, name: str) -> list[str]:
-    """The list of sentences called `name`; an empty list is an answer. Raises MalformedError."""
+    """The list of sentences in the field `name`; may be empty. Raises MalformedError."""
     return [_text(item) for item in _items(answer, name)]
 
 
 def cited(answer: Any, count: int) -> list[tuple[str, tuple[int, ...]]]:
-    """(insight, places of its evidence from 0) over texts 1 to `count`, at least one each. Raises MalformedError."""
+    """Insights with the 0-based indices (at least one) of their evidence among `count` texts. Raises MalformedError."""
     return [(_text(_field(item, "insight")), _evidence(item, count)) for item in _items(answer, "insights")]
 
 
@@ -93,7 +93,7 @@ def _whole(item: Any, name: str, most: int) -> int:
 def _bounded(value: Any, name: str, most: int) -> int:
     # A bool is an int to Python; 7.0 is a whole number to JSON.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= most or value != int(value):
-        # A number may be shown; other values may hold a memory's words, which no log shows.
+        # Show numbers only: other values may contain a memory's words, which must not reach a log.
         told = value if isinstance(value, int | float) else type(value).__name__
         raise MalformedError(f"{name!r} must be a whole number of 1 to {most}, is {told!s:.50}")
     return int(value)

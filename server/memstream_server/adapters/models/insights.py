@@ -1,7 +1,7 @@
-"""Insights by an LLM: on promotion, and by reflection with cited evidence (Generative Agents, section 4.2).
+"""Insights by an LLM: on promotion, and by reflection with cited evidence (Generative Agents, arXiv 2304.03442, 4.2).
 
-Questions are refused or unavailable as a whole: an endpoint that refuses even a harmless one is unavailable, so that a
-misconfigured one ends no job.
+If the endpoint refuses a question, the client sends a harmless one. If the endpoint refuses that too, it counts as
+unavailable, so that a misconfigured endpoint does not fail jobs permanently.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Value = TypeVar("Value")
 
 
 class ChatInsights:
-    """ports.models.Insights. Long texts are clipped as for the lexical index, and texts beyond the room left out."""
+    """ports.models.Insights. Long texts are clipped as for the lexical index; texts beyond the limit are left out."""
 
     def __init__(self, chat: ChatModel, prompts: Prompts, characters: int = 60_000) -> None:
-        """`characters`: of all texts shown at once."""
+        """`characters`: limit on all texts of one question together."""
         self._chat = chat
         self._prompts = prompts
         self._characters = characters
 
     async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
-        """What these say together; empty when nothing follows. Raises ModelUnavailable or ModelRefused."""
+        """Insights that follow from the texts together, possibly none. Raises ModelUnavailable or ModelRefused."""
         shown = self._fitting(texts)
         if not shown:
             return []
@@ -40,8 +40,8 @@ class ChatInsights:
         return await self._ask(question, lambda answer: answers.texts(answer, "insights"), account)
 
     async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
-        """At most `count` questions of a high level about the latest texts. Raises as promotion_insights does."""
-        shown = self._fitting(reversed(texts))[::-1]  # the oldest are left out first
+        """At most `count` high-level questions about the latest texts. Raises as promotion_insights does."""
+        shown = self._fitting(reversed(texts))[::-1]  # leaves out the oldest first
         if not shown:
             return []
         guidance = self._prompts.questions.substitute(count=count)
@@ -51,7 +51,7 @@ class ChatInsights:
     async def reflect(
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None
     ) -> list[tuple[str, tuple[int, ...]]]:
-        """At most `count` of (insight, places in `texts` of its evidence). Raises as promotion_insights does."""
+        """At most `count` of (insight, indices of its evidence in `texts`). Raises as promotion_insights does."""
         shown = self._fitting(texts)
         if not shown:
             return []
@@ -60,7 +60,7 @@ class ChatInsights:
         return (await self._ask(asked, lambda answer: answers.cited(answer, len(shown)), account))[:count]
 
     def _fitting(self, texts: Iterable[str]) -> list[str]:
-        """The first texts that fit together, so that places stay what they are; at least one."""
+        """The longest prefix of texts within the limit, so that indices are unchanged; at least one text."""
         shown: list[str] = []
         room = self._characters
         for text in map(clip_for_index, texts):

@@ -1,4 +1,4 @@
-"""Work that several callers need at the same time and that is done once for all of them."""
+"""Single flight: concurrent callers share one run of a task."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """One run at a time: whoever asks during a run gets its outcome, an error too. Use from one event loop."""
+    """One run at a time: callers during a run share its result or error. Use from one event loop."""
 
     def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
         self._work = work
         self._run: asyncio.Task[T] | None = None
 
     async def outcome(self) -> T:
-        """Of the run under way, or of a new one. A caller that is cancelled takes nothing from the others."""
+        """The result of the current run, or of a new one. The cancellation of one caller does not affect the others."""
         if self._run is None:
             self._run = asyncio.create_task(self._do())
             self._run.add_done_callback(self._end)
@@ -30,7 +30,7 @@ class SingleFlight(Generic[T]):
         return run.result()
 
     async def close(self) -> None:
-        """Cancel the run under way."""
+        """Cancel the current run."""
         if self._run is not None:
             self._run.cancel()
             await asyncio.gather(self._run, return_exceptions=True)
@@ -41,4 +41,4 @@ class SingleFlight(Generic[T]):
     def _end(self, run: asyncio.Task[T]) -> None:
         self._run = None
         if not run.cancelled():
-            run.exception()  # seen, though all who asked may have been cancelled
+            run.exception()  # mark as retrieved: all callers may have been cancelled
