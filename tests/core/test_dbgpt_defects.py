@@ -124,7 +124,7 @@ def test_forgetting_takes_out_of_recall_and_back() -> None:
     assert [held.fragment.content for held in back.state.short_term] == ["1", "2"]
 
 
-def test_enhanced_overflow_takes_the_right_one_with_its_traces() -> None:
+def test_enhanced_overflow_evicts_the_weakest() -> None:
     """DB-GPT's index arithmetic here is right, and is kept: the weakest, not the newest, and what it gave."""
     enhanced = policy(DBGPT, short_term__capacity=2, short_term__similarity_rule="cosine")
     newcomers = [said(1, vector=EAST, importance=0.9), said(2, vector=EAST, importance=0.1), said(3, vector=NORTH)]

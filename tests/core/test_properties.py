@@ -173,7 +173,7 @@ def named(driver: CoreMemory, command: str) -> str:
 
 @settings(max_examples=250)
 @given(MEMORIES, COMMANDS)
-def test_whatever_is_done_every_fragment_is_accounted_for(memory: str, commands: list[str]) -> None:
+def test_every_fragment_is_accounted_for(memory: str, commands: list[str]) -> None:
     asyncio.run(play(memory, commands)).check_history()
 
 
@@ -207,9 +207,7 @@ def test_joining_is_associative_and_loses_nothing(memory: str, commands: list[st
 
 @settings(max_examples=75)
 @given(MEMORIES, COMMANDS, OBSERVATIONS)
-def test_a_repeated_decision_is_the_same_and_leaves_its_input_alone(
-    memory: str, commands: list[str], observation: str
-) -> None:
+def test_decisions_are_deterministic_and_pure(memory: str, commands: list[str], observation: str) -> None:
     played = asyncio.run(play(memory, commands))
     parsed = parse_command(observation)
     said = Said(parsed.words[0], None, "bob", "", parsed.number("importance"), "", parsed.vector())

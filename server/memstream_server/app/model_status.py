@@ -46,13 +46,13 @@ class Recorder:
         except BudgetExhausted:
             raise
         except ModelUnavailable as error:
-            self._failed(error.summary)
+            self._record_failure(error.summary)
             raise
         except ModelRefused:
-            self._succeeded()
+            self._record_success()
             raise
         else:
-            self._succeeded()
+            self._record_success()
 
     async def check(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Send a harmless request; log a failure."""
@@ -62,7 +62,7 @@ class Recorder:
         except ModelUnavailable as error:
             log.warning("model_check_failed", role=self.status.role, model=self.status.model, error=str(error))
 
-    def _succeeded(self) -> None:
+    def _record_success(self) -> None:
         if self.status.failures:
             self.status.failures, self.status.error = 0, ""
             self._in_a_row.set(0)
@@ -70,7 +70,7 @@ class Recorder:
         self.status.succeeded_us = time.time_ns() // 1_000
         self._success_s.set(self.status.succeeded_us / 1e6)
 
-    def _failed(self, summary: str) -> None:
+    def _record_failure(self, summary: str) -> None:
         self.status.failures += 1
         self.status.failed_us = time.time_ns() // 1_000
         self.status.error = summary
@@ -94,7 +94,7 @@ class RecordedEmbedder:
     async def model(self) -> EmbeddingModel:
         """The model; not recorded, because later calls send no request."""
         model = await self._embedder.model()
-        self._check(model.dimension)
+        self._check_dimension(model.dimension)
         return model
 
     async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
@@ -102,13 +102,13 @@ class RecordedEmbedder:
             return await self._embedder.embed(texts, namespace)
         with self._recorder.call(), self._metrics.model_seconds.time():
             vectors = await self._embedder.embed(texts, namespace)
-            self._check(vectors.shape[1])
+            self._check_dimension(vectors.shape[1])
             return vectors
 
     async def close(self) -> None:
         await self._embedder.close()
 
-    def _check(self, dimension: int) -> None:
+    def _check_dimension(self, dimension: int) -> None:
         if self._dimension is not None and dimension != self._dimension:
             raise ModelUnavailable(
                 f"the model's vectors have {dimension} numbers, those of the data {self._dimension}: "

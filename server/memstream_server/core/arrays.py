@@ -27,13 +27,13 @@ class Growing(Generic[Scalar]):
     def __init__(self, dtype: type[Scalar], columns: int = 0, most: int = 0) -> None:
         self._shape = (columns,) if columns else ()
         self._most = most
-        self._release(dtype)
+        self._release_storage(dtype)
 
-    def _release(self, dtype: np.dtype[Scalar] | type[Scalar]) -> None:
+    def _release_storage(self, dtype: np.dtype[Scalar] | type[Scalar]) -> None:
         self._data: npt.NDArray[Scalar] = np.empty((0, *self._shape), dtype)
-        self._grown(0)
+        self._set_count(0)
 
-    def _grown(self, count: int) -> None:
+    def _set_count(self, count: int) -> None:
         self._count = count
         self.view = self._data[:count]
         """The values without a copy; writable. Cached, because reads are far more frequent than appends."""
@@ -50,7 +50,7 @@ class Growing(Generic[Scalar]):
         """Add one value (a row, if 2-D)."""
         self.reserve(1)
         self._data[self._count] = value
-        self._grown(self._count + 1)
+        self._set_count(self._count + 1)
 
     def extend(self, values: npt.ArrayLike) -> None:
         """Add many values (rows, if 2-D)."""
@@ -60,19 +60,19 @@ class Growing(Generic[Scalar]):
         added = np.asarray(values, self._data.dtype)
         self.reserve(len(added))
         self._data[self._count : self._count + len(added)] = added
-        self._grown(self._count + len(added))
+        self._set_count(self._count + len(added))
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
         """Keep only the values at `slots`, in that order; release spare capacity."""
         self._data = self.view[slots]
-        self._grown(len(slots))
+        self._set_count(len(slots))
 
     def clear(self, release: bool = False) -> None:
         """Remove all values; keep the capacity unless `release` is set."""
         if release:
-            self._release(self._data.dtype)
+            self._release_storage(self._data.dtype)
         else:
-            self._grown(0)
+            self._set_count(0)
 
     def reserve(self, more: int) -> None:
         """Ensure capacity for `more` further values."""
@@ -84,7 +84,7 @@ class Growing(Generic[Scalar]):
         grown = np.empty((min(room, max(needed, self._most or room)), *self._shape), self._data.dtype)
         grown[: self._count] = self.view
         self._data = grown
-        self._grown(self._count)
+        self._set_count(self._count)
 
 
 class Blocks(Generic[Scalar]):
@@ -97,35 +97,35 @@ class Blocks(Generic[Scalar]):
     def __init__(self, dtype: type[Scalar], columns: int) -> None:
         self._dtype = dtype
         self._columns = columns
-        self._release()
+        self._release_storage()
 
-    def _release(self) -> None:
+    def _release_storage(self) -> None:
         self._full: list[npt.NDArray[Scalar]] = []
         self._ends: list[int] = []
         """Rows up to the end of each full block."""
         self._last = Growing(self._dtype, self._columns, BLOCK)
 
     @property
-    def _before(self) -> int:
+    def _full_rows(self) -> int:
         """Rows in full blocks."""
         return self._ends[-1] if self._ends else 0
 
     def __len__(self) -> int:
-        return self._before + len(self._last)
+        return self._full_rows + len(self._last)
 
-    def _place(self, slot: int) -> tuple[int, int]:
+    def _locate_slot(self, slot: int) -> tuple[int, int]:
         """(block, row in it)."""
         block = bisect_right(self._ends, slot)
         return block, slot - (self._ends[block - 1] if block else 0)
 
     def __getitem__(self, slot: int) -> npt.NDArray[Scalar]:
         """One row; read-only for the caller."""
-        block, place = self._place(slot)
+        block, place = self._locate_slot(slot)
         row: npt.NDArray[Scalar] = (self._full[block] if block < len(self._full) else self._last.view)[place]
         return row
 
     def __setitem__(self, slot: int, row: npt.ArrayLike) -> None:
-        block, place = self._place(slot)
+        block, place = self._locate_slot(slot)
         if block == len(self._full):
             self._last.view[place] = row
             return
@@ -157,7 +157,7 @@ class Blocks(Generic[Scalar]):
         if len(self._last):
             self._end_block()
         self._full.append(rows)
-        self._ends.append(self._before + len(rows))
+        self._ends.append(self._full_rows + len(rows))
 
     def _end_block(self) -> None:
         self._ends.append(len(self))
@@ -167,7 +167,7 @@ class Blocks(Generic[Scalar]):
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
         """Keep only the rows at `slots` (ascending); release the memory of the others."""
         views, before = self.views(), 0
-        self._release()
+        self._release_storage()
         for view in views:
             first, end = np.searchsorted(slots, [before, before + len(view)])
             self.extend(view[slots[first:end] - before])

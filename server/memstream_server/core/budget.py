@@ -70,11 +70,11 @@ def fit(ranked: Sequence[Item], working: Sequence[Item], budget: int) -> Fit:
     left = tuple(item for place, item in enumerate(working) if place >= works or item.id == top)
     if total <= budget or not ranked:
         return Fit(tuple(ranked[:ranks]), left, tuple(removed), False, total)
-    cut = _cut(ranked[0], budget)
+    cut = _truncate_item(ranked[0], budget)
     return Fit((cut,), tuple(cut for _ in left), tuple(removed), True, cut.cost)
 
 
-def _cut(item: Item, budget: int) -> Item:
+def _truncate_item(item: Item, budget: int) -> Item:
     """The longest prefix of whole characters that costs at most the budget."""
     data = item.text.encode()
     room = budget * BYTES_PER_TOKEN if item.tokens is None else len(data) * budget // max(item.tokens, 1)

@@ -48,7 +48,7 @@ class Codes:
         return [self._codes[name] for name in names if name in self._codes]
 
 
-def _one_of(codes: npt.NDArray[np.int8], wanted: Sequence[int]) -> Mask:
+def _match_codes(codes: npt.NDArray[np.int8], wanted: Sequence[int]) -> Mask:
     """Mask of the codes in `wanted`. Ten times as fast as numpy.isin for a handful of values."""
     found = np.zeros(len(codes), np.bool_)
     for code in wanted:
@@ -56,7 +56,7 @@ def _one_of(codes: npt.NDArray[np.int8], wanted: Sequence[int]) -> Mask:
     return found
 
 
-def _tag(key: str, value: MetadataValue) -> tuple[str, bool, MetadataValue]:
+def _tag_key(key: str, value: MetadataValue) -> tuple[str, bool, MetadataValue]:
     # True == 1 in Python, but {"paid": true} is not {"paid": 1}.
     return key, isinstance(value, bool), value
 
@@ -98,7 +98,7 @@ class Columns:
     @property
     def bytes(self) -> int:
         """Approximate RAM in bytes, for the limit on active memories."""
-        return sum(each.nbytes for each in self._growing()) + len(self) * 200
+        return sum(each.nbytes for each in self._growable_columns()) + len(self) * 200
 
     @property
     def alive(self) -> Mask:
@@ -179,7 +179,7 @@ class Columns:
         self._metadata += [each.metadata for each in fragments]
         for slot, each in enumerate(fragments, first):
             if each.metadata:
-                self._enter(slot, each.metadata)
+                self._index_metadata(slot, each.metadata)
         return first
 
     def update(self, fragment: Fragment, says_else: bool = True) -> int:
@@ -188,7 +188,7 @@ class Columns:
         says_else: its words or speaker may have changed. Raises KeyError if it is absent.
         """
         slot = self._slots[fragment.id]
-        self._write(slot, fragment)
+        self._write_slot(slot, fragment)
         if says_else:
             self._words.view[slot] = fold_key(fragment)
         return slot
@@ -209,29 +209,29 @@ class Columns:
         self.ids = [self.ids[slot] for slot in slots]
         self._metadata = [self._metadata[slot] for slot in slots]
         self._slots = {each: slot for slot, each in enumerate(self.ids) if each != GONE}
-        for column in self._growing():
+        for column in self._growable_columns():
             column.keep(slots)
         self._tags = {}
         for slot, metadata in enumerate(self._metadata):
-            self._enter(slot, metadata)
+            self._index_metadata(slot, metadata)
 
     def holding(self, key: str, values: Sequence[MetadataValue]) -> Mask:
         """Slots whose metadata has one of the values under the key."""
         mask = np.zeros(len(self), np.bool_)
-        for tag in {_tag(key, value) for value in values}:
+        for tag in {_tag_key(key, value) for value in values}:
             for slot in self._tags.get(tag, ()):
                 # Tag lists are append-only and may be stale: check the slot's current metadata.
-                if any(_tag(*pair) == tag for pair in self._metadata[slot]):
+                if any(_tag_key(*pair) == tag for pair in self._metadata[slot]):
                     mask[slot] = True
         return mask
 
     def tier_is(self, tiers: Sequence[Tier]) -> Mask:
         """Slots in one of the tiers."""
-        return _one_of(self._tier.view, [_TIERS.index(tier) for tier in tiers])
+        return _match_codes(self._tier.view, [_TIERS.index(tier) for tier in tiers])
 
     def kind_is(self, kinds: Sequence[FragmentKind]) -> Mask:
         """Slots of one of the kinds."""
-        return _one_of(self._kind.view, [_KINDS.index(kind) for kind in kinds])
+        return _match_codes(self._kind.view, [_KINDS.index(kind) for kind in kinds])
 
     def unexpired(self, now_us: int, ttl_s: int = 0) -> Mask:
         """Slots that have not expired; `ttl_s` (policy) applies to fragments without an expiry of their own."""
@@ -246,10 +246,10 @@ class Columns:
         """Times of receipt, int64[n]."""
         return self._create_us.view
 
-    def _growing(self) -> tuple[Growing[np.generic], ...]:
+    def _growable_columns(self) -> tuple[Growing[np.generic], ...]:
         return tuple(each for each in vars(self).values() if isinstance(each, Growing))
 
-    def _write(self, slot: int, fragment: Fragment) -> None:
+    def _write_slot(self, slot: int, fragment: Fragment) -> None:
         self._session.view[slot] = self.sessions.give(fragment.session)
         self._speaker.view[slot] = self.speakers.give(fragment.speaker)
         self._tier.view[slot] = _TIERS.index(fragment.tier)
@@ -262,8 +262,8 @@ class Columns:
         self._access_us.view[slot] = max(fragment.access_time_us, fragment.create_time_us)
         if fragment.metadata != self._metadata[slot]:
             self._metadata[slot] = fragment.metadata
-            self._enter(slot, fragment.metadata)
+            self._index_metadata(slot, fragment.metadata)
 
-    def _enter(self, slot: int, metadata: Metadata) -> None:
+    def _index_metadata(self, slot: int, metadata: Metadata) -> None:
         for key, value in metadata:
-            self._tags.setdefault(_tag(key, value), array("q")).append(slot)
+            self._tags.setdefault(_tag_key(key, value), array("q")).append(slot)

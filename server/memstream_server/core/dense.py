@@ -50,7 +50,7 @@ class DenseMatrix:
 
     def append(self, vector: Vector | None) -> int:
         """Add the next slot, with or without a vector; return it. Raises ValueError for a wrong dimension."""
-        self._check(vector)
+        self._check_dimension(vector)
         row = np.zeros(self._dimension, np.float32) if vector is None else vector
         self.extend(row[None], np.array([vector is not None]))
         return len(self) - 1
@@ -77,7 +77,7 @@ class DenseMatrix:
 
     def set(self, slot: int, vector: Vector | None) -> None:
         """Set, replace or remove (None) a vector. Raises ValueError for a wrong dimension."""
-        self._check(vector)
+        self._check_dimension(vector)
         self._missing += int(self._present.view[slot]) - (vector is not None)
         self._vectors[slot] = 0 if vector is None else vector
         self._present.view[slot] = vector is not None
@@ -90,15 +90,15 @@ class DenseMatrix:
 
     def cosines(self, query: Vector) -> Cosines:
         """float32[n], NaN for slots without a vector. `query`: unit length. Raises ValueError for a wrong dimension."""
-        self._check(query)
-        return self._without_missing(_products(self._vectors.views(), query))
+        self._check_dimension(query)
+        return self._mask_missing(_dot_products(self._vectors.views(), query))
 
     def scan(self, query: Vector) -> Scan:
         """A scan that computes `cosines` in another thread. Raises ValueError for a wrong dimension."""
-        self._check(query)
+        self._check_dimension(query)
         return Scan(self, query)
 
-    def _without_missing(self, cosines: Cosines) -> Cosines:
+    def _mask_missing(self, cosines: Cosines) -> Cosines:
         if self._missing:
             cosines[~self._present.view] = np.nan
         return cosines
@@ -111,7 +111,7 @@ class DenseMatrix:
         for scan in self._scans:
             scan.void = True
 
-    def _check(self, vector: Vector | None) -> None:
+    def _check_dimension(self, vector: Vector | None) -> None:
         if vector is not None and vector.shape != (self._dimension,):
             raise ValueError(f"a vector of this space has {self._dimension} numbers, not shape {vector.shape}")
 
@@ -144,7 +144,7 @@ class Scan:
 
     def compute(self) -> None:
         """Compute all cosines. May read a row while it is written; the slot is then in `changed`."""
-        self._computed = _products(self._views, self._query)
+        self._computed = _dot_products(self._views, self._query)
 
     def cosines(self) -> Cosines:
         """Current cosines, as DenseMatrix.cosines returns them."""
@@ -156,9 +156,9 @@ class Scan:
         cosines[:done] = self._computed
         if later:
             cosines[later] = np.stack([matrix._vectors[slot] for slot in later]) @ self._query
-        return matrix._without_missing(cosines)
+        return matrix._mask_missing(cosines)
 
 
-def _products(views: list[npt.NDArray[np.float32]], query: Vector) -> Cosines:
+def _dot_products(views: list[npt.NDArray[np.float32]], query: Vector) -> Cosines:
     products: Cosines = np.concatenate([view @ query for view in views])
     return products

@@ -66,7 +66,7 @@ def enhance(
     if vector is None:
         return
     anchors = [each.vector for each in draft.short_term]
-    for place in _perhaps_near(anchors, [vector], policy, similarity_min):
+    for place in _find_near(anchors, [vector], policy, similarity_min):
         anchor = draft.short_term[place]
         found = hit(anchor, other, vector, policy, similarity_min, draft.seed)
         if found is not None:
@@ -81,10 +81,10 @@ def may_hit(
 
     The vector of a held fragment never changes.
     """
-    return _perhaps_near(vectors, [each.vector for each in held], policy, similarity_min)
+    return _find_near(vectors, [each.vector for each in held], policy, similarity_min)
 
 
-def _perhaps_near(
+def _find_near(
     ones: Sequence[Vector | None], others: Sequence[Vector | None], policy: ShortTermPolicy, similarity_min: float
 ) -> list[int]:
     """Indices of those of `ones` that may be close enough to one of `others`; `hit` then decides exactly.

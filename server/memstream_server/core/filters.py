@@ -81,10 +81,10 @@ def passes(fragment: Fragment, chosen: Filter) -> bool:
         chosen.create_until_us is None or fragment.create_time_us < chosen.create_until_us,
         fragment.id not in chosen.excluded,
     )
-    return all(tests) and all(_holds(fragment, key, values) for key, values in chosen.metadata)
+    return all(tests) and all(_has_metadata(fragment, key, values) for key, values in chosen.metadata)
 
 
-def _holds(fragment: Fragment, key: str, values: tuple[MetadataValue, ...]) -> bool:
+def _has_metadata(fragment: Fragment, key: str, values: tuple[MetadataValue, ...]) -> bool:
     # True == 1 in Python, but {"paid": true} is not {"paid": 1}.
     here = [value for name, value in fragment.metadata if name == key]
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for value in here for each in values)

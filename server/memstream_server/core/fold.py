@@ -61,49 +61,49 @@ _ELSEWHERE = frozenset({EventType.ECHOED, EventType.MODEL_ASKED, EventType.MEMOR
 def fold(places: dict[str, Place], event: Event) -> None:
     """Apply the next event, in place. Raises KeyError if earlier events of the fragment are missing."""
     if event.type in (EventType.OBSERVED, EventType.REFLECTED, EventType.IMPORTED):
-        places[event.fragment] = _new(event)
+        places[event.fragment] = _new_place(event)
         return
     if event.type is EventType.MERGED:
-        places[event.other] = _told(places[event.other], event)
+        places[event.other] = _apply_attributes(places[event.other], event)
     if event.type in GONE:
         del places[event.fragment]
     elif event.type not in _ELSEWHERE:
-        places[event.fragment] = _moved(places[event.fragment], event)
+        places[event.fragment] = _apply_move(places[event.fragment], event)
 
 
 def fold_known(places: dict[str, Place], event: Event) -> None:
     """As `fold`, for a log whose beginning was pruned: ignores events of fragments from before it."""
     if event.type in (EventType.OBSERVED, EventType.REFLECTED):
-        places[event.fragment] = _new(event)
+        places[event.fragment] = _new_place(event)
         return
     if event.type is EventType.MERGED and event.other in places:
-        places[event.other] = _told(places[event.other], event)
+        places[event.other] = _apply_attributes(places[event.other], event)
     if event.type in GONE:
         places.pop(event.fragment, None)
     elif event.type not in _ELSEWHERE and event.fragment in places:
-        places[event.fragment] = _moved(places[event.fragment], event)
+        places[event.fragment] = _apply_move(places[event.fragment], event)
 
 
 def differences(told: Place, listed: Place) -> list[str]:
     """Descriptions of the fields in which a replay and a listing differ; importances are compared to 1e-6."""
     return [
-        f"{item.name} is {_shown(there)}, its events say {_shown(said)}"
+        f"{item.name} is {_field_text(there)}, its events say {_field_text(said)}"
         for item in fields(Place)
-        if not _same(said := getattr(told, item.name), there := getattr(listed, item.name))
+        if not _is_same(said := getattr(told, item.name), there := getattr(listed, item.name))
     ]
 
 
-def _same(said: object, there: object) -> bool:
+def _is_same(said: object, there: object) -> bool:
     if isinstance(said, float) and isinstance(there, float):
         return isclose(said, there, rel_tol=0, abs_tol=1e-6)
     return said == there
 
 
-def _shown(value: object) -> str:
+def _field_text(value: object) -> str:
     return (" ".join(value) or "nothing") if isinstance(value, tuple) else str(value)
 
 
-def _new(event: Event) -> Place:
+def _new_place(event: Event) -> Place:
     if event.to_tier is None or event.importance is None:
         raise ValueError(f"{event.type} of {event.fragment} lacks its tier or importance")
     if event.imported is not None:
@@ -122,21 +122,21 @@ def _new(event: Event) -> Place:
     return Place(tier=event.to_tier, importance=event.importance, kind=kind, sources=event.sources)
 
 
-def _told(place: Place, event: Event) -> Place:
+def _apply_attributes(place: Place, event: Event) -> Place:
     importance = place.importance if event.importance is None else event.importance
     return replace(place, importance=importance, sources=event.sources or place.sources)
 
 
-def _moved(place: Place, event: Event) -> Place:
+def _apply_move(place: Place, event: Event) -> Place:
     match event.type:
         case EventType.ADMITTED:
             return replace(place, tier=event.to_tier or place.tier)
         case EventType.RESTORED:
             return replace(place, tier=event.to_tier or place.tier, forgotten=False)
         case EventType.ENHANCED:
-            return _counted(place, (*place.enhancements, event.other))
+            return _with_enhancements(place, (*place.enhancements, event.other))
         case EventType.WEAKENED:
-            return _weakened(place, event.other)
+            return _without_enhancement(place, event.other)
         case EventType.REPEATED:
             return replace(
                 place,
@@ -144,28 +144,28 @@ def _moved(place: Place, event: Event) -> Place:
                 enhancement_count=place.enhancement_count + 1,
             )
         case EventType.PROMOTED:
-            return replace(_told(place, event), tier=event.to_tier or place.tier, enhancements=())
+            return replace(_apply_attributes(place, event), tier=event.to_tier or place.tier, enhancements=())
         case EventType.UPDATED | EventType.RATED:
-            return _told(place, event)
+            return _apply_attributes(place, event)
         case EventType.FORGOTTEN:
-            return _forgotten(place)
+            return _forget_place(place)
         case _:
             return place
 
 
-def _counted(place: Place, enhancements: tuple[str, ...]) -> Place:
+def _with_enhancements(place: Place, enhancements: tuple[str, ...]) -> Place:
     return replace(place, enhancements=enhancements, enhancement_count=len(enhancements) + place.duplicate_count)
 
 
-def _weakened(place: Place, other: str) -> Place:
+def _without_enhancement(place: Place, other: str) -> Place:
     """Remove an enhancement from a held fragment, or the corresponding source from a promoted one."""
     if other in place.enhancements:
-        return _counted(place, tuple(id_ for id_ in place.enhancements if id_ != other))
+        return _with_enhancements(place, tuple(id_ for id_ in place.enhancements if id_ != other))
     sources = tuple(id_ for id_ in place.sources if id_ != other)
     return replace(place, sources=sources, enhancement_count=max(0, place.enhancement_count - 1))
 
 
-def _forgotten(place: Place) -> Place:
+def _forget_place(place: Place) -> Place:
     """Forgetting removes the enhancements of a held fragment; a long-term fragment keeps its count."""
-    left = place if place.tier is Tier.LONG_TERM else _counted(place, ())
+    left = place if place.tier is Tier.LONG_TERM else _with_enhancements(place, ())
     return replace(left, forgotten=True)

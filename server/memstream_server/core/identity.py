@@ -19,17 +19,17 @@ _RECENT_MAX = 4_096
 
 def identity_hash(fragment: Fragment) -> int:
     """Equal if one fragment repeats the other."""
-    return hash(_identity(fragment))
+    return hash(_identity_fields(fragment))
 
 
 def is_repeat(new: Fragment, known: Fragment) -> bool:
     """Whether the observation `new` repeats `known`, so that counting it there loses nothing."""
-    if known.kind is not FragmentKind.OBSERVATION or _identity(new) != _identity(known):
+    if known.kind is not FragmentKind.OBSERVATION or _identity_fields(new) != _identity_fields(known):
         return False
     return not new.own_importance or (known.own_importance and new.importance == known.importance)
 
 
-def _identity(fragment: Fragment) -> tuple[object, ...]:
+def _identity_fields(fragment: Fragment) -> tuple[object, ...]:
     """The client-given fields, without the importance, which a repeat may omit. An observation without a time has the
     time of its receipt, which is ignored."""
     return (
@@ -38,7 +38,7 @@ def _identity(fragment: Fragment) -> tuple[object, ...]:
         fragment.session,
         fragment.external_id,
         fragment.structured,
-        _typed(fragment.metadata) if fragment.metadata else (),
+        _typed_metadata(fragment.metadata) if fragment.metadata else (),
         fragment.ttl_us,
         fragment.expire_time_us if fragment.ttl_us is None else None,
         _given_time_us(fragment),
@@ -56,14 +56,14 @@ def is_echo(new: Fragment, recalled: Fragment) -> bool:
         new.content == recalled.content
         and not new.external_id
         and (new.structured is None or new.structured == recalled.structured)
-        and set(_typed(new.metadata)) <= set(_typed(recalled.metadata))
+        and set(_typed_metadata(new.metadata)) <= set(_typed_metadata(recalled.metadata))
         and (new.expire_time_us is None or _same_expiry(new, recalled))
         and (not new.own_importance or new.importance == recalled.importance)
         and (_given_time_us(new) is None or new.observe_time_us == recalled.observe_time_us)
     )
 
 
-def _typed(metadata: Metadata) -> tuple[tuple[str, type, object], ...]:
+def _typed_metadata(metadata: Metadata) -> tuple[tuple[str, type, object], ...]:
     # True == 1 == 1.0 in Python, but the contract distinguishes them.
     return tuple((key, type(value), value) for key, value in metadata)
 
@@ -104,7 +104,7 @@ class IdentityIndex:
         self._current.extend(hashes)
         if not later:
             for slot, value in enumerate(hashes, first):
-                self._remember(slot, value)
+                self._add_recent(slot, value)
 
     def settle(self) -> None:
         """Merge the dict into the sorted arrays."""
@@ -116,7 +116,7 @@ class IdentityIndex:
         """Add an entry for the changed fragment of a slot."""
         if self._current.view[slot] != value:
             self._current.view[slot] = value
-            self._remember(slot, value)
+            self._add_recent(slot, value)
 
     def find(self, value: int) -> list[int]:
         """Slots with that hash, ascending; may include removed fragments."""
@@ -132,13 +132,13 @@ class IdentityIndex:
         self._current.keep(slots)
         self.settle()
 
-    def _remember(self, slot: int, value: int) -> None:
+    def _add_recent(self, slot: int, value: int) -> None:
         self._recent.setdefault(value, []).append(slot)
         self._recent_count += 1
         if self._recent_count > _RECENT_MAX:
-            self._sort_in()
+            self._merge_recent()
 
-    def _sort_in(self) -> None:
+    def _merge_recent(self) -> None:
         """Merge recent entries into the sorted arrays: one copy, whereas sorting a million entries takes 0.1 s."""
         values = np.fromiter(self._recent, np.int64, len(self._recent))
         hashes = np.repeat(values, [len(slots) for slots in self._recent.values()])

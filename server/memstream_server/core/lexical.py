@@ -166,71 +166,71 @@ class LexicalIndex:
         self._postings.settle()
         self._neighbours.settle()
         if len(self):
-            self._both_norms()
+            self._length_norms()
 
     def legs(self, terms: Hashes) -> Legs:
         """`bm25` and `bm25_context` from a single postings lookup."""
-        found = self._held(terms)
-        return self._alone(found, len(terms)), self._around(found, len(terms))
+        found = self._find_postings(terms)
+        return self._fragment_leg(found, len(terms)), self._context_leg(found, len(terms))
 
     def bm25(self, terms: Hashes) -> Leg:
         """BM25 of the fragment alone (k1 0.9, b 0.4). `terms` distinct; dead slots get 0."""
-        return self._alone(self._held(terms), len(terms))
+        return self._fragment_leg(self._find_postings(terms), len(terms))
 
     def bm25_context(self, terms: Hashes) -> Leg:
         """BM25 of the context window (k1 1.2, b 0.75): tf and length of the window; df counts windows."""
-        return self._around(self._held(terms), len(terms))
+        return self._context_leg(self._find_postings(terms), len(terms))
 
-    def _held(self, terms: Hashes) -> _Found:
+    def _find_postings(self, terms: Hashes) -> _Found:
         which, slots, counts = self._postings.of(terms)
         if self._dead:
             live = self._neighbours.alive[slots]
             which, slots, counts = which[live], slots[live], counts[live]
         return which, slots, counts.astype(np.float32)
 
-    def _alone(self, found: _Found, terms: int) -> Leg:
-        return self._leg([self._weigh(found, terms, self._both_norms()[0])], FRAGMENT_K1)
+    def _fragment_leg(self, found: _Found, terms: int) -> Leg:
+        return self._sum_leg([self._weigh_terms(found, terms, self._length_norms()[0])], FRAGMENT_K1)
 
-    def _around(self, found: _Found, terms: int) -> Leg:
-        return self._leg(self._weigh_windows(found, terms, self._both_norms()[1]), CONTEXT_K1)
+    def _context_leg(self, found: _Found, terms: int) -> Leg:
+        return self._sum_leg(self._weigh_windows(found, terms, self._length_norms()[1]), CONTEXT_K1)
 
-    def _both_norms(self) -> list[Floats]:
+    def _length_norms(self) -> list[Floats]:
         """BM25's length norm, k1 x (1 - b + b x length / mean length), by slot, for each of the two legs."""
         if not self._norms:
             lengths, windows = self._neighbours.lengths, self._neighbours.window_lengths()
             total = (lengths[self._neighbours.alive] if self._dead else lengths).sum()
             self._norms = [
-                self._normed(lengths, float(total), FRAGMENT_K1, FRAGMENT_B),
-                self._normed(windows, float(windows.sum()), CONTEXT_K1, CONTEXT_B),
+                self._length_norm(lengths, float(total), FRAGMENT_K1, FRAGMENT_B),
+                self._length_norm(windows, float(windows.sum()), CONTEXT_K1, CONTEXT_B),
             ]
         return self._norms
 
     def _weigh_windows(self, found: _Found, terms: int, norms: Floats) -> Iterator[_Weighed]:
         """In steps of some terms: gather the frequent terms per window, scatter the rare ones into windows."""
         if len(self) < _GATHER_MIN and terms * len(self) <= _CELLS_MAX:
-            yield self._gather(found, terms, norms)
+            yield self._gather_windows(found, terms, norms)
             return
         often = np.bincount(found[0], minlength=terms) * _GATHER_SHARE + _GATHER_MIN > len(self)
         numbers, step = np.arange(terms), max(1, _CELLS_MAX // max(1, len(self)))
         for start in range(0, terms, step):
             block = (numbers >= start) & (numbers < start + step)
-            for chosen, weigh in ((block & often, self._gather), (block & ~often, self._scatter)):
+            for chosen, weigh in ((block & often, self._gather_windows), (block & ~often, self._scatter_terms)):
                 if chosen.any():
-                    yield weigh(*_only(found, chosen), norms)
+                    yield weigh(*_select_terms(found, chosen), norms)
 
-    def _normed(self, lengths: npt.NDArray[np.number], total: float, k1: float, b: float) -> Floats:
+    def _length_norm(self, lengths: npt.NDArray[np.number], total: float, k1: float, b: float) -> Floats:
         """`total` is the sum of `lengths` over live slots."""
         mean = total / self.live if total else 1.0
         return (k1 * (1 - b) + (k1 * b / mean) * lengths).astype(np.float32)
 
-    def _weigh(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+    def _weigh_terms(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
         which, slots, counts = found
         idfs = idf(self.live, np.bincount(which, minlength=terms))
         saturated = counts / (counts + norms[slots])
         sums = np.bincount(slots, idfs.astype(np.float32)[which] * saturated, len(self))
         return sums.astype(np.float32), float(idfs.sum())
 
-    def _leg(self, weighed: Iterable[_Weighed], k1: float) -> Leg:
+    def _sum_leg(self, weighed: Iterable[_Weighed], k1: float) -> Leg:
         values, most = np.zeros(len(self), np.float32), 0.0
         for more, idfs in weighed:
             values += more
@@ -239,14 +239,14 @@ class LexicalIndex:
             values /= np.float32(most)
         return Leg(values, most * (k1 + 1))
 
-    def _gather(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
-        held = self._by_slot(found, terms)
+    def _gather_windows(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+        held = self._count_matrix(found, terms)
         inside = held[:, :-1] + held.take(self._neighbours.windows(), axis=1, mode="wrap") @ SHARES
         idfs = idf(self.live, np.count_nonzero(inside, axis=1))
         inside /= inside + norms
         return idfs.astype(np.float32) @ inside, float(idfs.sum())
 
-    def _scatter(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+    def _scatter_terms(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
         which, slots, counts = found
         windows, stride = self._neighbours.windows(), len(self) + 1  # per term one extra cell, first, for NOBODY
         near = windows[slots].astype(np.int64)
@@ -256,16 +256,16 @@ class LexicalIndex:
         cells = (which * stride + 1)[:, None] + np.concatenate([slots[:, None], near], axis=1)
         shares = counts[:, None] * _OWN_AND_SHARES
         if len(lonely):
-            sums = self._by_slot(found, terms)[:, windows[lonely]] @ SHARES
+            sums = self._count_matrix(found, terms)[:, windows[lonely]] @ SHARES
             places, those = np.nonzero(sums)
             cells = np.append(cells, places * stride + 1 + lonely[those])
             shares = np.append(shares, sums[places, those])
-        touched, inside = _summed(cells.ravel(), shares.ravel(), terms * stride)
+        touched, inside = _sum_cells(cells.ravel(), shares.ravel(), terms * stride)
         which, places = np.divmod(touched, stride)
         somebody = places > 0
-        return self._weigh((which[somebody], places[somebody] - 1, inside[somebody]), terms, norms)
+        return self._weigh_terms((which[somebody], places[somebody] - 1, inside[somebody]), terms, norms)
 
-    def _by_slot(self, found: _Found, terms: int) -> Floats:
+    def _count_matrix(self, found: _Found, terms: int) -> Floats:
         """(terms, n + 1) counts; the last column is 0, for NOBODY."""
         which, slots, counts = found
         held = np.zeros((terms, len(self) + 1), np.float32)
@@ -273,7 +273,7 @@ class LexicalIndex:
         return held
 
 
-def _summed(cells: Slots, counts: Floats, size: int) -> tuple[Slots, Floats]:
+def _sum_cells(cells: Slots, counts: Floats, size: int) -> tuple[Slots, Floats]:
     """The distinct cells, each below `size`, and the summed counts of each."""
     if len(cells) * _SPARSE_SHARE < size:
         touched, places = np.unique(cells, return_inverse=True)
@@ -283,7 +283,7 @@ def _summed(cells: Slots, counts: Floats, size: int) -> tuple[Slots, Floats]:
     return touched, sums[touched].astype(np.float32)
 
 
-def _only(found: _Found, chosen: npt.NDArray[np.bool_]) -> tuple[_Found, int]:
+def _select_terms(found: _Found, chosen: npt.NDArray[np.bool_]) -> tuple[_Found, int]:
     """The postings of the chosen terms, with terms renumbered, and the number of chosen terms."""
     if chosen.all():
         return found, len(chosen)

@@ -25,11 +25,11 @@ def clear(state: State, fragments: Iterable[Fragment], tiers: Collection[Tier]) 
     """
     draft = Draft(state)
     held = [one.fragment for one in (*draft.sensory, *draft.short_term)]
-    leaving = [fragment for fragment in _each((*held, *fragments)) if fragment.tier in tiers]
+    leaving = [fragment for fragment in _unique_fragments((*held, *fragments)) if fragment.tier in tiers]
     for fragment in leaving:
         draft.record(EventType.DROPPED, fragment.id, from_tier=fragment.tier, reason=Reason.CLEARED)
         draft.remove(fragment.id)
-    _release(draft, {fragment.id for fragment in leaving})
+    _release_held(draft, {fragment.id for fragment in leaving})
     if Tier.LONG_TERM in tiers:
         draft.aggregate = 0.0
     return draft.finish()
@@ -44,14 +44,14 @@ def forget(state: State, fragments: Iterable[Fragment], time_us: int, reason: Re
     held = {one.fragment.id: one.fragment for one in (*draft.sensory, *draft.short_term)}
     leaving = [
         fragment
-        for fragment in (held.get(given.id, given) for given in _each(fragments))
+        for fragment in (held.get(given.id, given) for given in _unique_fragments(fragments))
         if fragment.forget_time_us is None and (reason is Reason.REQUESTED or not fragment.pinned)
     ]
     for fragment in leaving:
         draft.record(EventType.FORGOTTEN, fragment.id, from_tier=fragment.tier, reason=reason)
         kept = fragment.enhancement_count if fragment.tier is Tier.LONG_TERM else fragment.duplicate_count
         draft.put(fragment.but(forget_time_us=time_us, enhancement_count=kept))
-    _release(draft, {fragment.id for fragment in leaving})
+    _release_held(draft, {fragment.id for fragment in leaving})
     return draft.finish()
 
 
@@ -63,7 +63,7 @@ def restore(state: State, forgotten: Iterable[Held], policy: Policy) -> Transiti
     """
     draft = Draft(state)
     for held in {held.fragment.id: held for held in forgotten}.values():
-        tier = _room(draft, held.fragment.tier, policy)
+        tier = _tier_with_room(draft, held.fragment.tier, policy)
         if held.fragment.forget_time_us is None or tier is None:
             continue
         draft.record(EventType.RESTORED, held.fragment.id, from_tier=held.fragment.tier, to_tier=tier)
@@ -79,11 +79,11 @@ def restore(state: State, forgotten: Iterable[Held], policy: Policy) -> Transiti
 def erase(state: State, fragments: Iterable[Fragment], reason: Reason = Reason.REQUESTED) -> Transition:
     """Remove fragments permanently, with content and vectors. Derived contents are lineage.py's concern."""
     draft = Draft(state)
-    leaving = _each(fragments)
+    leaving = _unique_fragments(fragments)
     for fragment in leaving:
         draft.record(EventType.ERASED, fragment.id, from_tier=fragment.tier, reason=reason)
         draft.remove(fragment.id)
-    _release(draft, {fragment.id for fragment in leaving})
+    _release_held(draft, {fragment.id for fragment in leaving})
     return draft.finish()
 
 
@@ -98,7 +98,7 @@ def update(state: State, fragment: Fragment, vector: Vector | None = None) -> Tr
                 same = held.fragment.content == fragment.content
                 tier[place] = replace(held, fragment=fragment, vector=held.vector if same else vector)
             elif any(done.id == fragment.id and done.text != fragment.content for done in held.enhancements):
-                tier[place] = _retold(held, fragment)
+                tier[place] = _with_changed_text(held, fragment)
     return draft.finish()
 
 
@@ -152,7 +152,7 @@ def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: 
         importance=fragment.importance,
         sources=fragment.sources,
     )
-    value, nearest = _nearest(insight, others)
+    value, nearest = _find_nearest(insight, others)
     if nearest is None or value < policy.reflection.merge_cosine:
         draft.put(fragment)
         return draft.finish()
@@ -168,7 +168,7 @@ def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: 
     return draft.finish()
 
 
-def _nearest(insight: Held, others: Sequence[Held]) -> tuple[float, Fragment | None]:
+def _find_nearest(insight: Held, others: Sequence[Held]) -> tuple[float, Fragment | None]:
     best: tuple[float, Fragment | None] = (-2.0, None)
     for other in others:
         if insight.vector is not None and other.vector is not None and other.fragment.model == insight.fragment.model:
@@ -177,18 +177,18 @@ def _nearest(insight: Held, others: Sequence[Held]) -> tuple[float, Fragment | N
     return best
 
 
-def _each(fragments: Iterable[Fragment]) -> list[Fragment]:
+def _unique_fragments(fragments: Iterable[Fragment]) -> list[Fragment]:
     """The fragments without duplicates."""
     return list({fragment.id: fragment for fragment in fragments}.values())
 
 
-def _release(draft: Draft, gone: set[str]) -> None:
+def _release_held(draft: Draft, gone: set[str]) -> None:
     draft.sensory = [held for held in draft.sensory if held.fragment.id not in gone]
     draft.short_term = [held for held in draft.short_term if held.fragment.id not in gone]
     take_back(draft, gone)
 
 
-def _room(draft: Draft, tier: Tier, policy: Policy) -> Tier | None:
+def _tier_with_room(draft: Draft, tier: Tier, policy: Policy) -> Tier | None:
     if tier is Tier.SENSORY and len(draft.sensory) < policy.sensory.capacity:
         return tier
     if tier is Tier.SHORT_TERM and len(draft.short_term) < policy.short_term.capacity:
@@ -196,7 +196,7 @@ def _room(draft: Draft, tier: Tier, policy: Policy) -> Tier | None:
     return Tier.LONG_TERM if Tier.LONG_TERM in TIERS[draft.kind] else None
 
 
-def _retold(held: Held, fragment: Fragment) -> Held:
+def _with_changed_text(held: Held, fragment: Fragment) -> Held:
     """The held fragment with the changed text of one of its enhancers."""
     told = (replace(done, text=fragment.content) if done.id == fragment.id else done for done in held.enhancements)
     return replace(held, enhancements=tuple(told))

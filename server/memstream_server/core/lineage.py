@@ -43,28 +43,28 @@ def follow(named: Collection[str], fragments: Iterable[Fragment], *, merges: boo
         for fragment in known.values():
             if fragment.id in gone or not lost.keys() & set(fragment.sources):
                 continue
-            after = _without(retold.get(fragment.id, fragment), fragment, gone, lost, merges)
+            after = _redact_fragment(retold.get(fragment.id, fragment), fragment, gone, lost, merges)
             if after is None:
                 gone[fragment.id] = None
                 lost.setdefault(fragment.id, set()).add(fragment.content)
                 changed = True
             elif after != retold.get(fragment.id, fragment):
                 if after.content != fragment.content:
-                    lost.setdefault(fragment.id, set()).update(_cut(fragment, lost)[1])
+                    lost.setdefault(fragment.id, set()).update(_cut_texts(fragment, lost)[1])
                 retold[fragment.id] = after
                 changed = True
     leaving = tuple(known[id_] for id_ in gone if id_ in known)
     return Erasure(leaving, tuple(one for id_, one in retold.items() if id_ not in gone))
 
 
-def _without(
+def _redact_fragment(
     now: Fragment, before: Fragment, gone: Collection[str], lost: Mapping[str, set[str]], merges: bool
 ) -> Fragment | None:
     """The fragment without the erased sources and their words; None if it must be erased."""
     if before.kind is FragmentKind.INSIGHT:
         return None
-    content, words = _cut(before, lost)
-    hidden = [id_ for id_ in before.sources if id_ in gone and not _shows(before, lost[id_], words)]
+    content, words = _cut_texts(before, lost)
+    hidden = [id_ for id_ in before.sources if id_ in gone and not _shows_texts(before, lost[id_], words)]
     if merges and hidden:
         return None
     sources = tuple(id_ for id_ in before.sources if id_ not in gone)
@@ -79,16 +79,16 @@ def _without(
     )
 
 
-def _shows(fragment: Fragment, texts: Collection[str], cut: Collection[str]) -> bool:
+def _shows_texts(fragment: Fragment, texts: Collection[str], cut: Collection[str]) -> bool:
     """Whether the texts of an erased source are known, and were cut or are the fragment's own words as well."""
-    return bool(texts) and all(text in cut or _begins(fragment.content, text) for text in texts)
+    return bool(texts) and all(text in cut or _begins_with(fragment.content, text) for text in texts)
 
 
-def _begins(content: str, text: str) -> bool:
+def _begins_with(content: str, text: str) -> bool:
     return content == text or content.startswith(text + _JOINT)
 
 
-def _cut(fragment: Fragment, lost: Mapping[str, set[str]]) -> tuple[str, set[str]]:
+def _cut_texts(fragment: Fragment, lost: Mapping[str, set[str]]) -> tuple[str, set[str]]:
     """The content without the texts of lost sources, and the texts that were cut.
 
     Cuts the longest text first, because it may contain a shorter one.
@@ -97,14 +97,14 @@ def _cut(fragment: Fragment, lost: Mapping[str, set[str]]) -> tuple[str, set[str
     words = {text for id_ in fragment.sources for text in lost.get(id_, ()) if text}
     for text in sorted(words, key=len, reverse=True):
         before = content
-        while (at := _place(content, text)) >= 0:
+        while (at := _find_joined(content, text)) >= 0:
             content = content[:at] + content[at + len(_JOINT + text) :]
         if content != before:
             cut.add(text)
     return content, cut
 
 
-def _place(content: str, text: str) -> int:
+def _find_joined(content: str, text: str) -> int:
     """Index of ";text" followed by ";" or the end; -1 if absent."""
     at = content.find(_JOINT + text)
     while at >= 0:
@@ -123,13 +123,13 @@ def erase(state: State, erasure: Erasure, before: Mapping[str, Fragment], vector
     steps = [lifecycle.erase(state, erasure.leaving)]
     for fragment in erasure.retold:
         old = before[fragment.id]
-        steps.append(_weakened(steps[-1].state, old, fragment))
+        steps.append(_weaken_fragment(steps[-1].state, old, fragment))
         if fragment.content != old.content:
             steps.append(lifecycle.update(steps[-1].state, fragment, vectors.get(fragment.id)))
     return join_all(steps)
 
 
-def _weakened(state: State, old: Fragment, fragment: Fragment) -> Transition:
+def _weaken_fragment(state: State, old: Fragment, fragment: Fragment) -> Transition:
     """Store the fragment with fewer sources, also in the tier that holds it."""
     draft = Draft(state)
     for id_ in old.sources:

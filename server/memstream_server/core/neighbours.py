@@ -106,28 +106,28 @@ class Neighbours:
         self._session_of.extend(sessions)
         self._long += len(eligible) - sum(eligible)
         if len(sessions) >= _NEW_MIN:
-            self._mark_new(sessions)
+            self._mark_grown(sessions)
             if self._dirty.issuperset(sessions):
-                self._enter(np.asarray(sessions), first)
+                self._append_unlinked(np.asarray(sessions), first)
                 return
         for slot, (session, may, length) in enumerate(zip(sessions, eligible, lengths, strict=True), first):
-            held = self._session(session)
+            held = self._open_session(session)
             held.slots.append(slot)
             if session not in self._dirty:
-                self._link(held, slot, may, length)
+                self._link_slot(held, slot, may, length)
 
-    def _session(self, session: int) -> _Session:
+    def _open_session(self, session: int) -> _Session:
         held = self._sessions.get(session)
         if held is None:
             held = self._sessions[session] = _Session()
         return held
 
-    def _enter(self, sessions: npt.NDArray[np.int64], first: int) -> None:
+    def _append_unlinked(self, sessions: npt.NDArray[np.int64], first: int) -> None:
         """Append slots from `first` on, one per entry of `sessions`, without linking them."""
         order = np.argsort(sessions, kind="stable")
         found, starts = np.unique(sessions[order], return_index=True)
         for session, slots in zip(found.tolist(), np.split(order + first, starts[1:]), strict=True):
-            self._session(session).slots.frombytes(slots.tobytes())
+            self._open_session(session).slots.frombytes(slots.tobytes())
 
     def set_alive(self, slot: int, alive: bool) -> None:
         """Remove a fragment from all windows, or bring it back."""
@@ -147,7 +147,7 @@ class Neighbours:
         former = int(self._session_of.view[slot])
         if former == session:
             return
-        left, entered = self._sessions[former], self._session(session)
+        left, entered = self._sessions[former], self._open_session(session)
         left.slots.remove(slot)
         entered.slots.insert(bisect(entered.slots, slot), slot)
         self._session_of.view[slot] = session
@@ -156,14 +156,14 @@ class Neighbours:
             del self._sessions[former]
             self._dirty.discard(former)
 
-    def _mark_new(self, sessions: Sequence[int]) -> None:
+    def _mark_grown(self, sessions: Sequence[int]) -> None:
         """Mark the sessions that at least double, by _NEW_MIN or more fragments, for relinking on the next read."""
         for session, count in Counter(sessions).items():
             held = self._sessions.get(session)
             if count >= _NEW_MIN and (held is None or count >= len(held.slots)):
                 self._dirty.add(session)
 
-    def _link(self, held: _Session, slot: int, eligible: bool, length: int) -> None:
+    def _link_slot(self, held: _Session, slot: int, eligible: bool, length: int) -> None:
         windows, window_lengths = self._windows.view, self._window_lengths.view
         around = float(length)
         for place, (other, others_length) in enumerate(held.tail):
@@ -181,10 +181,10 @@ class Neighbours:
     def settle(self) -> None:
         """Relink the sessions that are marked. Reads call it; an idle caller may call it earlier."""
         if self._dirty:
-            self._relink([self._sessions[session] for session in self._dirty])
+            self._relink_sessions([self._sessions[session] for session in self._dirty])
             self._dirty.clear()
 
-    def _relink(self, sessions: Sequence[_Session]) -> None:
+    def _relink_sessions(self, sessions: Sequence[_Session]) -> None:
         """Link all sessions in one pass over one array, with gaps of NOBODY before, between and after them."""
         slots = np.concatenate([np.frombuffer(held.slots, np.int64) for held in sessions])
         sizes = [len(held.slots) for held in sessions]
@@ -201,9 +201,9 @@ class Neighbours:
         self._windows.view[slots] = found
         self._window_lengths.view[slots] = np.where(alive, lengths[slots] + lengths[found] @ SHARES, 0)
         for held in sessions:
-            self._ends(held)
+            self._set_ends(held)
 
-    def _ends(self, held: _Session) -> None:
+    def _set_ends(self, held: _Session) -> None:
         """Set `tail` and `open`, to which the next fragment of the session is linked."""
         held.tail, held.open = [], []
         for slot in reversed(held.slots):

@@ -54,7 +54,7 @@ class Postings:
     def settle(self) -> None:
         """Merge the tail if it exceeds its share."""
         if len(self._tail_slots) > min(max(_TAIL_MIN, len(self._slots) // _TAIL_SHARE), _TAIL_MAX):
-            self._merge()
+            self._merge_tail()
 
     def remove(self, slot: int) -> None:
         """Blank every posting of a slot (count 0); `keep` releases the memory."""
@@ -69,13 +69,13 @@ class Postings:
         places, recent = np.nonzero(self._tail_hashes.view == terms[:, None])
         which, slots, counts = places, self._tail_slots.view[recent], self._tail_counts.view[recent]
         if len(self._vocabulary) and len(terms):
-            base = self._of_base(terms)
+            base = self._find_in_base(terms)
             which, slots = np.concatenate([base[0], which]), np.concatenate([base[1], slots])
             counts = np.concatenate([base[2], counts])
         held = counts > 0
         return (which, slots, counts) if held.all() else (which[held], slots[held], counts[held])
 
-    def _of_base(self, terms: Hashes) -> tuple[Places, npt.NDArray[np.int32], npt.NDArray[np.uint16]]:
+    def _find_in_base(self, terms: Hashes) -> tuple[Places, npt.NDArray[np.int32], npt.NDArray[np.uint16]]:
         found = np.searchsorted(self._vocabulary, terms)
         found[found == len(self._vocabulary)] = 0
         known = self._vocabulary[found] == terms
@@ -86,7 +86,7 @@ class Postings:
 
     def keep(self, new_slot: npt.NDArray[np.int32]) -> None:
         """Renumber slot s to new_slot[s], or remove it if that is negative. Releases memory."""
-        self._merge()
+        self._merge_tail()
         terms = np.repeat(np.arange(len(self._vocabulary)), np.diff(self._offsets))
         renumbered = new_slot[self._slots]
         held = (renumbered >= 0) & (self._counts > 0)
@@ -95,13 +95,13 @@ class Postings:
         self._vocabulary = self._vocabulary[sizes > 0]
         self._offsets = np.concatenate([[0], np.cumsum(sizes[sizes > 0])]).astype(np.int64)
 
-    def _merge(self) -> None:
-        self._insert(self._tail_hashes.view, self._tail_slots.view, self._tail_counts.view)
+    def _merge_tail(self) -> None:
+        self._insert_sorted(self._tail_hashes.view, self._tail_slots.view, self._tail_counts.view)
         large = len(self._tail_slots) > 2 * _TAIL_MAX  # a bulk load: release this much capacity
         for tail in (self._tail_hashes, self._tail_slots, self._tail_counts):
             tail.clear(release=large)
 
-    def _insert(self, hashes: Hashes, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.uint16]) -> None:
+    def _insert_sorted(self, hashes: Hashes, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.uint16]) -> None:
         """Sort the new postings and insert them after equal terms of the base, in time linear in the base."""
         order = np.argsort(hashes)
         hashes = hashes[order]

@@ -16,7 +16,9 @@ def printable(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one in keep or _is_harmless(one) else _escape(one) for one in text)
+    return "".join(
+        one if one.isprintable() or one in keep or _is_harmless(one) else _escape_character(one) for one in text
+    )
 
 
 def number_text(value: float) -> str:
@@ -28,5 +30,5 @@ def _is_harmless(character: str) -> bool:
     return character in _JOINERS or unicodedata.category(character) == "Zs"
 
 
-def _escape(character: str) -> str:
+def _escape_character(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -202,10 +202,10 @@ def recency(columns: Columns, slots: Slots, now_us: int, decay_per_hour: float) 
 
 def best(values: Floats, allowed: Mask, count: int) -> Slots:
     """Slots of the `count` largest allowed values, never NaN; ties go to the newest."""
-    return _best(values, np.flatnonzero(allowed & ~np.isnan(values)), count)
+    return _best_slots(values, np.flatnonzero(allowed & ~np.isnan(values)), count)
 
 
-def _best(values: Floats, slots: Slots, count: int) -> Slots:
+def _best_slots(values: Floats, slots: Slots, count: int) -> Slots:
     if len(slots) <= count:
         return slots
     chosen = values[slots]
@@ -223,7 +223,7 @@ def candidates(lexical: Floats, context: Floats, dense: Slots, allowed: Mask, pe
     chosen[dense] = True
     chosen &= allowed
     for leg in (lexical, context):
-        chosen[_best(leg, np.flatnonzero(allowed & (leg > 0)), per_leg)] = True
+        chosen[_best_slots(leg, np.flatnonzero(allowed & (leg > 0)), per_leg)] = True
     return np.flatnonzero(chosen)
 
 
@@ -263,7 +263,7 @@ def rank_candidates(columns: Columns, signals: Signals, question: Question, weig
     For a memory whose vectors are not in RAM: search the index, compute `candidates`, fetch their vectors, and pass
     the cosines.
     """
-    return _choose(columns, _assess(columns, signals, question, weights), question, allowed, allowed)
+    return _choose_results(columns, _assess_candidates(columns, signals, question, weights), question, allowed, allowed)
 
 
 def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weights: Weights, allowed: Mask) -> Ranking:
@@ -280,10 +280,12 @@ def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weig
     considered[chosen] = True
     slots = np.flatnonzero(columns.alive) if question.near_misses else chosen
     signals = Signals(slots, cosines[slots], words[slots], around[slots])
-    return _choose(columns, _assess(columns, signals, question, weights), question, allowed, considered)
+    return _choose_results(
+        columns, _assess_candidates(columns, signals, question, weights), question, allowed, considered
+    )
 
 
-def _assess(columns: Columns, signals: Signals, question: Question, w: Weights) -> _Assessed:
+def _assess_candidates(columns: Columns, signals: Signals, question: Question, w: Weights) -> _Assessed:
     slots, unknown = signals.slots, np.isnan(signals.cosines)
     values = np.empty((len(PARTS), len(slots)))
     fresh, closeness, words, around, theirs, important = values
@@ -313,13 +315,15 @@ def _without_dense(w: Weights) -> npt.NDArray[np.float64]:
     return np.array([0.0, words * (both + w.dense), around * (both + w.dense), w.speaker_bonus])
 
 
-def _choose(columns: Columns, assessed: _Assessed, question: Question, allowed: Mask, considered: Mask) -> Ranking:
+def _choose_results(
+    columns: Columns, assessed: _Assessed, question: Question, allowed: Mask, considered: Mask
+) -> Ranking:
     order = assessed.best_first()
     slots = assessed.slots
     inside = considered[slots] & allowed[slots]
     enough = inside & (assessed.relevance >= question.min_relevance)
     passed = order[enough[order]]
-    distinct, folded = _folded(columns, slots[passed], question)
+    distinct, folded = _fold_slots(columns, slots[passed], question)
     kept = passed[distinct][: question.limit]
     found = assessed.relevance[inside]
     results = assessed.scored(kept, columns.ids)
@@ -329,7 +333,7 @@ def _choose(columns: Columns, assessed: _Assessed, question: Question, allowed: 
         double = np.zeros(len(slots), np.bool_)
         double[[other for others in into.values() for other in others]] = True
         stages = _Stages(slots, allowed, considered, enough, double)
-        missed = _missed(columns, assessed, question, order[~np.isin(order, kept)], stages)
+        missed = _near_misses(columns, assessed, question, order[~np.isin(order, kept)], stages)
     return Ranking(
         tuple(sorted(results, key=lambda each: (-each.score, -each.slot))),
         Considered(len(found), float(found.max()) if len(found) else 0.0),
@@ -338,7 +342,7 @@ def _choose(columns: Columns, assessed: _Assessed, question: Question, allowed: 
     )
 
 
-def _folded(columns: Columns, slots: Slots, question: Question) -> tuple[Slots, dict[int, list[int]]]:
+def _fold_slots(columns: Columns, slots: Slots, question: Question) -> tuple[Slots, dict[int, list[int]]]:
     """Fold slots, best first: indices of the representatives, and of those folded into each."""
     keys: list[int] = columns.words[slots].tolist() if question.fold else []
     if len(set(keys)) == len(keys):
@@ -369,7 +373,7 @@ class _Stages:
         return Stage.FOLDED if self.double[place] else Stage.LIMIT
 
 
-def _missed(
+def _near_misses(
     columns: Columns, assessed: _Assessed, question: Question, left: Slots, stages: _Stages
 ) -> tuple[NearMiss, ...]:
     places = left[: question.near_misses]

@@ -70,22 +70,22 @@ def rank_dbgpt(
     """
     near = np.nan_to_num(closeness.astype(np.float64), nan=0.0)
     scored = [
-        _scored(columns, int(slot), value, question.now_us, weights, by_words)
+        _score_slots(columns, int(slot), value, question.now_us, weights, by_words)
         for slot, value in zip(slots, near.tolist(), strict=True)
     ]
     scored.sort(key=lambda each: (-each.score, -each.slot))
     inside = [each for each in scored if allowed[each.slot]]
     enough = [each for each in inside if each.relevance >= question.min_relevance or question.min_relevance == 0]
-    best, folded = _folded(columns, enough, question)
+    best, folded = _fold_scored(columns, enough, question)
     results = best[: question.limit]
     returned = {each.slot for each in results}
     values = dict(zip(slots.tolist(), near.tolist(), strict=True))
     appended = [
-        _scored(columns, slot, values.get(slot, 0.0), question.now_us, weights, by_words)
+        _score_slots(columns, slot, values.get(slot, 0.0), question.now_us, weights, by_words)
         for slot in short_term
         if slot not in returned and allowed[slot]
     ]
-    answered, more = _folded(columns, [*results, *appended], question)
+    answered, more = _fold_scored(columns, [*results, *appended], question)
     ranked_ids = {each.id for each in results}
     results = [each for each in answered if each.id in ranked_ids]
     appended = [each for each in answered if each.id not in ranked_ids]
@@ -98,7 +98,8 @@ def rank_dbgpt(
         tuple(appended),
         Considered(len(inside), max((each.relevance for each in inside), default=0.0)),
         tuple(
-            NearMiss(each, Stage.FOLDED if each.id in double else _stage(each.slot, allowed, passed)) for each in left
+            NearMiss(each, Stage.FOLDED if each.id in double else _removal_stage(each.slot, allowed, passed))
+            for each in left
         ),
         {
             one.id: tuple(dict.fromkeys((*folded.get(one.id, ()), *more.get(one.id, ()))))
@@ -108,7 +109,7 @@ def rank_dbgpt(
     )
 
 
-def _folded(
+def _fold_scored(
     columns: Columns, ranked: Sequence[Scored], question: Question
 ) -> tuple[list[Scored], dict[str, tuple[str, ...]]]:
     """The representatives, and the ids folded into each, by its id."""
@@ -120,7 +121,7 @@ def _folded(
     return [ranked[place] for place in places], into
 
 
-def _scored(
+def _score_slots(
     columns: Columns, slot: int, closeness: float, now_us: int, weights: DbgptWeights, by_words: bool
 ) -> Scored:
     hours = max(0.0, (now_us - int(columns.access_us[slot])) / _HOUR_US)
@@ -132,7 +133,7 @@ def _scored(
     return Scored(slot, columns.ids[slot], score, closeness, known, names, values, factors)
 
 
-def _stage(slot: int, allowed: Mask, passed: set[int]) -> Stage:
+def _removal_stage(slot: int, allowed: Mask, passed: set[int]) -> Stage:
     if not allowed[slot]:
         return Stage.FILTER
     return Stage.LIMIT if slot in passed else Stage.MIN_RELEVANCE

@@ -34,7 +34,7 @@ def date_text(time_us: int) -> str:
     return f"{day.day} {_MONTHS[day.month - 1]} {day.year}"
 
 
-def _prefix(fragment: Fragment) -> str:
+def _text_prefix(fragment: Fragment) -> str:
     date = date_text(fragment.observe_time_us)
     speaker = f"{fragment.speaker}: " if fragment.speaker else ""
     return f"[{date}] {speaker}" if date else speaker
@@ -49,12 +49,12 @@ def clip_for_index(content: str) -> str:
 
 def indexed_text(fragment: Fragment) -> str:
     """ "[8 May 2023] Speaker: text", unclipped: the embedder's input (its adapter truncates to the model's limit)."""
-    return _prefix(fragment) + fragment.content
+    return _text_prefix(fragment) + fragment.content
 
 
 def lexical_text(fragment: Fragment) -> str:
     """The same with a long content clipped: the analyzer's input."""
-    return _prefix(fragment) + clip_for_index(fragment.content)
+    return _text_prefix(fragment) + clip_for_index(fragment.content)
 
 
 def may_neighbour(characters: int) -> bool:

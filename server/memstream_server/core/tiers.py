@@ -102,8 +102,8 @@ def observe(state: State, newcomer: Newcomer, policy: Policy, similarity_min: fl
     recalled = newcomer.recalled if policy.short_term.echo_window_s > 0 else None
     if recalled is not None and _is_found(recalled, fragment, policy) and is_echo(fragment, recalled):
         draft.record(EventType.ECHOED, recalled.id, other=fragment.id)
-    elif not (policy.short_term.repeats and _repeated(draft, rules, newcomer)):
-        _enter(draft, rules, newcomer)
+    elif not (policy.short_term.repeats and _count_if_repeat(draft, rules, newcomer)):
+        _enter_memory(draft, rules, newcomer)
     return draft.finish()
 
 
@@ -131,14 +131,14 @@ def settle(state: State, policy: Policy, similarity_min: float) -> Transition:
     _pass_sensory(draft, rules)
     if rules.enhanced:
         _promote_ripe(draft, rules)
-    _overflow(draft, rules)
+    _evict_overflow(draft, rules)
     return draft.finish()
 
 
 # ---- entry
 
 
-def _enter(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
+def _enter_memory(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
     fragment = newcomer.fragment.at(rules.first)
     held = Held(fragment, newcomer.vector)
     draft.record(EventType.OBSERVED, fragment.id, to_tier=rules.first, importance=fragment.importance)
@@ -149,7 +149,7 @@ def _enter(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
         insert(draft.sensory, held)
         _pass_sensory(draft, rules)
     elif rules.first is Tier.SHORT_TERM:
-        _admit(draft, rules, held)
+        _admit_short_term(draft, rules, held)
     else:
         consolidate(draft, rules.policy, fragment)
 
@@ -162,7 +162,7 @@ def insert(tier: list[Held], held: Held) -> None:
         tier.append(held)
 
 
-def _repeated(draft: Draft, rules: _Rules, newcomer: Newcomer) -> bool:
+def _count_if_repeat(draft: Draft, rules: _Rules, newcomer: Newcomer) -> bool:
     """Count the newcomer on the fragment that it repeats, held or in long-term. Returns whether there is one."""
     fragment = newcomer.fragment
     for tier in (draft.sensory, draft.short_term):
@@ -207,14 +207,14 @@ def _pass_sensory(draft: Draft, rules: _Rules) -> None:
     for held in leaving:
         fragment = held.fragment
         if fragment.importance < rules.policy.sensory.threshold and not fragment.pinned:
-            _leave(draft, fragment, EventType.FILTERED, Reason.BELOW_THRESHOLD)
+            _remove_fragment(draft, fragment, EventType.FILTERED, Reason.BELOW_THRESHOLD)
         elif rules.goes_on():
-            _admit(draft, rules, held)
+            _admit_short_term(draft, rules, held)
         else:
-            _leave(draft, fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
+            _remove_fragment(draft, fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
 
 
-def _leave(draft: Draft, fragment: Fragment, how: EventType, reason: Reason) -> None:
+def _remove_fragment(draft: Draft, fragment: Fragment, how: EventType, reason: Reason) -> None:
     draft.record(how, fragment.id, from_tier=fragment.tier, reason=reason)
     draft.remove(fragment.id)
     take_back(draft, (fragment.id,))
@@ -223,7 +223,7 @@ def _leave(draft: Draft, fragment: Fragment, how: EventType, reason: Reason) -> 
 # ---- short-term
 
 
-def _admit(draft: Draft, rules: _Rules, held: Held) -> None:
+def _admit_short_term(draft: Draft, rules: _Rules, held: Held) -> None:
     came_from = held.fragment.tier
     fragment = held.fragment.at(Tier.SHORT_TERM)
     if rules.enhanced:
@@ -236,7 +236,7 @@ def _admit(draft: Draft, rules: _Rules, held: Held) -> None:
     insert(draft.short_term, Held(fragment, held.vector, held.enhancements))
     if rules.enhanced:
         _promote_ripe(draft, rules)  # repeats counted in sensory may have reached the threshold
-    _overflow(draft, rules)
+    _evict_overflow(draft, rules)
 
 
 def _promote_ripe(draft: Draft, rules: _Rules) -> None:
@@ -248,11 +248,11 @@ def _promote_ripe(draft: Draft, rules: _Rules) -> None:
     draft.short_term = [held for held in draft.short_term if held.fragment.enhancement_count < threshold]
     for held in ripe:
         if rules.goes_on() and rules.policy.reflection.insight_on_promotion:
-            draft.requests.append(_request(held, rules))
-        _promote(draft, rules, held)
+            draft.requests.append(_insight_request(held, rules))
+        _promote_held(draft, rules, held)
 
 
-def _request(held: Held, rules: _Rules) -> InsightRequest:
+def _insight_request(held: Held, rules: _Rules) -> InsightRequest:
     enhancers = told(held.enhancements, recollections=rules.policy.short_term.merge_content)
     return InsightRequest(
         anchor=held.fragment.id,
@@ -261,18 +261,18 @@ def _request(held: Held, rules: _Rules) -> InsightRequest:
     )
 
 
-def _overflow(draft: Draft, rules: _Rules) -> None:
+def _evict_overflow(draft: Draft, rules: _Rules) -> None:
     while len(draft.short_term) > rules.policy.short_term.capacity:
-        held = draft.short_term.pop(_weakest(draft.short_term) if rules.enhanced else 0)
+        held = draft.short_term.pop(_weakest_index(draft.short_term) if rules.enhanced else 0)
         draft.record(EventType.OVERFLOWED, held.fragment.id, from_tier=Tier.SHORT_TERM)
         drops = rules.enhanced and rules.policy.short_term.overflow is Overflow.DROP
         if drops and not (held.fragment.pinned and rules.goes_on()):
-            _leave(draft, held.fragment, EventType.DROPPED, Reason.CAPACITY)
+            _remove_fragment(draft, held.fragment, EventType.DROPPED, Reason.CAPACITY)
         else:
-            _promote(draft, rules, held)
+            _promote_held(draft, rules, held)
 
 
-def _weakest(held: Sequence[Held]) -> int:
+def _weakest_index(held: Sequence[Held]) -> int:
     """Index of the lowest (importance, enhancements), excluding the newest; ties go to the oldest."""
     return min(
         range(len(held) - 1),
@@ -280,12 +280,12 @@ def _weakest(held: Sequence[Held]) -> int:
     )
 
 
-def _promote(draft: Draft, rules: _Rules, held: Held) -> None:
+def _promote_held(draft: Draft, rules: _Rules, held: Held) -> None:
     """Move to long-term, or drop if the kind has none. The caller has removed `held` from short-term."""
     if not rules.goes_on():
-        _leave(draft, held.fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
+        _remove_fragment(draft, held.fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
         return
-    fragment = _promoted(held, merge=rules.policy.short_term.merge_content)
+    fragment = _promoted_fragment(held, merge=rules.policy.short_term.merge_content)
     if fragment.content != held.fragment.content:
         draft.merged.append(fragment.id)
     draft.record(
@@ -299,7 +299,7 @@ def _promote(draft: Draft, rules: _Rules, held: Held) -> None:
     consolidate(draft, rules.policy, fragment)
 
 
-def _promoted(held: Held, *, merge: bool) -> Fragment:
+def _promoted_fragment(held: Held, *, merge: bool) -> Fragment:
     """The fragment in long-term: same id, times and session; its enhancers become sources."""
     enhancers = (done.id for done in held.enhancements)
     sources = tuple(dict.fromkeys((*held.fragment.sources, *enhancers)))

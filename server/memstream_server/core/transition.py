@@ -52,10 +52,10 @@ def join_all(transitions: Sequence[Transition]) -> Transition:
 
     The last put of a fragment wins; a removal overrides every put.
     """
-    removed = _once(id_ for step in transitions for id_ in step.removed)
+    removed = _unique_ids(id_ for step in transitions for id_ in step.removed)
     gone = set(removed)
     puts = {fragment.id: fragment for step in transitions for fragment in step.puts if fragment.id not in gone}
-    merged = _once(id_ for step in transitions for id_ in step.merged)
+    merged = _unique_ids(id_ for step in transitions for id_ in step.merged)
     return Transition(
         state=transitions[-1].state,
         events=tuple(event for step in transitions for event in step.events),
@@ -67,7 +67,7 @@ def join_all(transitions: Sequence[Transition]) -> Transition:
     )
 
 
-def _once(ids: Iterable[str]) -> tuple[str, ...]:
+def _unique_ids(ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids))
 
 
@@ -78,11 +78,11 @@ def anchors_changed(before: State, after: State) -> tuple[tuple[Held, ...], tupl
     """
     old = {held.fragment.id: held for held in (*before.sensory, *before.short_term)}
     new = {held.fragment.id: held for held in (*after.sensory, *after.short_term)}
-    changed = tuple(held for id_, held in new.items() if id_ not in old or _differ(old[id_], held))
+    changed = tuple(held for id_, held in new.items() if id_ not in old or _is_changed(old[id_], held))
     return changed, tuple(id_ for id_ in old if id_ not in new)
 
 
-def _differ(one: Held, other: Held) -> bool:
+def _is_changed(one: Held, other: Held) -> bool:
     if one.enhancements != other.enhancements:
         return True
     if one.vector is None or other.vector is None:

@@ -70,20 +70,20 @@ class Batches(Generic[T]):
         call: _Call[T] = _Call(texts)
         if texts:
             self._calls.append(call)
-            self._begin()
+            self._start_requests()
             try:
                 await call.done
             except BaseException:
-                self._leave(call)
+                self._withdraw_call(call)
                 raise
         return call.answers
 
     async def close(self) -> None:
         """Cancel all requests; waiting callers get ModelUnavailable."""
         closing = ModelUnavailable("the server is going away")
-        _fail(self._calls, closing)
+        _fail_calls(self._calls, closing)
         for batch in (*self._halves, *self._under_way.values()):
-            _fail((call for call, _ in batch), closing)
+            _fail_calls((call for call, _ in batch), closing)
         self._calls.clear()
         self._halves.clear()
         tasks = list(self._under_way)
@@ -91,7 +91,7 @@ class Batches(Generic[T]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _leave(self, call: _Call[T]) -> None:
+    def _withdraw_call(self, call: _Call[T]) -> None:
         """Withdraw a call that is not complete."""
         if not call.done.cancel() and not call.done.cancelled():
             call.done.exception()  # mark as retrieved: a caller cancelled at the same moment never reads it
@@ -101,30 +101,30 @@ class Batches(Generic[T]):
             if all(each.done.done() for each, _ in batch):
                 task.cancel()
 
-    def _begin(self) -> None:
+    def _start_requests(self) -> None:
         while len(self._under_way) < self._concurrency:
-            batch = self._next()
+            batch = self._next_batch()
             if not batch:
                 return
-            task = asyncio.create_task(self._request(batch))
+            task = asyncio.create_task(self._run_request(batch))
             self._under_way[task] = batch
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._end_request)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _end_request(self, task: asyncio.Task[None]) -> None:
         batch = self._under_way.pop(task)
-        if task.cancelled():  # by `_leave`, or from within `ask`
-            _fail((call for call, _ in batch), ModelUnavailable("the request was given up"))
-        self._begin()
+        if task.cancelled():  # by `_withdraw_call`, or from within `ask`
+            _fail_calls((call for call, _ in batch), ModelUnavailable("the request was given up"))
+        self._start_requests()
 
-    def _next(self) -> _Batch[T]:
+    def _next_batch(self) -> _Batch[T]:
         """The next request; empty if no texts wait."""
         while self._halves:
             half = [(call, place) for call, place in self._halves.popleft() if not call.done.done()]
             if half:
                 return half
-        return self._taken()
+        return self._take_texts()
 
-    def _taken(self) -> _Batch[T]:
+    def _take_texts(self) -> _Batch[T]:
         """One text of each waiting call, in turn, until the request is full."""
         batch: _Batch[T] = []
         room = self._characters_max
@@ -138,7 +138,7 @@ class Batches(Generic[T]):
                 self._calls.append(call)
         return batch
 
-    async def _request(self, batch: _Batch[T]) -> None:
+    async def _run_request(self, batch: _Batch[T]) -> None:
         try:
             answers = await self._ask([call.texts[place] for call, place in batch])
             for (call, place), answer in zip(batch, answers, strict=True):
@@ -151,10 +151,10 @@ class Batches(Generic[T]):
                 for call, place in batch:
                     call.answer(place, None)
         except Exception as error:  # passed to every caller with a text in the request
-            _fail((call for call, _ in batch), error)
+            _fail_calls((call for call, _ in batch), error)
 
 
-def _fail(calls: Iterable[_Call[T]], error: Exception) -> None:
+def _fail_calls(calls: Iterable[_Call[T]], error: Exception) -> None:
     for call in calls:
         if not call.done.done():
             call.done.set_exception(error)

@@ -75,7 +75,10 @@ class Budget:
     async def admit(self, tokens: int, wait_max_s: float, namespace: str = "") -> Allowance:
         """Wait until one request of `tokens` is allowed. Raises BudgetExhausted if that takes over `wait_max_s`."""
         allowance = Allowance(self, tokens, namespace)
-        own_s, all_s = self._of(namespace).take(1, tokens, self._clock()), self._server.take(1, tokens, self._clock())
+        own_s, all_s = (
+            self._buckets_of(namespace).take(1, tokens, self._clock()),
+            self._server.take(1, tokens, self._clock()),
+        )
         wait_s = max(own_s, all_s)
         if wait_s > wait_max_s:
             allowance.close()
@@ -96,9 +99,9 @@ class Budget:
         """Take (or refund, if negative) without waiting."""
         now_s = self._clock()
         self._server.take(requests, tokens, now_s)
-        self._of(namespace).take(requests, tokens, now_s)
+        self._buckets_of(namespace).take(requests, tokens, now_s)
 
-    def _of(self, namespace: str) -> _Buckets:
+    def _buckets_of(self, namespace: str) -> _Buckets:
         buckets = self._namespaces.get(namespace)
         if buckets is None:
             buckets = self._namespaces[namespace] = _Buckets(self._rates)

@@ -71,7 +71,7 @@ class EndpointClient:
         self._bases = _bases(given)
         self._base = self._bases[0] if len(self._bases) == 1 else None
         """The base URL in use; None until one has answered."""
-        self._headers = httpx2.Headers({"User-Agent": f"memstream/{_version()}", "Accept-Encoding": "identity"})
+        self._headers = httpx2.Headers({"User-Agent": f"memstream/{_package_version()}", "Accept-Encoding": "identity"})
         if endpoint.api_key:
             self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
         self._headers.update(dict(endpoint.headers))
@@ -98,15 +98,15 @@ class EndpointClient:
         MalformedError for a reply longer than `bytes_max`.
         """
         if self._base is not None:
-            return await self._post(self._base + path, body, wanted, bytes_max)
+            return await self._post_once(self._base + path, body, wanted, bytes_max)
         first: StatusError | ForeignReplyError | None = None
         for base in self._bases:
             try:
-                reply = await self._post(base + path, body, wanted, bytes_max)
+                reply = await self._post_once(base + path, body, wanted, bytes_max)
             except (StatusError, ForeignReplyError) as error:
                 if isinstance(error, StatusError) and error.status not in (404, 405):
                     raise
-                first = _joined(first, error)
+                first = _join_errors(first, error)
             else:
                 self._base = base
                 log.info("model_endpoint_found", url=self.shown(base + path))
@@ -134,7 +134,7 @@ class EndpointClient:
             del request.headers[name]
         request.headers.update(self._headers)
 
-    async def _post(self, url: str, body: Mapping[str, Any], wanted: str, bytes_max: int) -> dict[str, Any]:
+    async def _post_once(self, url: str, body: Mapping[str, Any], wanted: str, bytes_max: int) -> dict[str, Any]:
         shown = self.shown(url)
         bound = _reply_bytes_max.set(bytes_max)
         try:
@@ -147,12 +147,12 @@ class EndpointClient:
             within = f"within {number_text(self._endpoint.timeout_s)} s"
             raise TransientError(f"{shown} does not answer {within}", summary=f"no answer {within}") from error
         except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise self._no_answer(shown, error.__cause__ or error) from error
+            raise self._connection_error(shown, error.__cause__ or error) from error
         finally:
             _reply_bytes_max.reset(bound)
-        return self._read(shown, reply.content, wanted)
+        return self._read_reply(shown, reply.content, wanted)
 
-    def _no_answer(self, shown: str, error: BaseException) -> Exception:
+    def _connection_error(self, shown: str, error: BaseException) -> Exception:
         if isinstance(error, MalformedError):
             return error
         if isinstance(error, httpx2.InvalidURL):
@@ -164,7 +164,7 @@ class EndpointClient:
         )
 
     def _status_error(self, shown: str, response: httpx2.Response) -> StatusError:
-        excerpt = self._excerpt(response.content)
+        excerpt = self._body_excerpt(response.content)
         if 300 <= response.status_code < 400:  # not followed: that would send our headers to that address
             excerpt = f"a redirect to {self.cleaned(response.headers.get('location', '').partition('?')[0])}"
         return StatusError(
@@ -175,24 +175,24 @@ class EndpointClient:
             retry_after_s=retry_after_s(response.headers),
         )
 
-    def _read(self, shown: str, body: bytes, wanted: str) -> dict[str, Any]:
+    def _read_reply(self, shown: str, body: bytes, wanted: str) -> dict[str, Any]:
         try:
             document = parsed_object(body)
         except MalformedError as error:
-            raise ForeignReplyError(shown, "no JSON", self._excerpt(body)) from error
+            raise ForeignReplyError(shown, "no JSON", self._body_excerpt(body)) from error
         if isinstance(document, dict) and wanted in document:
             return document
         said = document.get("error") if isinstance(document, dict) else None
         status = said.get("code") if isinstance(said, dict) else None
         if isinstance(status, int) and 400 <= status < 600:  # some gateways send 200 with the status in the body
-            raise StatusError(status, shown, code=error_code(body), excerpt=self._excerpt(body))
-        raise ForeignReplyError(shown, "an error" if said else f"no {wanted!r} in it", self._excerpt(body))
+            raise StatusError(status, shown, code=error_code(body), excerpt=self._body_excerpt(body))
+        raise ForeignReplyError(shown, "an error" if said else f"no {wanted!r} in it", self._body_excerpt(body))
 
-    def _excerpt(self, body: bytes) -> str:
+    def _body_excerpt(self, body: bytes) -> str:
         return self.cleaned(body[: 4 * EXCERPT_CHARACTERS_MAX].decode(errors="replace"))
 
 
-def _joined(
+def _join_errors(
     first: StatusError | ForeignReplyError | None, error: StatusError | ForeignReplyError
 ) -> StatusError | ForeignReplyError:
     """Both errors as one. A status is more specific than a reply of another program."""
@@ -256,7 +256,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-def _version() -> str:
+def _package_version() -> str:
     try:
         return version("memstream")
     except PackageNotFoundError:  # running from a source tree that is not installed

@@ -44,7 +44,7 @@ _ALL_FEATURES_MAX = 4 << 20
 _BATCH = 64
 """Texts hashed per event-loop iteration."""
 _FEW_WORDS = 32
-"""Texts with at most this many words are summed by `_few`, longer ones by numpy."""
+"""Texts with at most this many words are summed by `_sum_short_text`, longer ones by numpy."""
 _STOP = -1
 _VERBATIM = "\0"
 """Prefix of a word that bypasses stop list and stemmer; no word starts with it."""
@@ -75,7 +75,7 @@ class _Lexicon(dict[str, int]):
 
     def __missing__(self, word: str) -> int:
         stem = word[1:] if word.startswith(_VERBATIM) else self._stems.stem(word)
-        self[word] = self._learn(word.removeprefix(_VERBATIM), stem) if stem else _STOP
+        self[word] = self._learn_word(word.removeprefix(_VERBATIM), stem) if stem else _STOP
         return self[word]
 
     @property
@@ -83,7 +83,7 @@ class _Lexicon(dict[str, int]):
         """Whether the lexicon must be rebuilt."""
         return len(self.places) > _KNOWN_FEATURES_MAX
 
-    def _learn(self, word: str, stem: str) -> int:
+    def _learn_word(self, word: str, stem: str) -> int:
         hashed = term_hash(stem)
         grams = _gram_hashes(word[:INPUT_CHARACTERS_MAX])
         each = _GRAMS_WEIGHT / max(len(grams), 1) ** 0.5
@@ -125,9 +125,9 @@ class HashingEmbedder:
         if kept.lexicon.full:
             kept.lexicon = _Lexicon(self._stems)
         known = kept.lexicon
-        per_text = [_numbers_of(known, text) for text in texts]
+        per_text = [_word_numbers(known, text) for text in texts]
         if len(texts) == 1 and len(per_text[0]) <= _FEW_WORDS:
-            return _unit(_few(known, per_text[0])[None])
+            return _unit_rows(_sum_short_text(known, per_text[0])[None])
         found = np.fromiter(chain.from_iterable(per_text), np.int64)
         rows = np.repeat(np.arange(len(texts)), [len(each) for each in per_text])
         first, sizes = known.starts.view[found], known.starts.view[found + 1] - known.starts.view[found]
@@ -135,11 +135,11 @@ class HashingEmbedder:
         features = np.repeat(first, sizes) + within
         places = known.places.view[features] + np.repeat(rows * DIMENSION, sizes)
         same = rows[:-1] == rows[1:]
-        pair_places, pair_weights = _pairs(known.hashes.view[found])
+        pair_places, pair_weights = _pair_features(known.hashes.view[found])
         places = np.concatenate([places, (pair_places + rows[:-1] * DIMENSION)[same]])
         weights = np.concatenate([known.weights.view[features], pair_weights[same]])
         sums = np.bincount(places, weights, len(texts) * DIMENSION).astype(np.float64, copy=False)
-        return _unit(sums.reshape(len(texts), DIMENSION))
+        return _unit_rows(sums.reshape(len(texts), DIMENSION))
 
 
 class _Kept:
@@ -152,17 +152,17 @@ class _Kept:
         return len(self.lexicon.places)
 
 
-def _few(known: _Lexicon, found: list[int]) -> npt.NDArray[np.float64]:
+def _sum_short_text(known: _Lexicon, found: list[int]) -> npt.NDArray[np.float64]:
     """Feature sums of one short text, such as a query: the same sums in the same order, with half the numpy calls."""
     at = np.array(found, np.int64)
     spans = list(map(slice, known.starts.view[at].tolist(), known.starts.view[at + 1].tolist()))
-    pair_places, pair_weights = _pairs(known.hashes.view[at])
+    pair_places, pair_weights = _pair_features(known.hashes.view[at])
     places = np.concatenate([*map(known.places.view.__getitem__, spans), pair_places])
     weights = np.concatenate([*map(known.weights.view.__getitem__, spans), pair_weights])
     return np.bincount(places, weights, DIMENSION).astype(np.float64, copy=False)
 
 
-def _numbers_of(known: _Lexicon, text: str) -> list[int]:
+def _word_numbers(known: _Lexicon, text: str) -> list[int]:
     """The word numbers of a text. Stop words count only in a text of stop words, signs only in a text without words."""
     number = known.__getitem__
     found = words(text[:INPUT_CHARACTERS_MAX])
@@ -172,7 +172,7 @@ def _numbers_of(known: _Lexicon, text: str) -> list[int]:
     return [number(_VERBATIM + word) for word in found or text[:INPUT_CHARACTERS_MAX].split()]
 
 
-def _pairs(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Floats]:
+def _pair_features(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Floats]:
     """Features of ordered pairs of adjacent stems: the two hashes mixed as in splitmix64."""
     mixed = hashes[:-1] * np.uint64(0x9E3779B97F4A7C15) + hashes[1:]
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -181,7 +181,7 @@ def _pairs(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Float
     return (mixed % np.uint64(DIMENSION)).astype(np.int64), signs
 
 
-def _unit(sums: npt.NDArray[np.float64]) -> Floats:
+def _unit_rows(sums: npt.NDArray[np.float64]) -> Floats:
     """Rows of unit length. A zero row becomes the all-ones direction, which Milvus accepts and is near nothing."""
     lengths = np.sqrt(np.add.reduce(sums * sums, axis=1, keepdims=True))
     empty = lengths[:, 0] < 1e-9

@@ -42,7 +42,7 @@ class OnnxEmbedder:
         self._tokenizer = onnx_files.tokenizer(directory, self._tokens_max)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="onnx")
         self._dimension = 0
-        self._dimension = self._tried(file)
+        self._dimension = self._try_model(file)
         self._model = replace(reading, name=onnx_files.model_name(directory, file), dimension=self._dimension)
 
     async def model(self) -> EmbeddingModel:
@@ -58,7 +58,7 @@ class OnnxEmbedder:
         for start in range(0, len(order), BATCH_TEXTS):
             places = order[start : start + BATCH_TEXTS]
             batch = [texts[place] for place in places]
-            vectors[places] = await loop.run_in_executor(self._worker, self._vectors, batch)
+            vectors[places] = await loop.run_in_executor(self._worker, self._embed_batch, batch)
         refused = np.flatnonzero(~vectors.any(axis=1)).tolist()
         if refused:
             raise ModelRefused(f"{len(refused)} of {len(texts)} texts have no token of the model's", refused)
@@ -68,17 +68,17 @@ class OnnxEmbedder:
         """Wait for the current batch."""
         await asyncio.to_thread(self._worker.shutdown)
 
-    def _tried(self, file: Path) -> int:
+    def _try_model(self, file: Path) -> int:
         """The dimension of the model's vectors, from a trial run."""
         try:
-            vectors = self._vectors(["memory"])
+            vectors = self._embed_batch(["memory"])
         except Exception as error:  # the runtime's own exceptions have no public base
             raise OnnxModelError(f"{file} gives no vectors: {str(error)[:300]}") from error
         if vectors.ndim != 2 or not vectors.shape[1]:
             raise OnnxModelError(f"{file} gives no vectors, or its tokenizer no tokens")
         return int(vectors.shape[1])
 
-    def _vectors(self, texts: Sequence[str]) -> Floats:
+    def _embed_batch(self, texts: Sequence[str]) -> Floats:
         cut = [text[: self._tokens_max * CHARACTERS_PER_TOKEN_MAX] for text in texts]
         given = onnx_files.inputs(self._tokenizer.encode_batch(cut))
         mask = given["attention_mask"]

@@ -39,7 +39,7 @@ class OnnxReranker:
         self._characters_max = onnx_files.tokens_max(directory) * CHARACTERS_PER_TOKEN_MAX
         self._tokenizer = onnx_files.tokenizer(directory, onnx_files.tokens_max(directory))
         try:
-            self._closeness("What is remembered?", ["memory"])
+            self._rate_batch("What is remembered?", ["memory"])
         except Exception as error:  # the runtime's own exceptions have no public base
             raise OnnxModelError(f"{file} does not rate pairs of texts: {str(error)[:300]}") from error
         self._name = onnx_files.model_name(directory, file)
@@ -60,7 +60,7 @@ class OnnxReranker:
             places = order[start : start + BATCH_PAIRS]
             batch = [texts[place] for place in places]
             try:
-                found[places] = await loop.run_in_executor(self._worker, self._closeness, question, batch)
+                found[places] = await loop.run_in_executor(self._worker, self._rate_batch, question, batch)
             except Exception as error:  # the runtime's own exceptions have no public base
                 raise ModelUnavailable(f"{self._name}: {str(error)[:300]}") from error
         return found
@@ -69,7 +69,7 @@ class OnnxReranker:
         """Wait for the current batch."""
         await asyncio.to_thread(self._worker.shutdown)
 
-    def _closeness(self, question: str, texts: Sequence[str]) -> Floats:
+    def _rate_batch(self, question: str, texts: Sequence[str]) -> Floats:
         pairs = [(question[: self._characters_max], text[: self._characters_max]) for text in texts]
         given = onnx_files.inputs(self._tokenizer.encode_batch(pairs))
         (found, *_) = self._session.run(None, {name: given[name] for name in self._inputs})

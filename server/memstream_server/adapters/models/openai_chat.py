@@ -166,7 +166,7 @@ class ChatModel:
         self._client = EndpointClient(
             Endpoint(settings.base_url, settings.api_key, settings.headers, settings.query, settings.timeout_s)
         )
-        self._checking = SingleFlight(self._check)
+        self._checking = SingleFlight(self._check_endpoint)
         self._breakers: OrderedDict[str, CircuitBreaker] = OrderedDict()
         """Breakers for malformed answers, by namespace."""
         self._parts: frozenset[str] | None = None
@@ -197,7 +197,7 @@ class ChatModel:
         allowance = await self._budget.admit(tokens, self._settings.resilience.deadline_s, account.namespace)
         try:
             async with self._slots:
-                value = await self._calls.run(lambda: self._attempt(question, read, allowance, account))
+                value = await self._calls.run(lambda: self._attempt_question(question, read, allowance, account))
             breaker.succeeded()
             return value
         except ModelUnavailable as error:
@@ -224,20 +224,20 @@ class ChatModel:
         self._breakers.move_to_end(namespace)
         return breaker
 
-    async def _check(self) -> None:
+    async def _check_endpoint(self) -> None:
         try:
-            self._parts = await self._calls.run(self._negotiate)
+            self._parts = await self._calls.run(self._negotiate_parts)
         except RefusedError as error:
             raise ModelUnavailable(f"the endpoint refuses any question: {error}", summary=error.summary) from error
 
-    async def _negotiate(self) -> frozenset[str]:
+    async def _negotiate_parts(self) -> frozenset[str]:
         parts = [_SCHEMA, _SYSTEM] if self._settings.structured is StructuredOutput.AUTO else [_SYSTEM]
         if self._settings.temperature is not None:
             parts.append(_TEMPERATURE)
         always = {_SCHEMA.name} if self._settings.structured is StructuredOutput.ON else set()
 
         async def send(taken: frozenset[str]) -> frozenset[str]:
-            await self._checked(taken | always)
+            await self._ask_checked(taken | always)
             return taken | always
 
         try:
@@ -250,19 +250,21 @@ class ChatModel:
             log.warning("model_endpoint_refuses", model=self._settings.model, parts=missing)
         return taken | always
 
-    async def _checked(self, parts: frozenset[str]) -> None:
+    async def _ask_checked(self, parts: frozenset[str]) -> None:
         outcome, usage = "failed", Usage(0, 0)
         try:
-            usage = usage_of(await self._post(_CHECK, parts))
+            usage = usage_of(await self._post_question(_CHECK, parts))
             outcome = "ok"
         finally:
-            self._count(Role.CHECK, outcome, usage, Account())
+            self._count_usage(Role.CHECK, outcome, usage, Account())
 
-    async def _attempt(self, question: Question, read: Read[Value], allowance: Allowance, account: Account) -> Value:
+    async def _attempt_question(
+        self, question: Question, read: Read[Value], allowance: Allowance, account: Account
+    ) -> Value:
         outcome, usage = "failed", Usage(0, 0)
         try:
             allowance.sending()
-            reply = await self._post(question, self._parts or frozenset())
+            reply = await self._post_question(question, self._parts or frozenset())
             usage = usage_of(reply)
             if usage.prompt:
                 allowance.spent(usage.prompt + usage.completion)
@@ -270,7 +272,7 @@ class ChatModel:
             outcome = "ok"
         except (MalformedError, ForeignReplyError) as error:
             outcome = "malformed"
-            raise _malformed(error, question) from error
+            raise _malformed_error(error, question) from error
         except StatusError as error:
             translated = error.translated(harmless=question.harmless)
             outcome = "refused" if isinstance(translated, RefusedError) else "failed"
@@ -279,10 +281,10 @@ class ChatModel:
             outcome = "refused"
             raise
         finally:
-            self._count(question.role, outcome, usage, account)
+            self._count_usage(question.role, outcome, usage, account)
         return value
 
-    def _count(self, role: Role, outcome: str, usage: Usage, account: Account) -> None:
+    def _count_usage(self, role: Role, outcome: str, usage: Usage, account: Account) -> None:
         spent = self.spent[role]
         for tally in (account, spent):
             tally.requests += 1
@@ -300,7 +302,7 @@ class ChatModel:
             completion=usage.completion,
         )
 
-    async def _post(self, question: Question, parts: frozenset[str]) -> dict[str, Any]:
+    async def _post_question(self, question: Question, parts: frozenset[str]) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._settings.model,
             "messages": messages_of(question, system=_SYSTEM.name in parts),
@@ -312,7 +314,7 @@ class ChatModel:
         return await self._client.post("/chat/completions", body, "choices", REPLY_BYTES_MAX)
 
 
-def _malformed(error: MalformedError | ForeignReplyError, question: Question) -> TransientError:
+def _malformed_error(error: MalformedError | ForeignReplyError, question: Question) -> TransientError:
     if isinstance(error, ForeignReplyError):
         return TransientError(error.text(harmless=question.harmless), summary=error.summary)
     return AnsweredError(f"malformed reply: {error}")

@@ -80,12 +80,12 @@ class OpenAIEmbedder:
         )
         self._calls = calls or ResilientCalls(settings.resilience)
         self._batches: Batches[Floats] = Batches(
-            self._vectors,
+            self._request_vectors,
             texts_max=settings.batch_texts,
             characters_max=settings.batch_characters,
             concurrency=settings.concurrency,
         )
-        self._asking, self._doubting = SingleFlight(self._ask), SingleFlight(self._harmless)
+        self._asking, self._doubting = SingleFlight(self._ask_model), SingleFlight(self._embed_harmless)
         self._spent = spent
         self._model: EmbeddingModel | None = None
         self._parts: frozenset[str] = frozenset()
@@ -120,41 +120,41 @@ class OpenAIEmbedder:
         await self._batches.close()
         await self._client.close()
 
-    async def _ask(self) -> EmbeddingModel:
-        dimension = (await self._harmless()).shape[1]
+    async def _ask_model(self) -> EmbeddingModel:
+        dimension = (await self._embed_harmless()).shape[1]
         self._model = replace(self._settings.reading, name=self._settings.model, dimension=dimension)
         return self._model
 
-    async def _vectors(self, texts: list[str]) -> list[Floats | None]:
+    async def _request_vectors(self, texts: list[str]) -> list[Floats | None]:
         """Unit vectors; None for a zero vector. Raises RefusedError, ModelUnavailable."""
         dimension = (await self.model()).dimension
         try:
-            found = await self._request(texts, dimension)
+            found = await self._run_request(texts, dimension)
         except ModelUnavailable as error:
             if not _is_internal(error):
                 raise
-            found = await self._doubted(texts, dimension)
+            found = await self._retry_doubted(texts, dimension)
         lengths = np.linalg.norm(found.astype(np.float64), axis=1)
         sound = np.isfinite(lengths) & (lengths > 0)
         unit = (found / np.where(sound, lengths, 1.0)[:, None]).astype(np.float32)
         return [vector if well else None for vector, well in zip(unit, sound, strict=True)]
 
-    async def _doubted(self, texts: list[str], dimension: int) -> Floats:
+    async def _retry_doubted(self, texts: list[str], dimension: int) -> Floats:
         """Try again after an internal error (500). Raises RefusedError if the texts are the reason, not an outage."""
         await self._doubting.outcome()
         if len(texts) > 1:
             raise RefusedError("the endpoint fails with these texts and no other")
         try:
-            return await self._request(texts, dimension)
+            return await self._run_request(texts, dimension)
         except ModelUnavailable as error:
             if not _is_internal(error):
                 raise
             raise RefusedError(str(error), summary=error.summary) from error
 
-    async def _harmless(self) -> Floats:
+    async def _embed_harmless(self) -> Floats:
         """Embed a text that no model refuses, after negotiation. Raises ModelUnavailable."""
         try:
-            found = await self._calls.run(self._negotiate)
+            found = await self._calls.run(self._negotiate_parts)
         except RefusedError as error:
             raise ModelUnavailable(f"the endpoint refuses any input: {error}", summary=error.summary) from error
         if not np.isfinite(found).all():
@@ -163,9 +163,9 @@ class OpenAIEmbedder:
             raise ModelUnavailable("the endpoint answers with zeros")
         return found
 
-    async def _negotiate(self) -> Floats:
+    async def _negotiate_parts(self) -> Floats:
         async def send(parts: frozenset[str]) -> dict[str, Any]:
-            return await self._send([_HARMLESS], parts)
+            return await self._send_texts([_HARMLESS], parts)
 
         try:
             self._parts, reply = await negotiated(send, (_PACKED,))
@@ -175,17 +175,17 @@ class OpenAIEmbedder:
             raise TransientError(error.text(harmless=True), summary=error.summary) from error
         return parsed(reply, 1, None, self._spent)
 
-    async def _request(self, texts: list[str], dimension: int) -> Floats:
-        return await self._calls.run(lambda: self._attempt(texts, dimension))
+    async def _run_request(self, texts: list[str], dimension: int) -> Floats:
+        return await self._calls.run(lambda: self._attempt_request(texts, dimension))
 
-    async def _attempt(self, texts: list[str], dimension: int) -> Floats:
+    async def _attempt_request(self, texts: list[str], dimension: int) -> Floats:
         try:
-            reply = await self._send(texts, self._parts)
+            reply = await self._send_texts(texts, self._parts)
         except StatusError as error:
             raise error.translated() from error
         return parsed(reply, len(texts), dimension, self._spent)
 
-    async def _send(self, texts: list[str], parts: frozenset[str]) -> dict[str, Any]:
+    async def _send_texts(self, texts: list[str], parts: frozenset[str]) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self._settings.model, "input": texts}
         if self._settings.dimensions is not None:
             body["dimensions"] = self._settings.dimensions
@@ -217,7 +217,7 @@ def parsed(
         raise TransientError("malformed reply: 'data' is no list of objects")
     if len(items) != count:
         raise TransientError(f"malformed reply: {len(items)} vectors came for {count} texts")
-    rows = [_numbers(items[place].get("embedding")) for place in _order(items)]
+    rows = [_read_numbers(items[place].get("embedding")) for place in _item_order(items)]
     lengths = sorted({len(row) for row in rows})
     if lengths != [dimension or lengths[0]] or not lengths[0]:
         wanted = f"not {dimension}" if dimension else "not of one length"
@@ -229,7 +229,7 @@ def parsed(
     return np.stack(rows)
 
 
-def _order(items: Sequence[Mapping[str, Any]]) -> list[int]:
+def _item_order(items: Sequence[Mapping[str, Any]]) -> list[int]:
     """The positions of the items in the order of the texts.
 
     Items without any `index` are in order. If exactly one item has none, its index is 0: endpoints based on protocol
@@ -246,7 +246,7 @@ def _order(items: Sequence[Mapping[str, Any]]) -> list[int]:
     return [found[index] for index in range(len(items))]
 
 
-def _numbers(embedding: object) -> Floats:
+def _read_numbers(embedding: object) -> Floats:
     try:
         if isinstance(embedding, str):
             numbers = np.frombuffer(base64.b64decode(embedding, validate=True), "<f4")

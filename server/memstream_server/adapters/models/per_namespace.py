@@ -38,9 +38,9 @@ class PerNamespace(Generic[Cache]):
         key = (namespace, kind)
         with self._lock:
             if self._last is not None:
-                self._count(self._last)  # it may have grown since its last count
+                self._count_entries(self._last)  # it may have grown since its last count
             while self._entries > self._entries_max:
-                self._drop()
+                self._drop_oldest()
             cache = self._caches.get(key)
             if cache is None:
                 cache = self._caches[key] = self._make(kind)
@@ -49,12 +49,12 @@ class PerNamespace(Generic[Cache]):
             self._last = key
             return cache
 
-    def _count(self, key: tuple[str, str]) -> None:
+    def _count_entries(self, key: tuple[str, str]) -> None:
         size = len(self._caches[key])
         self._entries += size - self._counted[key]
         self._counted[key] = size
 
-    def _drop(self) -> None:
+    def _drop_oldest(self) -> None:
         key, _ = self._caches.popitem(last=False)
         self._entries -= self._counted.pop(key)
         if key == self._last:

@@ -58,10 +58,10 @@ def answer_of(reply: Mapping[str, Any], read: Read[Value]) -> Value:
         raise RefusedError("the model refuses to answer")  # without its words, which may quote a memory
     if reason == "length":
         raise MalformedError("the answer was cut short")
-    text = _text_of(content)
+    text = _content_text(content)
     if text.strip():
         return _read_text(text, read)
-    if (call := _called(message)) is not None:
+    if (call := _tool_arguments(message)) is not None:
         return read(call)
     return _read_reasoning(message, read)
 
@@ -70,7 +70,7 @@ def _is_refused(content: Any) -> bool:
     return isinstance(content, list) and any(isinstance(part, dict) and part.get("refusal") for part in content)
 
 
-def _text_of(content: Any) -> str:
+def _content_text(content: Any) -> str:
     """The text of a content, which is a string or a list of parts; without thoughts."""
     if isinstance(content, str):
         return content
@@ -86,13 +86,13 @@ def _text_of(content: Any) -> str:
     return "".join(texts)
 
 
-def _called(message: Mapping[str, Any]) -> Any:
+def _tool_arguments(message: Mapping[str, Any]) -> Any:
     """The arguments of the only tool call; None without one."""
     calls = message.get("tool_calls")
     call = calls[0] if isinstance(calls, list) and len(calls) == 1 else {"function": message.get("function_call")}
     function = call.get("function") if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
-    return _loaded(arguments) if isinstance(arguments, str) else arguments
+    return _load_json(arguments) if isinstance(arguments, str) else arguments
 
 
 def _read_reasoning(message: Mapping[str, Any], read: Read[Value]) -> Value:
@@ -101,19 +101,19 @@ def _read_reasoning(message: Mapping[str, Any], read: Read[Value]) -> Value:
     if not isinstance(reasoning, str) or not reasoning.strip():
         raise MalformedError("no answer in the reply")
     try:
-        return read(_loaded(reasoning))
+        return read(_load_json(reasoning))
     except MalformedError as error:
         raise MalformedError("no answer in the reply, only reasoning") from error
 
 
 def _read_text(text: str, read: Read[Value]) -> Value:
     try:
-        return _read_value(_loaded(text), read)
+        return _read_value(_load_json(text), read)
     except MalformedError as error:
         failure = error
     for rest in _without_thoughts(text):
         found: list[Value] = []
-        for value in _objects(rest):
+        for value in _find_objects(rest):
             try:
                 answer = _read_value(value, read)
             except MalformedError as error:
@@ -140,7 +140,7 @@ def _read_value(value: Any, read: Read[Value]) -> Value:
         arguments = call.get("arguments", call.get("parameters"))
         if arguments is None:
             raise
-        return read(_loaded(arguments) if isinstance(arguments, str) else arguments)
+        return read(_load_json(arguments) if isinstance(arguments, str) else arguments)
 
 
 def _without_thoughts(text: str) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _without_thoughts(text: str) -> Iterator[str]:
         yield text
 
 
-def _objects(text: str) -> Iterator[Any]:
+def _find_objects(text: str) -> Iterator[Any]:
     """The outermost JSON objects in a text."""
     decoder = json.JSONDecoder()
     place = 0
@@ -172,7 +172,7 @@ def _objects(text: str) -> Iterator[Any]:
             yield value
 
 
-def _loaded(text: str) -> Any:
+def _load_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

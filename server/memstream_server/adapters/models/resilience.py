@@ -118,9 +118,9 @@ class ResilientCalls:
         self.breaker.admit()
         try:
             async with asyncio.timeout(self._settings.deadline_s):
-                answer = await self._tried(attempt)
+                answer = await self._try_repeatedly(attempt)
         except (TransientError, TimeoutError) as error:
-            failure = self._failure(error)
+            failure = self._unavailable_error(error)
             if isinstance(error, AnsweredError):
                 self.breaker.succeeded()
             else:
@@ -137,15 +137,15 @@ class ResilientCalls:
         self.breaker.succeeded()
         return answer
 
-    def _failure(self, error: TransientError | TimeoutError) -> ModelUnavailable:
+    def _unavailable_error(self, error: TransientError | TimeoutError) -> ModelUnavailable:
         if isinstance(error, TransientError):
             return ModelUnavailable(str(error), summary=error.summary)
         return ModelUnavailable(f"no answer within {number_text(self._settings.deadline_s)} s")
 
-    async def _tried(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _try_repeatedly(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(TransientError),
-            stop=lambda state: stop_after_attempt(self._settings.attempts)(state) or self._too_long(state),
+            stop=lambda state: stop_after_attempt(self._settings.attempts)(state) or self._is_wait_too_long(state),
             wait=self._wait_s,
             sleep=self._sleep,
             reraise=True,
@@ -156,16 +156,16 @@ class ResilientCalls:
 
         return await retrying(once)  # tenacity does not await the coroutine of a lambda
 
-    def _asked_s(self, state: RetryCallState) -> float | None:
+    def _retry_after_s(self, state: RetryCallState) -> float | None:
         error = state.outcome.exception() if state.outcome is not None else None
         return error.retry_after_s if isinstance(error, TransientError) else None
 
-    def _too_long(self, state: RetryCallState) -> bool:
-        asked_s = self._asked_s(state)
+    def _is_wait_too_long(self, state: RetryCallState) -> bool:
+        asked_s = self._retry_after_s(state)
         return asked_s is not None and asked_s > self._settings.backoff_max_s
 
     def _wait_s(self, state: RetryCallState) -> float:
-        asked_s = self._asked_s(state)
+        asked_s = self._retry_after_s(state)
         longest_s = min(self._settings.backoff_s * 2 ** (state.attempt_number - 1), self._settings.backoff_max_s)
         jittered_s: float = longest_s * random.random()
         # Full jitter spreads clients (AWS Architecture Blog, 2015); never earlier than Retry-After.

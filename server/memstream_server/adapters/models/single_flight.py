@@ -21,8 +21,8 @@ class SingleFlight(Generic[T]):
     async def outcome(self) -> T:
         """The result of the current run, or of a new one. The cancellation of one caller does not affect the others."""
         if self._run is None:
-            self._run = asyncio.create_task(self._do())
-            self._run.add_done_callback(self._end)
+            self._run = asyncio.create_task(self._run_work())
+            self._run.add_done_callback(self._end_run)
         run = self._run
         await asyncio.wait({run})
         if run.cancelled():
@@ -35,10 +35,10 @@ class SingleFlight(Generic[T]):
             self._run.cancel()
             await asyncio.gather(self._run, return_exceptions=True)
 
-    async def _do(self) -> T:
+    async def _run_work(self) -> T:
         return await self._work()
 
-    def _end(self, run: asyncio.Task[T]) -> None:
+    def _end_run(self, run: asyncio.Task[T]) -> None:
         self._run = None
         if not run.cancelled():
             run.exception()  # mark as retrieved: all callers may have been cancelled

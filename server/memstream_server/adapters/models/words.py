@@ -53,13 +53,13 @@ def words(text: str) -> list[str]:
     found: list[str] = []
     for word in _WORD.findall(folded):
         if _PIECED_START.match(word):
-            found += _pieces(word)
+            found += _split_pieces(word)
         else:
             found.append(word)
     return found
 
 
-def _pieces(run: str) -> list[str]:
+def _split_pieces(run: str) -> list[str]:
     found: list[str] = []
     for place, character in enumerate(run):
         found.append(character)

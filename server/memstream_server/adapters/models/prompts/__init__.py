@@ -39,7 +39,7 @@ def load_prompts(directory: Path | None = None) -> Prompts:
     names = [each.name for each in fields(Prompts)]
     if directory is not None:
         _check_directory(directory, names)
-    return Prompts(**{name: _template(name, directory) for name in names})
+    return Prompts(**{name: _load_template(name, directory) for name in names})
 
 
 def _check_directory(directory: Path, names: list[str]) -> None:
@@ -51,7 +51,7 @@ def _check_directory(directory: Path, names: list[str]) -> None:
         raise PromptError(f"{directory} has {', '.join(unknown)}; prompts are {known}")
 
 
-def _template(name: str, directory: Path | None) -> Template:
+def _load_template(name: str, directory: Path | None) -> Template:
     own = None if directory is None else directory / f"{name}{SUFFIX}"
     source = files(__name__) / f"{name}{SUFFIX}" if own is None or not own.is_file() else own
     try:
