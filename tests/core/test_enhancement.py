@@ -51,7 +51,7 @@ def test_nothing_enhances_itself_nor_anything_twice() -> None:
 def test_batch_enhancement_equals_single_hits(
     rule: SimilarityRule, anchors: list[int | None], said: int, minimum: int
 ) -> None:
-    """In degrees, so that some stand at the minimum itself: all are compared in one product first."""
+    """Angles in degrees, so that some are exactly at the minimum. The batch uses one matrix product first."""
     policy = ShortTermPolicy(similarity_rule=rule, similarity_min=math.cos(math.radians(minimum)))
     held = tuple(
         Held(Fragment(id=f"a{place}", content="c"), None if angle is None else unit(math.radians(angle)))
@@ -67,7 +67,7 @@ def test_batch_enhancement_equals_single_hits(
 
 
 def test_a_sigmoid_of_seven_tenths_takes_a_cosine_of_0847() -> None:
-    """design: 0.7 means a cosine of 0.847. The draw is put aside by looking for a pair that wins it."""
+    """sigmoid(0.847) = 0.7. The test searches for a pair of ids that wins its draw."""
     lucky = next(id_ for id_ in map(str, range(100)) if draw(SEED, "a", id_) < 0.5)
     other = Enhancement(lucky, "b")
     assert not hit(anchor(), other, unit(math.acos(0.846)), SIGMOID, 0.0, SEED)

@@ -42,7 +42,7 @@ def test_a_change_without_new_content_keeps_the_vector() -> None:
 
 
 def test_restore_to_long_term_counts_importance() -> None:
-    """It left from short-term, so its importance has not been counted; one that was in long-term has been."""
+    """A fragment forgotten in short-term was not counted before; one forgotten in long-term was."""
     gone = lifecycle.forget(held("tea"), [held("tea").short_term[0].fragment], 7, Reason.REQUESTED)
     full = replace(gone.state, short_term=held("rain").short_term)
     back = lifecycle.restore(full, [Held(gone.puts[0])], SMALL)
@@ -53,7 +53,7 @@ def test_restore_to_long_term_counts_importance() -> None:
 
 
 def test_a_held_fragment_is_forgotten_as_it_is_now() -> None:
-    """A value read before the last enhancement must not bring back the older one."""
+    """A value read before the last enhancement must not overwrite the newer one."""
     state = held("tea")
     stale = state.short_term[0].fragment
     now = lifecycle.update(state, stale.but(importance=0.9)).state

@@ -1,4 +1,4 @@
-"""What an erasure takes with it: insights, words in merged contents, sources."""
+"""The effect of an erasure on insights, merged contents and sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMPTY = State(MemoryKind.HYBRID, b"seed")
 
 
 def told(id: str, content: str, *sources: str, count: int | None = None) -> Fragment:
-    """A fragment in long-term; of one that was promoted the sources are its enhancers."""
+    """A long-term fragment; the sources of a promoted one are its enhancers."""
     hits = len(sources) if count is None else count
     return Fragment(id=id, content=content, tier=Tier.LONG_TERM, sources=sources, enhancement_count=hits)
 
@@ -26,7 +26,7 @@ def insight(id: str, content: str, *sources: str) -> Fragment:
 
 
 def followed(named: Sequence[str], *fragments: Fragment, merges: bool = False) -> tuple[set[str], dict[str, str]]:
-    """(who leaves, the contents of who is told anew)."""
+    """(erased ids, contents of redacted fragments by id)."""
     erasure = lineage.follow(named, fragments, merges=merges)
     return {one.id for one in erasure.leaving}, {one.id: one.content for one in erasure.retold}
 

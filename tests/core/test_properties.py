@@ -1,4 +1,4 @@
-"""What holds of every memory, whatever is done to it in whatever order."""
+"""Invariants of every memory, under any sequence of commands."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NEW = {EventType.OBSERVED, EventType.REFLECTED}
 
 
 def nan(vector: Vector | None) -> Vector:
-    """A missing vector as an array that equals only its like."""
+    """A vector, or an array of NaN for a missing one, so that both compare."""
     return np.array([np.nan], dtype=np.float32) if vector is None else vector
 
 
 class CheckedMemory(CoreMemory):
-    """Checks after every transition what must always hold."""
+    """Checks the invariants after every transition."""
 
     transitions: list[Transition]
     anchors: dict[str, Held]
@@ -85,7 +85,7 @@ class CheckedMemory(CoreMemory):
             assert all(self.known[enhancer].forget_time_us is None for enhancer in enhancers)
 
     def check_history(self) -> None:
-        """Every fragment ever observed is in one place or left by one event; events tell all of it."""
+        """Every observed fragment is in one place or left by one event; a replay gives the same places."""
         new = [event.fragment for event in self.history if event.type in NEW]
         gone = [event.fragment for event in self.history if event.type in GONE]
         assert len(new) == len(set(new))
@@ -220,7 +220,7 @@ def test_decisions_are_deterministic_and_pure(memory: str, commands: list[str], 
 
 
 def test_generated_memories_are_of_every_kind() -> None:
-    """The strategy above reads as intended: its commands parse into memories."""
+    """The strategy's commands parse into memories of every kind."""
     spec = spec_of(parse_command("memory kind=hybrid profile=dbgpt short_term.kind=fifo sensory.capacity=3"))
     assert spec.kind is MemoryKind.HYBRID
     assert spec.policy().sensory.capacity == 3

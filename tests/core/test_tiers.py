@@ -29,7 +29,7 @@ def newcomer(id_: str, vector: Vector = EAST, **fields: object) -> Newcomer:
 
 
 def test_a_merged_promotion_says_that_its_vector_is_stale() -> None:
-    """The content is another one, no longer the structured observation's: it has to be embedded anew."""
+    """The content is no longer the structured observation's text, so it needs a new vector."""
     first = observe(EMPTY, newcomer("a", structured=STEP, observe_time_us=7, session="s"), MERGING, 0.8)
     second = observe(first.state, newcomer("b"), MERGING, 0.8)
     promoted = next(fragment for fragment in second.puts if fragment.id == "a")

@@ -142,7 +142,7 @@ def test_scan_returns_current_cosines() -> None:
         matrix.append(rows[5])
         np.testing.assert_array_equal(scan.cosines(), matrix.cosines(query))
     matrix.set(0, None)
-    assert 0 not in scan.changed, "over, it is told nothing any more"
+    assert 0 not in scan.changed, "a closed scan records no changes"
 
 
 def test_a_scan_of_an_empty_matrix() -> None:

@@ -221,7 +221,7 @@ async def test_wrong_answer_count_fails_callers() -> None:
 def test_everyone_gets_what_is_theirs(
     callers: list[tuple[list[str], bool, int]], texts_max: int, concurrency: int, characters_max: int
 ) -> None:
-    """Whoever comes and goes meanwhile."""
+    """For any interleaving of calls and cancellations."""
 
     async def scenario() -> None:
         endpoint = Endpoint()

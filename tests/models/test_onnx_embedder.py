@@ -121,7 +121,7 @@ def other_pooling(directory: Path) -> None:
 
 
 def other_words(directory: Path) -> None:
-    """A tokenizer with numbers the model's table does not have."""
+    """A tokenizer with token ids outside the model's embedding table."""
     write_model(directory, table=TABLE[:1])
 
 

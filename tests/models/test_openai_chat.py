@@ -35,7 +35,7 @@ GOOD = '{"number": 7}'
 
 
 class Counts:
-    """What the model has told of its requests."""
+    """Collects the counts that the model reports."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Role, str, Usage]] = []
