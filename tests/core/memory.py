@@ -16,7 +16,7 @@ from memstream_server.core.values import Enhancement, Fragment, FragmentKind, He
 from tests.support.scenario import Change, Command, MemorySpec, Query, Said, overridden
 
 SIMILARITY_MIN = 0.5
-"""That of the hashing model."""
+"""The hashing model's."""
 SEED = b"scenario"
 
 
@@ -48,7 +48,7 @@ class CoreMemory:
         return {held.fragment.id: held for held in (*self.state.sensory, *self.state.short_term)}
 
     def places(self) -> dict[str, Place]:
-        """What state and listing say, to be compared with what folding the history gives."""
+        """The places read from state and listing, to compare with a replay of the events."""
         held = self.held()
         return {
             id_: place_of(fragment, held[id_].enhancements if id_ in held else ())

@@ -33,7 +33,7 @@ def said(number: int, content: str = "", *, vector: Vector | None = None, import
 
 
 def all_of(kind: MemoryKind, of: Policy, newcomers: Sequence[tiers.Newcomer]) -> Transition:
-    """Everything observing them in turn leads to, as one transition."""
+    """The joined transition of observing the newcomers in order."""
     state, steps = State(kind, b"seed"), []
     for newcomer in newcomers:
         steps.append(tiers.observe(state, newcomer, of, 0.8))
@@ -46,7 +46,7 @@ def contents(transition: Transition, tier: Tier) -> list[str]:
 
 
 def test_fifo_overflow_promotes_the_oldest_and_nothing_twice() -> None:
-    """DB-GPT cut the list first and then took the overflow from what was left: the oldest lost, the next doubled."""
+    """DB-GPT truncated the list before it took the overflow from it: the oldest was lost, the next one duplicated."""
     for profile in (DEFAULT, DBGPT):
         fifo = policy(profile, short_term__kind="fifo", short_term__capacity=2)
         done = all_of(MemoryKind.HYBRID, fifo, [said(number) for number in (1, 2, 3, 4, 5)])
@@ -71,7 +71,7 @@ def test_importance_zero_does_not_delete() -> None:
 
 
 def test_reading_feeds_no_copies_back() -> None:
-    """In DB-GPT what a read returned came back as new fragments; here it enhances at most once and adds none."""
+    """DB-GPT stored the results of a read as new fragments; here they enhance at most once and add none."""
     done = all_of(
         MemoryKind.HYBRID, policy(DEFAULT, short_term__capacity=1), [said(1, "tea", vector=EAST), said(2, vector=NORTH)]
     )
@@ -87,7 +87,7 @@ def test_reading_feeds_no_copies_back() -> None:
 
 
 def test_no_insight_is_an_answer() -> None:
-    """DB-GPT crashed on an empty insight list; here the promotion stands before any insight is asked for."""
+    """DB-GPT crashed on an empty insight list; here the promotion does not depend on an insight."""
     eager = policy(DEFAULT, short_term__enhance_threshold=1)
     done = all_of(MemoryKind.HYBRID, eager, [said(1, vector=EAST), said(2, vector=EAST)])
     assert [request.texts for request in done.insight_requests] == [("1", "2")]
@@ -106,7 +106,7 @@ def test_clear_clears() -> None:
 
 
 def test_reflection_comes_due() -> None:
-    """A to-do in DB-GPT: three observations of 0.5 reach a threshold of 1.5, and counting starts anew."""
+    """A to-do in DB-GPT: three observations of 0.5 reach a threshold of 1.5, which resets the sum."""
     done = all_of(
         MemoryKind.LONG_TERM, policy(DEFAULT, reflection__threshold=1.5), [said(1), said(2), said(3), said(4)]
     )
@@ -124,8 +124,8 @@ def test_forgetting_takes_out_of_recall_and_back() -> None:
     assert [held.fragment.content for held in back.state.short_term] == ["1", "2"]
 
 
-def test_enhanced_overflow_takes_the_right_one_with_its_traces() -> None:
-    """DB-GPT's index arithmetic here is right, and is kept: the weakest, not the newest, and what it gave."""
+def test_enhanced_overflow_evicts_the_weakest() -> None:
+    """DB-GPT's index arithmetic is right here: evict the weakest, never the newest, and undo its enhancements."""
     enhanced = policy(DBGPT, short_term__capacity=2, short_term__similarity_rule="cosine")
     newcomers = [said(1, vector=EAST, importance=0.9), said(2, vector=EAST, importance=0.1), said(3, vector=NORTH)]
     done = all_of(MemoryKind.HYBRID, enhanced, newcomers)

@@ -8,7 +8,7 @@ from memstream_server.core.draws import draw
 
 
 def test_a_draw_never_changes() -> None:
-    """These numbers are recorded in events of old: another formula would decide retries differently."""
+    """Stored events contain these numbers: another formula would decide retries differently."""
     assert draw(b"seed", "a", "b") == draw(b"seed", "a", "b")
     assert [round(draw(b"seed", "a", other), 6) for other in "bcd"] == [0.799794, 0.096105, 0.311154]
 

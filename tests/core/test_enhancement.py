@@ -28,7 +28,7 @@ def anchor(id_: str = "a", *enhancements: Enhancement) -> Held:
     return Held(Fragment(id=id_, content=id_), unit(0), enhancements)
 
 
-def test_the_models_own_minimum_holds_where_the_policy_has_none() -> None:
+def test_model_similarity_min_is_the_default() -> None:
     other, near = Enhancement("b", "b"), unit(math.acos(0.6))
     assert hit(anchor(), other, near, COSINE, 0.5, SEED)
     assert not hit(anchor(), other, near, COSINE, 0.75, SEED)
@@ -48,10 +48,10 @@ def test_nothing_enhances_itself_nor_anything_twice() -> None:
 
 @pytest.mark.parametrize("rule", list(SimilarityRule))
 @given(st.lists(st.none() | st.integers(0, 180), max_size=8), st.integers(0, 180), st.integers(0, 180))
-def test_who_is_strengthened_is_who_is_hit(
+def test_batch_enhancement_equals_single_hits(
     rule: SimilarityRule, anchors: list[int | None], said: int, minimum: int
 ) -> None:
-    """In degrees, so that some stand at the minimum itself: all are compared in one product first."""
+    """Angles in degrees, so that some are exactly at the minimum. The batch uses one matrix product first."""
     policy = ShortTermPolicy(similarity_rule=rule, similarity_min=math.cos(math.radians(minimum)))
     held = tuple(
         Held(Fragment(id=f"a{place}", content="c"), None if angle is None else unit(math.radians(angle)))
@@ -67,7 +67,7 @@ def test_who_is_strengthened_is_who_is_hit(
 
 
 def test_a_sigmoid_of_seven_tenths_takes_a_cosine_of_0847() -> None:
-    """design: 0.7 means a cosine of 0.847. The draw is put aside by looking for a pair that wins it."""
+    """sigmoid(0.847) = 0.7. The test searches for a pair of ids that wins its draw."""
     lucky = next(id_ for id_ in map(str, range(100)) if draw(SEED, "a", id_) < 0.5)
     other = Enhancement(lucky, "b")
     assert not hit(anchor(), other, unit(math.acos(0.846)), SIGMOID, 0.0, SEED)
@@ -90,7 +90,7 @@ def test_cosines_stay_within_one() -> None:
 @pytest.mark.parametrize(
     ("recollections", "expected"), [(False, "tea;more tea;last"), (True, "tea;more tea;read;last")]
 )
-def test_merged_text_has_each_text_once_and_the_promoting_one_last(recollections: bool, expected: str) -> None:
+def test_merged_text_has_each_text_once(recollections: bool, expected: str) -> None:
     enhancements = [
         Enhancement("b", "more tea"),
         Enhancement("c", "tea"),

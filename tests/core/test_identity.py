@@ -31,7 +31,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("own", OWN.values(), ids=OWN)
-def test_what_brings_its_own_is_no_repeat(own: dict[str, Any]) -> None:
+def test_differing_fields_make_no_repeat(own: dict[str, Any]) -> None:
     other = SAID.but(id="b", **own)
     assert not is_repeat(other, SAID)
     assert is_repeat(SAID, other) is ("own_importance" in own)  # a repeat may leave out the importance
@@ -61,7 +61,7 @@ def test_insight_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("name", ["structured", "metadata", "ttl", "expiry", "time", "external_id"])
-def test_what_brings_its_own_is_no_echo(name: str) -> None:
+def test_differing_fields_make_no_echo(name: str) -> None:
     assert not is_echo(SAID.but(**OWN[name]), SAID)
 
 

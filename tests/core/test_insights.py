@@ -16,12 +16,12 @@ def insight(id_: str, *sources: str) -> Held:
     return Held(Fragment(id=id_, content=id_, tier=Tier.LONG_TERM, kind=FragmentKind.INSIGHT, sources=sources), EAST)
 
 
-def test_the_older_takes_over_what_it_did_not_have() -> None:
+def test_older_insight_gains_missing_sources() -> None:
     done = insert_insight(EMPTY, insight("new", "b", "c"), [insight("old", "a", "b")], DEFAULT)
     assert [(put.id, put.sources) for put in done.puts] == [("old", ("a", "b", "c"))]
 
 
-def test_an_insight_that_the_newer_cites_does_not_become_its_own_source() -> None:
+def test_insight_is_never_its_own_source() -> None:
     done = insert_insight(EMPTY, insight("new", "old", "c"), [insight("old", "a")], DEFAULT)
     assert [(put.id, put.sources) for put in done.puts] == [("old", ("a", "c"))]
     assert done.events[-1].sources == ("a", "c")

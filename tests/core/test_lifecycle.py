@@ -27,7 +27,7 @@ def held(*ids: str) -> State:
     return state
 
 
-def test_an_enhancer_that_is_changed_is_told_on_as_changed() -> None:
+def test_updated_enhancer_text_is_used_on_promotion() -> None:
     state = held("tea", "more tea")
     changed = state.short_term[1].fragment.but(content="coffee")
     anchor = lifecycle.update(state, changed, EAST).state.short_term[0]
@@ -41,8 +41,8 @@ def test_a_change_without_new_content_keeps_the_vector() -> None:
     assert pinned.vector is EAST
 
 
-def test_what_is_restored_to_long_term_first_reaches_it_then() -> None:
-    """It left from short-term, so its importance has not been counted; one that was in long-term has been."""
+def test_restore_to_long_term_counts_importance() -> None:
+    """A fragment forgotten in short-term was not counted before; one forgotten in long-term was."""
     gone = lifecycle.forget(held("tea"), [held("tea").short_term[0].fragment], 7, Reason.REQUESTED)
     full = replace(gone.state, short_term=held("rain").short_term)
     back = lifecycle.restore(full, [Held(gone.puts[0])], SMALL)
@@ -53,7 +53,7 @@ def test_what_is_restored_to_long_term_first_reaches_it_then() -> None:
 
 
 def test_a_held_fragment_is_forgotten_as_it_is_now() -> None:
-    """A value read before the last enhancement must not bring back the older one."""
+    """A value read before the last enhancement must not overwrite the newer one."""
     state = held("tea")
     stale = state.short_term[0].fragment
     now = lifecycle.update(state, stale.but(importance=0.9)).state
@@ -69,7 +69,7 @@ def test_naming_a_fragment_twice_does_nothing_twice() -> None:
     assert len(lifecycle.restore(gone.state, [Held(gone.puts[0])] * 2, DEFAULT).events) == 1
 
 
-def test_an_importance_that_came_late_is_the_held_fragments_too_and_folds() -> None:
+def test_late_importance_reaches_held_fragment() -> None:
     state = held("tea", "rain")
     rated = lifecycle.rate(state, [state.short_term[0].fragment.but(importance=0.9)])
     assert [one.fragment.importance for one in rated.state.short_term] == [0.9, 0.5]

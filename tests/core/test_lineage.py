@@ -1,4 +1,4 @@
-"""What an erasure takes with it: insights, words in merged contents, sources."""
+"""The effect of an erasure on insights, merged contents and sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMPTY = State(MemoryKind.HYBRID, b"seed")
 
 
 def told(id: str, content: str, *sources: str, count: int | None = None) -> Fragment:
-    """A fragment in long-term; of one that was promoted the sources are its enhancers."""
+    """A long-term fragment; the sources of a promoted one are its enhancers."""
     hits = len(sources) if count is None else count
     return Fragment(id=id, content=content, tier=Tier.LONG_TERM, sources=sources, enhancement_count=hits)
 
@@ -26,7 +26,7 @@ def insight(id: str, content: str, *sources: str) -> Fragment:
 
 
 def followed(named: Sequence[str], *fragments: Fragment, merges: bool = False) -> tuple[set[str], dict[str, str]]:
-    """(who leaves, the contents of who is told anew)."""
+    """(erased ids, contents of redacted fragments by id)."""
     erasure = lineage.follow(named, fragments, merges=merges)
     return {one.id for one in erasure.leaving}, {one.id: one.content for one in erasure.retold}
 
@@ -36,7 +36,7 @@ def test_nothing_derives_from_a_lone_fragment() -> None:
     assert followed(["unknown"], told("b", "rain")) == (set(), {})
 
 
-def test_insights_go_with_what_they_cite_and_insights_that_cite_them() -> None:
+def test_erasure_follows_chains_of_insights() -> None:
     chain = [told("a", "tea"), told("b", "rain"), insight("i", "tea!", "a", "b"), insight("j", "tea?", "i")]
     assert followed(["a"], *chain, insight("k", "rain!", "b")) == ({"a", "i", "j"}, {})
     assert followed(["i"], *chain) == ({"i", "j"}, {})
@@ -51,13 +51,13 @@ def test_merged_words_are_cut_out(merges: bool) -> None:
     assert followed(["a", "b"], *parts, merges=merges) == ({"a", "b"}, {"f": "tea"})
 
 
-def test_what_is_told_anew_keeps_its_other_sources() -> None:
+def test_redacted_fragment_keeps_other_sources() -> None:
     merged = told("f", "tea;more", "a", "b", count=3).but(token_count=9)
     (after,) = lineage.follow(["a"], [told("a", "more"), merged], merges=False).retold
     assert (after.sources, after.enhancement_count, after.token_count, after.content) == (("b",), 2, 0, "tea")
 
 
-def test_only_whole_texts_are_cut_and_a_fragments_own_words_stay() -> None:
+def test_erasure_keeps_the_fragments_own_words() -> None:
     assert followed(["a"], told("a", "tea"), told("f", "tea;teapot;tea", "a")) == ({"a"}, {"f": "tea;teapot"})
     assert followed(["a"], told("a", "tea"), told("f", "tea", "a"), merges=True) == ({"a"}, {"f": "tea"})
     assert followed(["a"], told("a", "x;y"), told("f", "own;x;y;z", "a")) == ({"a"}, {"f": "own;z"})
@@ -69,18 +69,18 @@ def test_an_unmerged_fragment_only_loses_the_source() -> None:
 
 
 @pytest.mark.parametrize("source", [(), (told("a", "changed since"),)])
-def test_words_that_cannot_be_told_apart_take_the_whole(source: tuple[Fragment, ...]) -> None:
+def test_unlocatable_words_erase_the_fragment(source: tuple[Fragment, ...]) -> None:
     merged = told("f", "tea;more tea", "a")
     assert followed(["a"], *source, merged, merges=True)[0] >= {"f"}
     assert followed(["a"], *source, merged, merges=False)[1] == {"f": "tea;more tea"}
 
 
-def test_a_list_of_merged_steps_goes_whole() -> None:
+def test_merged_structured_steps_are_erased_whole() -> None:
     merged = told("f", '[{"thought": "tea"}, {"thought": "secret"}]', "a")
     assert followed(["a"], told("a", "secret"), merged, merges=True) == ({"a", "f"}, {})
 
 
-def test_merged_words_are_followed_through_merged_fragments_and_insights() -> None:
+def test_erasure_follows_merged_contents() -> None:
     fragments = [
         told("a", "secret"),
         told("f", "tea;secret", "a"),
@@ -93,11 +93,11 @@ def test_merged_words_are_followed_through_merged_fragments_and_insights() -> No
     assert followed(["a"], *fragments, merges=True) == ({"a", "i", "j"}, {"f": "tea", "g": "rain;tea"})
 
 
-def test_an_insight_of_a_fragment_that_only_loses_a_source_stays() -> None:
+def test_insight_on_unchanged_content_stays() -> None:
     assert followed(["a"], told("a", "x"), told("f", "tea", "a"), insight("i", "tea!", "f"))[0] == {"a"}
 
 
-def test_the_events_fold_to_what_is_left() -> None:
+def test_erasure_events_replay_to_remaining() -> None:
     merged, plain = told("f", "tea;secret", "a", "b"), told("g", "rain", "a", count=4)
     held = Held(told("h", "snow", "a").but(tier=Tier.SHORT_TERM))
     before = {one.id: one for one in (told("a", "secret"), merged, plain, held.fragment, insight("i", "!", "a"))}

@@ -1,4 +1,4 @@
-"""What holds of every memory, whatever is done to it in whatever order."""
+"""Invariants of every memory, under any sequence of commands."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NEW = {EventType.OBSERVED, EventType.REFLECTED}
 
 
 def nan(vector: Vector | None) -> Vector:
-    """A missing vector as an array that equals only its like."""
+    """A vector, or an array of NaN for a missing one, so that both compare."""
     return np.array([np.nan], dtype=np.float32) if vector is None else vector
 
 
 class CheckedMemory(CoreMemory):
-    """Checks after every transition what must always hold."""
+    """Checks the invariants after every transition."""
 
     transitions: list[Transition]
     anchors: dict[str, Held]
@@ -85,7 +85,7 @@ class CheckedMemory(CoreMemory):
             assert all(self.known[enhancer].forget_time_us is None for enhancer in enhancers)
 
     def check_history(self) -> None:
-        """Every fragment ever observed is in one place or left by one event; events tell all of it."""
+        """Every observed fragment is in one place or left by one event; a replay gives the same places."""
         new = [event.fragment for event in self.history if event.type in NEW]
         gone = [event.fragment for event in self.history if event.type in GONE]
         assert len(new) == len(set(new))
@@ -173,7 +173,7 @@ def named(driver: CoreMemory, command: str) -> str:
 
 @settings(max_examples=250)
 @given(MEMORIES, COMMANDS)
-def test_whatever_is_done_every_fragment_is_accounted_for(memory: str, commands: list[str]) -> None:
+def test_every_fragment_is_accounted_for(memory: str, commands: list[str]) -> None:
     asyncio.run(play(memory, commands)).check_history()
 
 
@@ -207,9 +207,7 @@ def test_joining_is_associative_and_loses_nothing(memory: str, commands: list[st
 
 @settings(max_examples=75)
 @given(MEMORIES, COMMANDS, OBSERVATIONS)
-def test_a_repeated_decision_is_the_same_and_leaves_its_input_alone(
-    memory: str, commands: list[str], observation: str
-) -> None:
+def test_decisions_are_deterministic_and_pure(memory: str, commands: list[str], observation: str) -> None:
     played = asyncio.run(play(memory, commands))
     parsed = parse_command(observation)
     said = Said(parsed.words[0], None, "bob", "", parsed.number("importance"), "", parsed.vector())
@@ -222,7 +220,7 @@ def test_a_repeated_decision_is_the_same_and_leaves_its_input_alone(
 
 
 def test_generated_memories_are_of_every_kind() -> None:
-    """The strategy above reads as intended: its commands parse into memories."""
+    """The strategy's commands parse into memories of every kind."""
     spec = spec_of(parse_command("memory kind=hybrid profile=dbgpt short_term.kind=fifo sensory.capacity=3"))
     assert spec.kind is MemoryKind.HYBRID
     assert spec.policy().sensory.capacity == 3

@@ -58,7 +58,7 @@ def test_an_average_fragment_halves_every_half_life(fragment: Fragment, expected
     assert retention.strength(fragment, NOW_US, 10 * HOUR_S) == pytest.approx(expected, rel=1e-6)
 
 
-def test_an_access_starts_the_decay_anew() -> None:
+def test_access_restarts_the_decay() -> None:
     old = aged(100)
     again = old.but(access_time_us=NOW_US, access_count=1)
     assert retention.strength(old, NOW_US, HOUR_S) < 1e-6
@@ -75,7 +75,7 @@ def test_strength_is_bounded_and_only_time_lowers_it(fragment: Fragment, half_li
 
 
 @given(st.lists(fragments, max_size=20), policies)
-def test_what_is_due_is_due_for_one_reason_and_never_pinned(held: list[Fragment], policy: RetentionPolicy) -> None:
+def test_due_fragments_have_one_reason_and_no_pin(held: list[Fragment], policy: RetentionPolicy) -> None:
     found = retention.due(held, NOW_US, policy)
     assert not {id(one) for one in found[Reason.EXPIRED]} & {id(one) for one in found[Reason.RETENTION]}
     for one in (*found[Reason.EXPIRED], *found[Reason.RETENTION]):

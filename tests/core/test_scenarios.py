@@ -21,7 +21,7 @@ RESERVED = {
     EventType.MEMORY_CREATED,
     EventType.MEMORY_UPDATED,
 }
-"""Events that no decision about a newcomer or by request leaves."""
+"""Events that no decision about a newcomer or a request records."""
 
 
 def text(path: Path) -> str:

@@ -29,7 +29,7 @@ def newcomer(id_: str, vector: Vector = EAST, **fields: object) -> Newcomer:
 
 
 def test_a_merged_promotion_says_that_its_vector_is_stale() -> None:
-    """The content is another one, no longer the structured observation's: it has to be embedded anew."""
+    """The content is no longer the structured observation's text, so it needs a new vector."""
     first = observe(EMPTY, newcomer("a", structured=STEP, observe_time_us=7, session="s"), MERGING, 0.8)
     second = observe(first.state, newcomer("b"), MERGING, 0.8)
     promoted = next(fragment for fragment in second.puts if fragment.id == "a")
@@ -55,14 +55,14 @@ def test_overflow_without_enhancers_merges_nothing() -> None:
     assert next(fragment for fragment in second.puts if fragment.id == "a").structured == STEP
 
 
-def test_an_imported_insight_brings_no_reflection_nearer() -> None:
+def test_imported_insight_does_not_count_to_reflection() -> None:
     empty = replace(EMPTY, kind=MemoryKind.LONG_TERM)
     insight = newcomer("i", kind=FragmentKind.INSIGHT, sources=("a",))
     assert observe(empty, insight, DEFAULT, 0.8).state.reflection_aggregate == 0
     assert observe(empty, newcomer("a"), DEFAULT, 0.8).state.reflection_aggregate == 0.5
 
 
-def test_anchors_are_written_when_they_change_and_not_when_they_move() -> None:
+def test_moved_anchor_is_not_written() -> None:
     waiting = replace(DEFAULT, sensory=replace(DEFAULT.sensory, capacity=1))
     first = observe(EMPTY, newcomer("a"), waiting, 0.8)
     assert [held.fragment.id for held in anchors_changed(EMPTY, first.state)[0]] == ["a"]

@@ -1,4 +1,4 @@
-"""The lexical legs written out plainly, to compare the arrays with."""
+"""A reference implementation of the lexical legs."""
 
 from __future__ import annotations
 

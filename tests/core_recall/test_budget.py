@@ -26,7 +26,7 @@ def test_what_fits_stays_and_no_budget_is_no_limit() -> None:
     assert fit(ranked, working, 0).tokens == 15
 
 
-def test_lowest_rank_goes_first_then_the_oldest_working_item() -> None:
+def test_budget_removes_lowest_rank_first() -> None:
     ranked, working = items(5, 5, 5), items(5, 5, prefix="w")
     assert kept(fit(ranked, working, 20)) == (["r0", "r1"], ["w0", "w1"])
     assert kept(fit(ranked, working, 14)) == (["r0"], ["w1"])

@@ -78,7 +78,7 @@ def test_many_blocks_are_one_matrix() -> None:
     np.testing.assert_allclose(matrix.cosines(query)[-7:], rows[:7] @ query, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_adopted_is_kept_without_a_copy_and_grows_by_blocks_after_it() -> None:
+def test_adopted_rows_are_not_copied() -> None:
     random = np.random.default_rng(0)
     rows = random.normal(size=(3 * BLOCK, 4)).astype(np.float32)
     rows.flags.writeable = False
@@ -124,7 +124,7 @@ def test_another_length_is_refused() -> None:
     assert len(matrix) == 0
 
 
-def test_a_scan_tells_the_cosines_of_the_moment_they_are_asked_for() -> None:
+def test_scan_returns_current_cosines() -> None:
     random = np.random.default_rng(1)
     rows = random.normal(size=(2 * BLOCK + 5, 4)).astype(np.float32)
     matrix, query = DenseMatrix(4), unit(1, 2, 3, 4)
@@ -142,7 +142,7 @@ def test_a_scan_tells_the_cosines_of_the_moment_they_are_asked_for() -> None:
         matrix.append(rows[5])
         np.testing.assert_array_equal(scan.cosines(), matrix.cosines(query))
     matrix.set(0, None)
-    assert 0 not in scan.changed, "over, it is told nothing any more"
+    assert 0 not in scan.changed, "a closed scan records no changes"
 
 
 def test_a_scan_of_an_empty_matrix() -> None:

@@ -114,7 +114,7 @@ def test_slots_are_found_by_id_until_the_fragment_is_gone() -> None:
     assert columns.append(Fragment("a", "")) == 2
 
 
-def test_access_starts_at_creation_and_only_goes_on() -> None:
+def test_access_time_never_moves_backwards() -> None:
     columns = columns_of(*(Fragment(id_, "", create_time_us=5) for id_ in "abc"))
     columns.touch(columns.slots(["a", "c"]), 9)
     columns.touch(columns.slots(["c", "gone", "a"]), 7)

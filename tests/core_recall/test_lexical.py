@@ -125,7 +125,7 @@ def test_rare_and_frequent_terms(removed: int, sparse_share: int, cells: int, mo
         np.testing.assert_allclose(around.values, context_leg(docs, terms)[0], rtol=1e-4, atol=1e-6)
 
 
-def test_attainable_is_of_both_legs_and_unseen_terms_raise_it() -> None:
+def test_unseen_terms_raise_attainable() -> None:
     _, index = filled(30, seed=3)
     alone, around = index.legs(asked(1))
     assert alone.attainable == index.bm25(asked(1)).attainable

@@ -147,7 +147,7 @@ def test_an_empty_memory_gives_an_empty_answer() -> None:
     assert answer == Ranking()
 
 
-def test_a_score_does_not_depend_on_who_else_is_a_candidate() -> None:
+def test_score_does_not_depend_on_candidates() -> None:
     memory = memory_of(*said(*(f"{word} {number}" for number in range(20) for word in WORDS)))
     wide = {scored.id: scored for scored in memory.ask("kitten piano", limit=500, per_leg=500).results}
     for scored in memory.ask("kitten piano", limit=3, per_leg=2).results:
@@ -169,7 +169,7 @@ def test_equal_scores_go_newest_first() -> None:
     assert [scored.id for scored in memory.ask("same words", limit=1, per_leg=1).results] == ["f2"]
 
 
-def test_without_a_query_vector_the_lexical_legs_answer_with_all_the_weight() -> None:
+def test_lexical_legs_take_over_dense_weight() -> None:
     memory = memory_of(*said("a kitten", "rain", "bread"))
     answer = memory.ask("kitten", vector=None)
     assert [scored.id for scored in answer.results] == ["f0"]
@@ -179,7 +179,7 @@ def test_without_a_query_vector_the_lexical_legs_answer_with_all_the_weight() ->
     assert answer.results[0].cosine is None
 
 
-def test_a_fragment_without_a_vector_is_found_by_its_words_on_the_same_scale() -> None:
+def test_score_without_vector_is_comparable() -> None:
     memory = memory_of(*said("a kitten", "rain", "bread"))
     memory.dense.set(0, None)
     top, second = memory.ask("kitten").results[:2]

@@ -72,7 +72,7 @@ async def begun(*calls: Awaitable[list[str | None]]) -> list[asyncio.Future[list
     return tasks
 
 
-async def test_one_alone_goes_at_once_and_those_that_come_meanwhile_go_together() -> None:
+async def test_concurrent_calls_share_a_request() -> None:
     endpoint = Endpoint()
     batches = of(endpoint)
     tasks = await begun(*(batches.answers([name]) for name in "abcdefg"))
@@ -140,7 +140,7 @@ async def test_who_leaves_takes_along_what_was_not_asked() -> None:
     assert endpoint.asked == [["a", "a2"], ["c", "c2"]]
 
 
-async def test_who_leaves_takes_along_what_would_be_asked_again() -> None:
+async def test_cancelled_call_withdraws_its_texts() -> None:
     endpoint = Endpoint()
     batches = of(endpoint)
     first, second = await begun(batches.answers([BAD, "a", "a2"]), batches.answers(["b"]))
@@ -190,7 +190,7 @@ async def test_who_waits_for_a_half_when_it_is_closed_is_told() -> None:
     assert len(endpoint.asked) == 3
 
 
-async def test_a_cancellation_from_within_is_a_failure_that_nobody_waits_for_in_vain() -> None:
+async def test_inner_cancellation_fails_callers() -> None:
     async def ask(texts: list[str]) -> list[str]:
         raise asyncio.CancelledError
 
@@ -199,7 +199,7 @@ async def test_a_cancellation_from_within_is_a_failure_that_nobody_waits_for_in_
         await asyncio.wait_for(batches.answers(["a", "b"]), 5)
 
 
-async def test_an_answer_of_another_length_is_a_defect_that_nobody_waits_for_in_vain() -> None:
+async def test_wrong_answer_count_fails_callers() -> None:
     async def ask(texts: list[str]) -> list[str]:
         return texts[1:]
 
@@ -221,7 +221,7 @@ async def test_an_answer_of_another_length_is_a_defect_that_nobody_waits_for_in_
 def test_everyone_gets_what_is_theirs(
     callers: list[tuple[list[str], bool, int]], texts_max: int, concurrency: int, characters_max: int
 ) -> None:
-    """Whoever comes and goes meanwhile."""
+    """For any interleaving of calls and cancellations."""
 
     async def scenario() -> None:
         endpoint = Endpoint()
@@ -292,7 +292,7 @@ async def test_a_callers_refused_text_strips_nobody_else() -> None:
         assert [one.inputs for one in done if isinstance(one, ModelRefused)] == [(0,), (1,)]
 
 
-async def test_a_dead_endpoint_is_each_callers_failure_and_the_next_request_is_anothers() -> None:
+async def test_dead_endpoint_fails_each_caller() -> None:
     async with embedding(concurrency=1) as (fake, embedder):
         fake.latency_s = 0.02
         fake.fail(Fault(status=503))

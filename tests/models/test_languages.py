@@ -43,7 +43,7 @@ def test_what_has_no_stemmer_is_read_as_english(text: str) -> None:
     assert analyzer.terms(text, AUTO_LANGUAGE) == analyzer.terms(text, "english")
 
 
-def test_every_language_named_has_a_stemmer_and_can_be_told() -> None:
+def test_detected_languages_have_stemmers() -> None:
     assert set(languages.STEMMERS.values()) <= set(Stemmer.algorithms())
     assert {*languages.STEMMERS, *languages.OTHERS} == set(languages.identifier().labels)
 

@@ -26,7 +26,7 @@ async def embedder(tmp_path: Path) -> AsyncIterator[OnnxEmbedder]:
     await made.close()
 
 
-async def test_a_vector_is_the_unit_mean_of_its_words_whatever_is_beside_it(embedder: OnnxEmbedder) -> None:
+async def test_vector_does_not_depend_on_its_batch(embedder: OnnxEmbedder) -> None:
     vectors = await embedder.embed(["tea coffee rain rain", "tea", "coffee tea"])
     half = 0.5**0.5
     np.testing.assert_allclose(vectors, [[-half, half, 0], [1, 0, 0], [half, half, 0]], atol=1e-6)
@@ -55,7 +55,7 @@ async def test_texts_without_a_direction_are_refused_by_place(embedder: OnnxEmbe
         await embedder.embed([""])
 
 
-async def test_the_event_loop_goes_on_meanwhile(embedder: OnnxEmbedder) -> None:
+async def test_embedding_does_not_block_event_loop(embedder: OnnxEmbedder) -> None:
     turns = 0
 
     async def count() -> None:
@@ -94,7 +94,7 @@ async def test_exports_with_token_types_and_in_a_folder(tmp_path: Path) -> None:
     await made.close()
 
 
-def test_a_model_that_has_pooled_is_only_brought_to_unit_length() -> None:
+def test_pooled_vectors_are_only_normalised() -> None:
     found = unit_means(np.array([[3, 4], [1, 1]], np.float32), np.array([[1, 1], [0, 0]]))
     np.testing.assert_allclose(found, [[0.6, 0.8], [0, 0]], atol=1e-6)
 
@@ -121,7 +121,7 @@ def other_pooling(directory: Path) -> None:
 
 
 def other_words(directory: Path) -> None:
-    """A tokenizer with numbers the model's table does not have."""
+    """A tokenizer with token ids outside the model's embedding table."""
     write_model(directory, table=TABLE[:1])
 
 

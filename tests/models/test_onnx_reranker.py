@@ -32,7 +32,7 @@ async def reranker(tmp_path: Path) -> AsyncIterator[OnnxReranker]:
     await made.close()
 
 
-async def test_closeness_is_of_both_texts_together_whatever_is_beside_them(reranker: OnnxReranker) -> None:
+async def test_closeness_does_not_depend_on_its_batch(reranker: OnnxReranker) -> None:
     texts = ["tea", "coffee", "rain coffee coffee", "tea tea tea"]
     found = await reranker.closeness("tea", texts)
     np.testing.assert_allclose(found, [logistic(each) for each in (0.5, -0.5, -1.5, 2.5)], atol=1e-6)
@@ -56,7 +56,7 @@ async def test_long_texts_are_cut_to_what_the_model_takes(reranker: OnnxReranker
     assert 0 <= (await reranker.closeness("tea " * 400, ["tea " * 400]))[0] <= 1
 
 
-async def test_the_event_loop_goes_on_meanwhile_and_who_gives_up_is_not_waited_for(reranker: OnnxReranker) -> None:
+async def test_cancelled_recall_leaves_one_batch(reranker: OnnxReranker) -> None:
     asking = asyncio.create_task(reranker.closeness("tea", ["tea coffee"] * (8 * BATCH_PAIRS)))
     await asyncio.sleep(0)
     asking.cancel()
@@ -115,7 +115,7 @@ def test_a_directory_that_cannot_be_used_says_why(
         OnnxReranker(directory)
 
 
-def test_the_doctor_looks_at_it(tmp_path: Path) -> None:
+def test_doctor_checks_the_reranker(tmp_path: Path) -> None:
     directory = write_cross_encoder(tmp_path / "tiny")
     assert list(reranker_findings(Settings())) == []
     (sound,) = reranker_findings(Settings(reranker_model_dir=directory))

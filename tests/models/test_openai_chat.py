@@ -35,7 +35,7 @@ GOOD = '{"number": 7}'
 
 
 class Counts:
-    """What the model has told of its requests."""
+    """Collects the counts that the model reports."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Role, str, Usage]] = []
@@ -66,7 +66,7 @@ async def chatting(
 
 
 def number(answer: Any) -> int:
-    return answers._whole(answer, "number", 10)
+    return answers._read_whole(answer, "number", 10)
 
 
 async def test_the_question_goes_out_as_guidance_form_and_data() -> None:
@@ -149,7 +149,7 @@ def listed(reply: JSON) -> None:
         Fault(endless_s=0),
     ],
 )
-async def test_a_reply_that_is_none_is_tried_again_and_then_unavailable(fault: Fault) -> None:
+async def test_malformed_reply_is_retried_then_unavailable(fault: Fault) -> None:
     counts = Counts()
     async with chatting(counts=counts) as (fake, chat):
         fake.fail(fault)
@@ -161,7 +161,7 @@ async def test_a_reply_that_is_none_is_tried_again_and_then_unavailable(fault: F
 
 
 @pytest.mark.parametrize("answer", ["", "7", "Rating: 7", "[]", '{"number": "7"}', '{"number": 70}'])
-async def test_an_answer_of_another_form_is_tried_again_and_then_unavailable(answer: str) -> None:
+async def test_malformed_answer_is_retried_then_unavailable(answer: str) -> None:
     async with chatting() as (fake, chat):
         fake.say(answer)
         assert await chat.ask(QUESTION, number) == 7
@@ -190,7 +190,7 @@ async def test_throttling_is_waited_out_as_long_as_asked() -> None:
         assert len(fake.seen) == 3
 
 
-async def test_an_endpoint_that_does_not_answer_in_time_is_unavailable() -> None:
+async def test_slow_llm_is_unavailable() -> None:
     async with chatting(timeout_s=0.05) as (fake, chat):
         fake.fail(*[Fault(delay_s=1)] * 3)
         with pytest.raises(ModelUnavailable, match="does not answer"):
@@ -211,7 +211,7 @@ async def test_a_reply_that_drips_for_ever_ends_with_the_deadline() -> None:
             await chat.ask(QUESTION, number)
 
 
-async def test_a_dead_endpoint_is_left_alone() -> None:
+async def test_dead_llm_opens_the_circuit() -> None:
     dead = replace(QUICK, attempts=1, failures_to_open=2, open_s=60)
     async with chatting(resilience=dead) as (fake, chat):
         fake.fail(*[Fault(status=500)] * 2)
@@ -244,7 +244,7 @@ async def test_malformed_answers_open_one_namespace_alone() -> None:
         assert await chat.ask(QUESTION, number, Account("victim")) == 7
 
 
-async def test_endpoint_that_fails_is_left_alone_by_all() -> None:
+async def test_failing_llm_opens_circuit_for_all_namespaces() -> None:
     fragile = replace(QUICK, attempts=1, failures_to_open=2, open_s=60)
     async with chatting(resilience=fragile) as (fake, chat):
         fake.fail(*[Fault(status=503)] * 2)
@@ -344,7 +344,7 @@ async def test_requests_beyond_the_budget_wait_their_turn() -> None:
     assert time.slept == pytest.approx([5.0, 5.0])  # two at once, then one every five seconds
 
 
-async def test_a_namespace_that_used_up_its_budget_leaves_the_others_theirs() -> None:
+async def test_budget_of_one_namespace_spares_others() -> None:
     time = Time()
     budget = Budget(Rates(), Rates(requests_per_minute=6), time.clock, time.sleep)
     async with chatting(budget) as (fake, chat):
@@ -380,7 +380,7 @@ async def test_a_wait_beyond_the_deadline_is_refused_and_costs_nothing() -> None
         assert len(fake.seen) == 2
 
 
-async def test_repeats_are_a_debt_and_a_request_not_sent_is_given_back() -> None:
+async def test_retries_are_charged_and_unsent_refunded() -> None:
     time = Time()
     dead = replace(QUICK, attempts=2, failures_to_open=1, open_s=1_000)
     async with chatting(budget_on(time, requests=30), resilience=dead) as (fake, chat):

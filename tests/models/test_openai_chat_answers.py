@@ -57,7 +57,7 @@ async def test_importance_is_a_tenth_of_the_score_in_order_and_batched() -> None
         assert await ChatScorer(chat, PROMPTS.importance).score([]) == []
 
 
-async def test_long_texts_are_clipped_and_batches_bounded_in_characters() -> None:
+async def test_long_texts_are_clipped_in_bounded_batches() -> None:
     async with chatting() as (fake, chat):
         fake.complete = rated
         await ChatScorer(chat, PROMPTS.importance, batch_characters=4_000).score(["x" * 9_000] * 3)
@@ -144,7 +144,7 @@ async def test_one_refused_text_alone_is_refused() -> None:
         assert raised.value.inputs == (0,)
 
 
-async def test_an_endpoint_that_refuses_everything_blames_no_text() -> None:
+async def test_endpoint_refusing_all_refuses_no_text() -> None:
     async with refusing(lambda text: True) as (_, chat):
         with pytest.raises(ModelUnavailable, match="any text"):
             await ChatScorer(chat, PROMPTS.importance).score(["a", "b"])
@@ -152,7 +152,7 @@ async def test_an_endpoint_that_refuses_everything_blames_no_text() -> None:
             await ChatInsights(chat, PROMPTS).promotion_insights(["a", "b"])
 
 
-async def test_texts_no_insight_is_made_of_are_refused_together() -> None:
+async def test_refused_insight_texts_are_refused_together() -> None:
     async with refusing(lambda text: text == "bad") as (_, chat):
         with pytest.raises(ModelRefused) as raised:
             await ChatInsights(chat, PROMPTS).promotion_insights(["good", "bad"])
@@ -169,7 +169,7 @@ async def test_insights_on_promotion_and_none() -> None:
         assert asked(fake) == [["Bob drinks tea", "Bob buys tea"], ["Bob drinks tea"]]
 
 
-async def test_questions_are_of_the_latest_texts_and_no_more_than_asked() -> None:
+async def test_questions_use_latest_texts_up_to_count() -> None:
     async with chatting() as (fake, chat):
         fake.say('{"questions": ["Who?", "Why?", "When?"]}')
         insights = ChatInsights(chat, PROMPTS, characters=10)
@@ -194,7 +194,7 @@ async def test_evidence_that_was_not_shown_cannot_be_cited() -> None:
             await ChatInsights(chat, PROMPTS, characters=5).reflect("Why?", ["shown", "left out"], 5)
 
 
-async def test_throttled_scoring_waits_and_goes_on() -> None:
+async def test_throttled_scoring_waits_and_succeeds() -> None:
     async with chatting() as (fake, chat):
         fake.complete = rated
         fake.fail(Fault(status=429, headers={"retry-after-ms": "5"}))
@@ -238,7 +238,7 @@ def test_texts_are_sentences(item: Any) -> None:
 @pytest.mark.parametrize(
     "item", ["x", {"insight": "x"}, *({"insight": "x", "evidence": e} for e in ([], None, 1, [0], [4], ["1"], [True]))]
 )
-def test_every_insight_of_a_reflection_cites_what_was_shown(item: Any) -> None:
+def test_reflection_cites_only_given_texts(item: Any) -> None:
     with pytest.raises(MalformedError):
         answers.cited({"insights": [item]}, 3)
 

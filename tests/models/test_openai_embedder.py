@@ -145,7 +145,7 @@ def not_base64(reply: JSON) -> None:
         Fault(endless_s=0),
     ],
 )
-async def test_malformed_replies_are_tried_again_and_then_unavailable(fault: Fault) -> None:
+async def test_malformed_vectors_are_retried_then_unavailable(fault: Fault) -> None:
     async with embedding() as (fake, embedder):
         await embedder.model()
         fake.fail(fault)
@@ -178,7 +178,7 @@ async def test_refused_inputs_are_isolated() -> None:
         assert raised.value.inputs == (3, 11)
 
 
-async def test_an_endpoint_that_refuses_everything_blames_no_input() -> None:
+async def test_endpoint_refusing_all_refuses_no_input() -> None:
     async with embedding() as (fake, embedder):
         await embedder.model()
         fake.refuses = lambda text: True

@@ -20,7 +20,7 @@ from tests.support.recorded_endpoint import NAMES, RecordedEndpoint, direction_o
 
 QUICK = Resilience(attempts=2, deadline_s=5, backoff_s=0.001, failures_to_open=100)
 CHECKS_MAX = 7
-"""Requests by which it is found out what an endpoint takes: 1 + 2 x 3, each at two addresses at most."""
+"""Maximum negotiation requests: 1 + 2 x 3, each at up to two addresses."""
 
 
 def embedder_of(endpoint: RecordedEndpoint, **settings: Any) -> OpenAIEmbedder:

@@ -43,7 +43,7 @@ def calls_on(time: Time, settings: Resilience) -> ResilientCalls:
     return ResilientCalls(settings, time.clock, time.sleep)
 
 
-async def test_passing_failures_are_tried_again_with_growing_jittered_waits() -> None:
+async def test_transient_failures_are_retried_with_backoff() -> None:
     time, endpoint = Time(), Endpoint(*[TransientError("busy")] * 3)
     settings = Resilience(attempts=4, backoff_s=1.0, backoff_max_s=3.0)
     assert await calls_on(time, settings).run(endpoint) == "answer"
@@ -123,7 +123,7 @@ def test_only_one_probe_at_a_time() -> None:
         breaker.admit()
 
 
-async def test_a_caller_who_gives_up_says_nothing_of_the_endpoint() -> None:
+async def test_cancelled_caller_does_not_open_breaker() -> None:
     started = asyncio.Event()
 
     async def hang() -> None:

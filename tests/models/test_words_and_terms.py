@@ -57,7 +57,7 @@ def test_languages_stem_their_own_way() -> None:
     assert term_hash("die") in german  # no stop list but the English one
 
 
-def test_an_unknown_language_is_named_with_those_there_are() -> None:
+def test_unknown_language_error_lists_known_ones() -> None:
     with pytest.raises(ValueError, match=r"klingon.*english"):
         ANALYZER.terms("x", "klingon")
     assert "english" in languages()

@@ -6,7 +6,7 @@ import base64
 import json
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
-from memstream_server.core.policy import DBGPT, DEFAULT
+from memstream_server.core.policy import DBGPT, DEFAULT, Policy
 from memstream_server.core.values import Fragment
 from memstream_server.engine.transfer import lines
 from memstream_server.engine.transfer.checking import Checker, Malformed, Summary, Terms
@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[Callable[[], list[bytes]], int, str]] = {
     "a language nobody speaks": (changed(1, policy=policy_with(language="klingon")), 2, "language"),
     "a policy out of bounds": (changed(1, policy=policy_with(importance_default=7)), 2, "importance_default"),
     "a policy field nobody knows": (changed(1, policy=policy_with(colour=7)), 2, "colour"),
-    "half a policy": (changed(1, policy={"profile": "default"}), 2, "policy"),
+    "a policy without a profile": (changed(1, policy={"language": "english"}), 2, "policy"),
     "fewer fragments than announced": (changed(1, fragments=4), 6, "announced"),
     "a fragment of no memory": (with_line(8, fragment(1)), 9, "fragment"),
     "a message of no conversation": (with_line(2, message(1)), 3, "message"),
@@ -207,6 +207,18 @@ def test_what_is_kept_of_a_fragment_is_a_few_bytes() -> None:
 def test_policies_come_back_as_they_went() -> None:
     for policy in (DEFAULT, DBGPT):
         assert lines.policy_of(lines.policy_line(policy)) == policy
+
+
+@pytest.mark.parametrize("profile", [DEFAULT, DBGPT], ids=lambda policy: policy.profile)
+def test_missing_policy_fields_take_the_profiles_default(profile: Policy) -> None:
+    policy = replace(profile, language="german", recall=replace(profile.recall, limit=7, fold=False))
+    line = memory() | {"policy": json.loads(lines.encoded(lines.policy_line(policy)))}
+    del line["policy"]["recall"]["fold"]  # an export from before folding existed
+    del line["policy"]["wait_for_models"]
+    del line["policy"]["retention"]
+    found = lines.decoded(raw_lines([line])[0])
+    assert isinstance(found, lines.MemoryLine)
+    assert lines.policy_of(found.policy) == replace(policy, recall=replace(policy.recall, fold=profile.recall.fold))
 
 
 def test_the_schema_that_is_shipped_is_that_of_the_code() -> None:

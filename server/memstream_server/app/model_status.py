@@ -1,4 +1,4 @@
-"""What becomes of the calls of each model: its status, and metrics by role."""
+"""Records the outcome of model calls: a status per model, and metrics by role."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class Recorder:
-    """Writes the status of one model."""
+    """Updates the status and the metrics of one model."""
 
     def __init__(self, status: ModelStatus, metrics: Metrics) -> None:
         self.status = status
@@ -40,29 +40,29 @@ class Recorder:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around one call. A refusal of the input is an answer; a budget of ours that is used up says nothing."""
+        """Record the outcome of one call. A refused input is a success; an exhausted budget is ignored."""
         try:
             yield
         except BudgetExhausted:
             raise
         except ModelUnavailable as error:
-            self._failed(error.summary)
+            self._record_failure(error.summary)
             raise
         except ModelRefused:
-            self._succeeded()
+            self._record_success()
             raise
         else:
-            self._succeeded()
+            self._record_success()
 
     async def check(self, ask: Callable[[], Awaitable[object]]) -> None:
-        """Ask something harmless, and log what is wrong."""
+        """Send a harmless request; log a failure."""
         try:
             with self.call():
                 await ask()
         except ModelUnavailable as error:
             log.warning("model_check_failed", role=self.status.role, model=self.status.model, error=error)
 
-    def _succeeded(self) -> None:
+    def _record_success(self) -> None:
         if self.status.failures:
             self.status.failures, self.status.error = 0, ""
             self._in_a_row.set(0)
@@ -70,7 +70,7 @@ class Recorder:
         self.status.succeeded_us = time.time_ns() // 1_000
         self._success_s.set(self.status.succeeded_us / 1e6)
 
-    def _failed(self, summary: str) -> None:
+    def _record_failure(self, summary: str) -> None:
         self.status.failures += 1
         self.status.failed_us = time.time_ns() // 1_000
         self.status.error = summary
@@ -80,9 +80,9 @@ class Recorder:
 
 
 class RecordedEmbedder:
-    """An embedder whose calls are timed and recorded.
+    """An embedder with timed and recorded calls.
 
-    `dimension` is that of the data: other vectors are an error of the endpoint, whose model was exchanged.
+    `dimension` is the stored data's: vectors of another dimension mean that the endpoint's model was replaced.
     """
 
     def __init__(self, embedder: Embedder, recorder: Recorder, metrics: Metrics, dimension: int | None = None) -> None:
@@ -92,9 +92,9 @@ class RecordedEmbedder:
         self._dimension = dimension
 
     async def model(self) -> EmbeddingModel:
-        """Not recorded: once it is known nobody is asked."""
+        """The model; not recorded, because later calls send no request."""
         model = await self._embedder.model()
-        self._check(model.dimension)
+        self._check_dimension(model.dimension)
         return model
 
     async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
@@ -102,13 +102,13 @@ class RecordedEmbedder:
             return await self._embedder.embed(texts, namespace)
         with self._recorder.call(), self._metrics.model_seconds.time():
             vectors = await self._embedder.embed(texts, namespace)
-            self._check(vectors.shape[1])
+            self._check_dimension(vectors.shape[1])
             return vectors
 
     async def close(self) -> None:
         await self._embedder.close()
 
-    def _check(self, dimension: int) -> None:
+    def _check_dimension(self, dimension: int) -> None:
         if self._dimension is not None and dimension != self._dimension:
             raise ModelUnavailable(
                 f"the model's vectors have {dimension} numbers, those of the data {self._dimension}: "
@@ -117,7 +117,7 @@ class RecordedEmbedder:
 
 
 class RecordedScorer:
-    """A scorer whose calls are recorded."""
+    """A scorer with recorded calls."""
 
     def __init__(self, scorer: Scorer, recorder: Recorder) -> None:
         self._scorer = scorer
@@ -131,20 +131,20 @@ class RecordedScorer:
 
 
 class RecordedInsights:
-    """Insights whose calls are recorded."""
+    """Insights with recorded calls."""
 
     def __init__(self, insights: Insights, recorder: Recorder) -> None:
         self._insights = insights
         self._recorder = recorder
 
     async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
-        if not texts:  # nobody is asked
+        if not texts:  # no call
             return []
         with self._recorder.call():
             return await self._insights.promotion_insights(texts, account)
 
     async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
-        if not texts:  # nobody is asked
+        if not texts:  # no call
             return []
         with self._recorder.call():
             return await self._insights.questions(texts, count, account)
@@ -152,14 +152,14 @@ class RecordedInsights:
     async def reflect(
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None
     ) -> list[tuple[str, tuple[int, ...]]]:
-        if not texts:  # nobody is asked
+        if not texts:  # no call
             return []
         with self._recorder.call():
             return await self._insights.reflect(question, texts, count, account)
 
 
 class RecordedReranker:
-    """A reranker whose calls are recorded."""
+    """A reranker with recorded calls."""
 
     def __init__(self, reranker: Reranker, recorder: Recorder) -> None:
         self._reranker = reranker

@@ -1,8 +1,11 @@
-"""The models of a server: embedder, reranker, and the LLM that scores and derives."""
+"""Builds the models of a server from its settings: embedder, reranker, and the LLM that scores and derives insights.
+
+A new embedder is a module in adapters/models, a builder here, and a line in `EMBEDDERS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +23,12 @@ if TYPE_CHECKING:
     from memstream_server.adapters.models.openai_chat import ChatModel
 
 OPENAI_URL = "https://api.openai.com/v1"
-"""Where models are asked if no other base URL is set."""
+"""Default base URL of model endpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models of a server; tests give scripted ones. `close_llm` closes what scorer and insights share."""
+    """The models of a server; tests pass scripted ones. `close_llm` closes the client of scorer and insights."""
 
     embedder: Embedder
     scorer: Scorer | None = None
@@ -35,20 +38,21 @@ class Models:
     close_llm: Callable[[], Awaitable[None]] | None = None
     spent: Sequence[Spent] = ()
     next: Candidate | None = None
-    """What everything is to be embedded anew by."""
+    """The embedder to change to by re-embedding."""
     reranker: Reranker | None = None
     check_llm: Callable[[], Awaitable[None]] | None = None
-    """Asks the LLM's endpoint something harmless. Raises ModelUnavailable."""
+    """Sends a harmless request to the LLM. Raises ModelUnavailable."""
     statuses: Sequence[ModelStatus] = ()
-    """How the calls of each go, once they are watched."""
+    """Status per model; empty before `watched`."""
     checks: Sequence[Callable[[], Awaitable[None]]] = ()
-    """Ask each something harmless; none raises."""
+    """Send a harmless request to each model; they do not raise."""
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """An embedding model's endpoint as the settings name it."""
+class EmbedderSettings:
+    """The settings of one embedder: `embedding*`, or `next_embedding*` for the one to change to."""
 
+    model_dir: Path | None
     model: str
     base_url: str
     api_key: SecretStr
@@ -56,43 +60,40 @@ class Endpoint:
     query: SecretStr
 
 
-def endpoint_of(settings: Settings) -> Endpoint:
-    """That of the model in use."""
-    return Endpoint(
+def models_of(settings: Settings, metrics: Metrics) -> Models:
+    """The models that the settings name; sends no request. Raises StartError for an invalid model or prompt file."""
+    return _with_llm(embedding_models(settings, metrics), settings, metrics)
+
+
+def embedding_models(settings: Settings, metrics: Metrics) -> Models:
+    """The embedder, the one to change to, and the reranker."""
+    spent = metrics.model_tokens.labels("embedder", "prompt").inc
+    chosen = EmbedderSettings(
+        settings.embedding_model_dir,
         settings.embedding_model,
         settings.embedding_base_url,
         settings.embedding_api_key,
         settings.embedding_headers,
         settings.embedding_query,
     )
-
-
-def models_of(settings: Settings, metrics: Metrics) -> Models:
-    """As the settings name them; nothing is asked yet. Raises StartError for files that are no model, or no prompt."""
-    return _with_llm(embedding_models(settings, metrics), settings, metrics)
-
-
-def embedding_models(settings: Settings, metrics: Metrics) -> Models:
-    """The embedder, the next one, and the reranker."""
-    spent = metrics.model_tokens.labels("embedder", "prompt").inc
-    embedder = _embedder(settings, settings.embedding, settings.embedding_model_dir, endpoint_of(settings), spent)
-    reranker = _reranker(settings.reranker_model_dir)
+    embedder = EMBEDDERS[settings.embedding](chosen, settings, spent)
+    reranker = _build_reranker(settings.reranker_model_dir)
     if settings.next_embedding is None:
         return Models(embedder, reranker=reranker)
-    endpoint = Endpoint(
+    following = EmbedderSettings(
+        settings.next_embedding_model_dir,
         settings.next_embedding_model,
         settings.next_embedding_base_url,
         settings.next_embedding_api_key,
         settings.next_embedding_headers,
         settings.next_embedding_query,
     )
-    following = _embedder(settings, settings.next_embedding, settings.next_embedding_model_dir, endpoint, spent)
-    asked = settings.next_embedding is EmbeddingKind.OPENAI
-    following_name = settings.next_embedding_model if asked else ""
-    return Models(embedder, next=Candidate(following, following_name), reranker=reranker)
+    following_embedder = EMBEDDERS[settings.next_embedding](following, settings, spent)
+    following_name = following.model if settings.next_embedding is EmbeddingKind.OPENAI else ""
+    return Models(embedder, next=Candidate(following_embedder, following_name), reranker=reranker)
 
 
-def _reranker(directory: Path | None) -> Reranker | None:
+def _build_reranker(directory: Path | None) -> Reranker | None:
     if directory is None:
         return None
     from memstream_server.adapters.models.onnx_files import OnnxModelError
@@ -104,35 +105,38 @@ def _reranker(directory: Path | None) -> Reranker | None:
         raise StartError(str(error)) from error
 
 
-def _embedder(
-    settings: Settings,
-    kind: EmbeddingKind,
-    directory: Path | None,
-    endpoint: Endpoint,
-    spent: Callable[[float], None],
-) -> Embedder:
+Spending = Callable[[float], None]
+"""Called with the tokens that an embedder uses."""
+
+
+def _build_hashing(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
     from memstream_server.adapters.models.hashing import HashingEmbedder
 
-    if kind is EmbeddingKind.HASHING:
-        return HashingEmbedder()
-    if kind is EmbeddingKind.ONNX and directory is not None:
-        from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
-        from memstream_server.adapters.models.onnx_files import OnnxModelError
+    return HashingEmbedder()
 
-        try:
-            return OnnxEmbedder(directory)
-        except OnnxModelError as error:
-            raise StartError(str(error)) from error
+
+def _build_onnx(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
+    from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
+    from memstream_server.adapters.models.onnx_files import OnnxModelError
+
+    assert chosen.model_dir is not None  # Settings validates it
+    try:
+        return OnnxEmbedder(chosen.model_dir)
+    except OnnxModelError as error:
+        raise StartError(str(error)) from error
+
+
+def _build_openai(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
     from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding
     from memstream_server.adapters.models.resilience import Resilience
 
     return OpenAIEmbedder(
         OpenAIEmbedding(
-            model=endpoint.model,
-            base_url=endpoint.base_url or OPENAI_URL,
-            api_key=endpoint.api_key.get_secret_value(),
-            headers=headers_of(endpoint.headers),
-            query=query_of(endpoint.query),
+            model=chosen.model,
+            base_url=chosen.base_url or OPENAI_URL,
+            api_key=chosen.api_key.get_secret_value(),
+            headers=headers_of(chosen.headers),
+            query=query_of(chosen.query),
             batch_texts=settings.embedding_batch_max,
             input_characters=settings.embedding_input_max_chars,
             concurrency=settings.embedding_concurrency,
@@ -146,8 +150,16 @@ def _embedder(
     )
 
 
+EMBEDDERS: Mapping[EmbeddingKind, Callable[[EmbedderSettings, Settings, Spending], Embedder]] = {
+    EmbeddingKind.HASHING: _build_hashing,
+    EmbeddingKind.ONNX: _build_onnx,
+    EmbeddingKind.OPENAI: _build_openai,
+}
+"""The builder of each embedder. Builders import their adapters when called: onnxruntime is optional."""
+
+
 def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
-    """The same with the LLM's scorer and insights, where the settings name one."""
+    """The models with the LLM's scorer and insights, if the settings name an LLM."""
     if not settings.llm_model or not (settings.llm_scoring or settings.llm_insights):
         return models
     from memstream_server.adapters.models.insights import ChatInsights
@@ -173,7 +185,7 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
 
 
 def chat_of(settings: Settings, metrics: Metrics) -> ChatModel:
-    """The LLM as the settings name it; nothing is asked yet."""
+    """The LLM client that the settings name; sends no request."""
     from memstream_server.adapters.models.budget import Budget, Rates
     from memstream_server.adapters.models.openai_chat import ChatModel, OpenAIChat, Role, StructuredOutput
     from memstream_server.adapters.models.replies import Usage

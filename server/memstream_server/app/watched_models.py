@@ -1,4 +1,4 @@
-"""The models as the engine gets them: every call recorded, and asked something harmless at the start."""
+"""The models that the engine uses: every call is recorded, and a check runs at start."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from memstream_server.ports.models import EmbeddingModel, ModelStatus
 
 
 async def check_models(models: Models) -> None:
-    """Ask every endpoint at once. What is wrong is logged and is in the statuses; the server serves meanwhile."""
+    """Check all endpoints concurrently. Failures are logged and set in the statuses; they do not stop the server."""
     await asyncio.gather(*(check() for check in models.checks))
 
 
 def watched(models: Models, embedding: EmbeddingModel, metrics: Metrics) -> Models:
-    """The same models, with the status of each in `statuses`. `embedding` is the space of the data."""
+    """The models with recorded calls, and their statuses in `statuses`. `embedding` is the space of the stored data."""
     watching = _Watching(metrics)
     recorder = watching.recorder("embedder", embedding.name)
     embedder = RecordedEmbedder(models.embedder, recorder, metrics, embedding.dimension)
@@ -61,7 +61,7 @@ def watched(models: Models, embedding: EmbeddingModel, metrics: Metrics) -> Mode
 
 @dataclass(slots=True)
 class _Watching:
-    """What `watched` has made so far."""
+    """The recorders and checks that `watched` collects."""
 
     metrics: Metrics
     recorders: list[Recorder] = field(default_factory=list)

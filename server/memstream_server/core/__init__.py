@@ -1,7 +1,39 @@
-"""The tier semantics as pure functions over frozen values.
+"""The domain logic of a memory as pure functions over frozen values: tiers, ranking, folding, retention, erasure.
 
-Rule 1. Values in, values out: no clock, no randomness, no I/O, no lock, no logging. Time, ids, draws,
-vectors and importances arrive as fields of the values; writes, insights and events leave in a Transition.
-Rule 2. A decision is a function of its arguments alone, so a retry after a crash decides the same.
-Rule 3. Only the standard library and numpy are imported (held by import-linter).
+Invariants:
+1. Values in, values out: no clock, no randomness, no I/O, no lock, no logging. The caller passes time, ids,
+   draws, vectors and importances; a decision returns writes, insight requests and events in a Transition.
+2. A decision depends on its arguments alone, so a retry after a crash decides the same.
+3. Only the standard library, numpy and msgspec are imported (import-linter enforces the layers).
+
+Values and decisions:
+    values: observations, fragments, held fragments, the state of a memory
+    policy: the tunables of a memory with units, bounds and defaults, in two profiles
+    events: the event types of a memory's log
+    transition: the outcome of a decision, and the draft that builds it
+    tiers: what happens to an observation or a recollection in each kind of memory
+    enhancement: when an observation enhances a short-term fragment, and the merged content of a promotion
+    identity: when an observation repeats or echoes a fragment, and the index that finds repeats
+    lifecycle: clear, forget, restore, erase, update, pin, fill vectors, rate, insert insights
+    lineage: which fragments an erasure reaches through sources and merged contents
+    retention: which fragments are due to be forgotten
+    replay_events: the places of all fragments, from events alone
+    keyed_random: reproducible draws from a keyed hash
+
+Recall:
+    arrays: growable numpy arrays
+    columns: the attributes of fragments as numpy columns
+    filters: which fragments a recall may return
+    dense: exact cosines over the vectors of a memory
+    postings: the inverted index as flat arrays
+    neighbours: context windows of fragments within a session
+    lexical: BM25 of a fragment, and of a fragment with its context window
+    ranking: scores from dense, lexical, recency and importance parts
+    ranking_dbgpt: DB-GPT's ranking, for the `dbgpt` profile
+    reranking: the reranker's part in a score
+    folding: fragments with the same words become one recollection
+    speakers: the speaker that a query names
+    budget: the token budget of a recall
+    rendering: the indexed text of a fragment
+    printable: escapes text for logs, errors and terminals
 """

@@ -1,4 +1,4 @@
-"""Arrays that grow at the end: the storage of everything recall keeps per fragment."""
+"""Append-only numpy arrays: the storage of everything that recall keeps per fragment."""
 
 from __future__ import annotations
 
@@ -10,72 +10,72 @@ import numpy as np
 import numpy.typing as npt
 
 _FIRST_BYTES = 512
-"""What an array has room for when it gets its first values, as far as these need no more,"""
+"""Initial capacity in bytes; larger if the first values need more,"""
 _FIRST_ROWS = 8
-"""and at least so many rows."""
+"""and at least this many rows."""
 BLOCK = 1_024
-"""Rows of one block: 1.5 MB of the usual vectors, which take a millisecond to copy."""
+"""Rows of one block: 1.5 MB of 384-dimensional vectors, copied in about a millisecond."""
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Growing(Generic[Scalar]):
-    """A numpy array with amortised append. `view` is valid until the next append; columns > 0 makes it 2-D.
+    """A numpy array with amortised append. `view` is valid until the next append; the array is 2-D if columns > 0.
 
-    Grows by half, not by doubling, and to `most` where that is enough.
+    Capacity grows by half, not by doubling, and stops at `most` if that suffices.
     """
 
     def __init__(self, dtype: type[Scalar], columns: int = 0, most: int = 0) -> None:
         self._shape = (columns,) if columns else ()
         self._most = most
-        self._release(dtype)
+        self._release_storage(dtype)
 
-    def _release(self, dtype: np.dtype[Scalar] | type[Scalar]) -> None:
+    def _release_storage(self, dtype: np.dtype[Scalar] | type[Scalar]) -> None:
         self._data: npt.NDArray[Scalar] = np.empty((0, *self._shape), dtype)
-        self._grown(0)
+        self._set_count(0)
 
-    def _grown(self, count: int) -> None:
+    def _set_count(self, count: int) -> None:
         self._count = count
         self.view = self._data[:count]
-        """The values so far, without a copy; may be written to. Kept, for it is read far more often than it grows."""
+        """The values without a copy; writable. Cached, because reads are far more frequent than appends."""
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, spare room included."""
+        """Allocated bytes, spare capacity included."""
         return self._data.nbytes
 
     def append(self, value: Any) -> None:
         """Add one value (a row, if 2-D)."""
         self.reserve(1)
         self._data[self._count] = value
-        self._grown(self._count + 1)
+        self._set_count(self._count + 1)
 
     def extend(self, values: npt.ArrayLike) -> None:
         """Add many values (rows, if 2-D)."""
         if isinstance(values, list) and len(values) == 1:
-            self.append(values[0])  # a lone observation has a score of these, each in a fifth of the time
+            self.append(values[0])  # a fifth of the time; a single observation makes about twenty such calls
             return
         added = np.asarray(values, self._data.dtype)
         self.reserve(len(added))
         self._data[self._count : self._count + len(added)] = added
-        self._grown(self._count + len(added))
+        self._set_count(self._count + len(added))
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
-        """Only the values at `slots`, in that order; spare room is given back."""
+        """Keep only the values at `slots`, in that order; release spare capacity."""
         self._data = self.view[slots]
-        self._grown(len(slots))
+        self._set_count(len(slots))
 
     def clear(self, release: bool = False) -> None:
-        """No values; the room stays, if it is not to be released."""
+        """Remove all values; keep the capacity unless `release` is set."""
         if release:
-            self._release(self._data.dtype)
+            self._release_storage(self._data.dtype)
         else:
-            self._grown(0)
+            self._set_count(0)
 
     def reserve(self, more: int) -> None:
-        """Room for so many more."""
+        """Ensure capacity for `more` further values."""
         needed = self._count + more
         if needed <= len(self._data):
             return
@@ -84,48 +84,48 @@ class Growing(Generic[Scalar]):
         grown = np.empty((min(room, max(needed, self._most or room)), *self._shape), self._data.dtype)
         grown[: self._count] = self.view
         self._data = grown
-        self._grown(self._count)
+        self._set_count(self._count)
 
 
 class Blocks(Generic[Scalar]):
-    """Rows that grow at the end, block by block: one that is full is never copied again.
+    """Append-only rows in blocks: a full block is never copied again.
 
-    In one array the vectors of a memory of 16,000 fragments, 24 MB, were copied at once and held everything up for
-    30 to 80 ms each time they outgrew it. Blocks that were adopted have as many rows as they came with.
+    In a single array, each growth copied all vectors (24 MB for 16,000 fragments) and blocked the event loop for
+    30 to 80 ms. An adopted block keeps the number of rows that it has.
     """
 
     def __init__(self, dtype: type[Scalar], columns: int) -> None:
         self._dtype = dtype
         self._columns = columns
-        self._release()
+        self._release_storage()
 
-    def _release(self) -> None:
+    def _release_storage(self) -> None:
         self._full: list[npt.NDArray[Scalar]] = []
         self._ends: list[int] = []
         """Rows up to the end of each full block."""
         self._last = Growing(self._dtype, self._columns, BLOCK)
 
     @property
-    def _before(self) -> int:
+    def _full_rows(self) -> int:
         """Rows in full blocks."""
         return self._ends[-1] if self._ends else 0
 
     def __len__(self) -> int:
-        return self._before + len(self._last)
+        return self._full_rows + len(self._last)
 
-    def _place(self, slot: int) -> tuple[int, int]:
+    def _locate_slot(self, slot: int) -> tuple[int, int]:
         """(block, row in it)."""
         block = bisect_right(self._ends, slot)
         return block, slot - (self._ends[block - 1] if block else 0)
 
     def __getitem__(self, slot: int) -> npt.NDArray[Scalar]:
-        """A row, not to be written to."""
-        block, place = self._place(slot)
+        """One row; read-only for the caller."""
+        block, place = self._locate_slot(slot)
         row: npt.NDArray[Scalar] = (self._full[block] if block < len(self._full) else self._last.view)[place]
         return row
 
     def __setitem__(self, slot: int, row: npt.ArrayLike) -> None:
-        block, place = self._place(slot)
+        block, place = self._locate_slot(slot)
         if block == len(self._full):
             self._last.view[place] = row
             return
@@ -135,15 +135,15 @@ class Blocks(Generic[Scalar]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, spare room included."""
+        """Allocated bytes, spare capacity included."""
         return sum(each.nbytes for each in self._full) + self._last.nbytes
 
     def views(self) -> list[npt.NDArray[Scalar]]:
-        """All rows in order, without a copy."""
+        """The blocks in order, without a copy."""
         return [*self._full, self._last.view]
 
     def extend(self, rows: npt.NDArray[Scalar]) -> None:
-        """Add many."""
+        """Add many rows."""
         taken = 0
         while taken < len(rows):
             some = rows[taken : taken + BLOCK - len(self._last)]
@@ -153,11 +153,11 @@ class Blocks(Generic[Scalar]):
                 self._end_block()
 
     def adopt(self, rows: npt.NDArray[Scalar]) -> None:
-        """Add many as a block of their own, without a copy; the caller does not write to them from now on."""
+        """Add rows as a block of their own, without a copy. The caller must not write to them afterwards."""
         if len(self._last):
             self._end_block()
         self._full.append(rows)
-        self._ends.append(self._before + len(rows))
+        self._ends.append(self._full_rows + len(rows))
 
     def _end_block(self) -> None:
         self._ends.append(len(self))
@@ -165,9 +165,9 @@ class Blocks(Generic[Scalar]):
         self._last = Growing(self._dtype, self._columns, BLOCK)
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
-        """Only the rows at `slots`, which ascend; the room of the others is given back."""
+        """Keep only the rows at `slots` (ascending); release the memory of the others."""
         views, before = self.views(), 0
-        self._release()
+        self._release_storage()
         for view in views:
             first, end = np.searchsorted(slots, [before, before + len(view)])
             self.extend(view[slots[first:end] - before])

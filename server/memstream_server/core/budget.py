@@ -1,8 +1,8 @@
-"""The token budget of a recall: what of the ranking and the working memory a prompt has room for.
+"""The token budget of a recall: which recollections and working memory fit into a prompt.
 
-Order of leaving: the lowest rank first, down to the top hit; then the oldest working item; last of all the top
-hit is cut to the room there is and flagged, never removed. Content travels once, so a fragment that is both
-ranked and working counts once, and leaves only when both have let it go.
+Removal order: the lowest rank first, down to the top hit; then the oldest working item; finally the top hit is
+truncated to the budget and flagged, never removed. The answer carries each content once, so a fragment that is both
+ranked and in working memory counts once, and leaves only when it is removed from both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 BYTES_PER_TOKEN = 4
-"""Of UTF-8: the usual estimate where the client counts no tokens itself."""
+"""UTF-8 bytes; the common estimate, used when the client sends no token count."""
 
 
 def estimated_tokens(text: str) -> int:
@@ -22,7 +22,7 @@ def estimated_tokens(text: str) -> int:
 
 
 class Item(Struct, frozen=True, gc=False):
-    """A fragment's cost in a prompt: its text, and the client's own count of its tokens if it gave one."""
+    """A fragment as part of a prompt: its text, and the client's token count if it sent one."""
 
     id: str
     text: str
@@ -36,19 +36,19 @@ class Item(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What has room: `ranked` best first, `working` in its order, and what left (ids, in order of leaving)."""
+    """What fits: `ranked` best first, `working` in its order, and `removed` (ids, in removal order)."""
 
     ranked: tuple[Item, ...]
     working: tuple[Item, ...]
     removed: tuple[str, ...] = ()
     top_cut: bool = False
-    """The first of `ranked` was cut: its text is shorter than the fragment's."""
+    """The text of the first of `ranked` was truncated."""
     tokens: int = 0
-    """Cost of what is left."""
+    """Cost of `ranked` and `working` together."""
 
 
 def fit(ranked: Sequence[Item], working: Sequence[Item], budget: int) -> Fit:
-    """Fit both into `budget` tokens; 0 or less is no limit."""
+    """Fit both into `budget` tokens; 0 or less means no limit."""
     costs = {item.id: item.cost for item in (*ranked, *working)}
     total = sum(costs.values())
     if budget <= 0 or total <= budget:
@@ -70,12 +70,12 @@ def fit(ranked: Sequence[Item], working: Sequence[Item], budget: int) -> Fit:
     left = tuple(item for place, item in enumerate(working) if place >= works or item.id == top)
     if total <= budget or not ranked:
         return Fit(tuple(ranked[:ranks]), left, tuple(removed), False, total)
-    cut = _cut(ranked[0], budget)
+    cut = _truncate_item(ranked[0], budget)
     return Fit((cut,), tuple(cut for _ in left), tuple(removed), True, cut.cost)
 
 
-def _cut(item: Item, budget: int) -> Item:
-    """The start of the text that costs at most the budget, whole characters only."""
+def _truncate_item(item: Item, budget: int) -> Item:
+    """The longest prefix of whole characters that costs at most the budget."""
     data = item.text.encode()
     room = budget * BYTES_PER_TOKEN if item.tokens is None else len(data) * budget // max(item.tokens, 1)
     text = data[:room].decode(errors="ignore")

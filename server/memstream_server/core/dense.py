@@ -1,4 +1,4 @@
-"""The dense leg in RAM: exact cosines of one memory's unit vectors."""
+"""The dense leg in RAM: exact cosines over the unit vectors of a memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from memstream_server.core.values import Vector
 
 Cosines = npt.NDArray[np.float32]
 _LARGE_BYTES = 32 << 20
-"""20,000 vectors of 384: what is read of RAM in a millisecond or two."""
+"""20,000 vectors of 384 dimensions: one or two milliseconds of memory bandwidth."""
 
 
 class DenseMatrix:
-    """float32 vectors by slot, missing ones allowed. Mutable, with a single owner."""
+    """float32 vectors by slot; a slot may have none. Mutable, with a single owner."""
 
     def __init__(self, dimension: int) -> None:
         self._vectors = Blocks(np.float32, dimension)
@@ -30,27 +30,27 @@ class DenseMatrix:
 
     @property
     def dimension(self) -> int:
-        """Length of each vector."""
+        """Numbers per vector."""
         return self._dimension
 
     @property
     def large(self) -> bool:
-        """Whether cosines take so long that they are better computed by a `scan`, beside the owner."""
+        """Whether cosines take long enough to be computed by a `scan` in another thread."""
         return len(self) * self._dimension * 4 > _LARGE_BYTES
 
     @property
     def bytes(self) -> int:
-        """Memory held, for the bound on active memories."""
+        """RAM in bytes, for the limit on active memories."""
         return self._vectors.nbytes + self._present.nbytes
 
     @property
     def present(self) -> npt.NDArray[np.bool_]:
-        """Which slots have a vector, bool[n]."""
+        """Slots with a vector, bool[n]."""
         return self._present.view
 
     def append(self, vector: Vector | None) -> int:
-        """Add the next slot, with or without a vector. Returns the slot. Raises ValueError for another length."""
-        self._check(vector)
+        """Add the next slot, with or without a vector; return it. Raises ValueError for a wrong dimension."""
+        self._check_dimension(vector)
         row = np.zeros(self._dimension, np.float32) if vector is None else vector
         self.extend(row[None], np.array([vector is not None]))
         return len(self) - 1
@@ -58,9 +58,9 @@ class DenseMatrix:
     def extend(
         self, vectors: npt.NDArray[np.float32], present: npt.NDArray[np.bool_] | None = None, adopt: bool = False
     ) -> None:
-        """Add many slots, those `present` (all, if None) with a vector: (count, dimension).
+        """Add slots for the rows of `vectors` (count, dimension); only the `present` rows (None: all) are vectors.
 
-        `adopt`: kept as they are, without a copy; there should be many, and nobody writes to them any more.
+        `adopt` keeps the array without a copy: use it for large arrays, and do not write to it afterwards.
         """
         if present is None:
             present = np.ones(len(vectors), np.bool_)
@@ -76,8 +76,8 @@ class DenseMatrix:
         self._missing += int((~present).sum())
 
     def set(self, slot: int, vector: Vector | None) -> None:
-        """Fill in, replace or take away a vector. Raises ValueError for another length."""
-        self._check(vector)
+        """Set, replace or remove (None) a vector. Raises ValueError for a wrong dimension."""
+        self._check_dimension(vector)
         self._missing += int(self._present.view[slot]) - (vector is not None)
         self._vectors[slot] = 0 if vector is None else vector
         self._present.view[slot] = vector is not None
@@ -85,49 +85,49 @@ class DenseMatrix:
             scan.changed.add(slot)
 
     def vector(self, slot: int) -> Vector | None:
-        """A copy of a slot's vector; None where it has none."""
+        """A copy of the vector at a slot; None if it has none."""
         return self._vectors[slot].copy() if self._present.view[slot] else None
 
     def cosines(self, query: Vector) -> Cosines:
-        """float32[n], NaN where a slot has no vector. `query` of unit length. Raises ValueError for another length."""
-        self._check(query)
-        return self._without_missing(_products(self._vectors.views(), query))
+        """float32[n], NaN for slots without a vector. `query`: unit length. Raises ValueError for a wrong dimension."""
+        self._check_dimension(query)
+        return self._mask_missing(_dot_products(self._vectors.views(), query))
 
     def scan(self, query: Vector) -> Scan:
-        """`cosines`, computed elsewhere; see Scan. Raises ValueError for another length."""
-        self._check(query)
+        """A scan that computes `cosines` in another thread. Raises ValueError for a wrong dimension."""
+        self._check_dimension(query)
         return Scan(self, query)
 
-    def _without_missing(self, cosines: Cosines) -> Cosines:
+    def _mask_missing(self, cosines: Cosines) -> Cosines:
         if self._missing:
             cosines[~self._present.view] = np.nan
         return cosines
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
-        """Only these slots stay, renumbered in that order; the room of the others is given back."""
+        """Keep only these slots, renumbered in that order; release the memory of the others."""
         self._vectors.keep(slots)
         self._present.keep(slots)
         self._missing = int((~self._present.view).sum())
         for scan in self._scans:
             scan.void = True
 
-    def _check(self, vector: Vector | None) -> None:
+    def _check_dimension(self, vector: Vector | None) -> None:
         if vector is not None and vector.shape != (self._dimension,):
             raise ValueError(f"a vector of this space has {self._dimension} numbers, not shape {vector.shape}")
 
 
 class Scan:
-    """Cosines computed in another thread while the owner goes on changing the matrix.
+    """Cosines computed in another thread while the owner keeps changing the matrix.
 
-    The owner makes it, enters it and asks it for `cosines`; in between anyone may `compute`. What changed meanwhile is
-    computed once more, so that the cosines are those of the moment they are asked for.
+    The owner creates the scan, enters it, and reads `cosines` at the end; in between any thread may call `compute`.
+    `cosines` recomputes the slots that changed meanwhile, so its result is current at the time of the read.
     """
 
     def __init__(self, matrix: DenseMatrix, query: Vector) -> None:
         self.changed: set[int] = set()
-        """Slots that were set since."""
+        """Slots written since the scan began."""
         self.void = False
-        """Whether slots were renumbered since."""
+        """Whether slots were renumbered since the scan began."""
         self._matrix = matrix
         self._query = query
         self._views = matrix._vectors.views()
@@ -143,11 +143,11 @@ class Scan:
         self._matrix._scans.remove(self)
 
     def compute(self) -> None:
-        """The long part. A row may be half written while it is read: its slot is then among the changed."""
-        self._computed = _products(self._views, self._query)
+        """Compute all cosines. May read a row while it is written; the slot is then in `changed`."""
+        self._computed = _dot_products(self._views, self._query)
 
     def cosines(self) -> Cosines:
-        """As DenseMatrix.cosines, now."""
+        """Current cosines, as DenseMatrix.cosines returns them."""
         matrix, done = self._matrix, len(self._computed)
         if self.void:
             return matrix.cosines(self._query)
@@ -156,9 +156,9 @@ class Scan:
         cosines[:done] = self._computed
         if later:
             cosines[later] = np.stack([matrix._vectors[slot] for slot in later]) @ self._query
-        return matrix._without_missing(cosines)
+        return matrix._mask_missing(cosines)
 
 
-def _products(views: list[npt.NDArray[np.float32]], query: Vector) -> Cosines:
+def _dot_products(views: list[npt.NDArray[np.float32]], query: Vector) -> Cosines:
     products: Cosines = np.concatenate([view @ query for view in views])
     return products

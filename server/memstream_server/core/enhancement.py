@@ -1,4 +1,4 @@
-"""Enhancement: what counts as a hit on a short-term fragment, and what a promotion makes of the hits."""
+"""Enhancement: when a fragment hits a short-term fragment, and the content that a promotion merges from its hits."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from memstream_server.core.transition import Draft
 from memstream_server.core.values import Enhancement, Fragment, Held, Vector
 
 _ROUNDING = 1e-3
-"""More than two sums of the same float32 products in different orders can differ by."""
+"""Upper bound of the difference between two summation orders of the same float32 products."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Why a fragment was enhanced: the cosine, and the draw where the rule takes one."""
+    """Why a fragment was enhanced: the cosine, and the draw if the rule uses one."""
 
     cosine: float
     draw: float | None = None
 
 
 def cosine(one: Vector, other: Vector) -> float:
-    """Cosine of two unit vectors of one embedding space, in [-1, 1] whatever float32 rounds to."""
+    """Cosine of two unit vectors of one embedding space, clipped to [-1, 1] against float32 rounding."""
     return max(-1.0, min(1.0, float(np.dot(one, other))))
 
 
 def hit(
     anchor: Held, other: Enhancement, vector: Vector, policy: ShortTermPolicy, similarity_min: float, seed: bytes
 ) -> Hit | None:
-    """Whether `other`, whose content has `vector`, enhances `anchor`; None when it does not.
+    """The hit of `other` (whose content has `vector`) on `anchor`; None if there is none.
 
-    SIGMOID_DRAW is DB-GPT's rule (and YuLan-Rec's before it): p = 1 / (1 + e^-cosine), a hit when p reaches
-    `similarity_threshold` and a draw from [0, 1) is below p. COSINE compares with the policy's
-    `similarity_min`, or with the embedding model's (the argument) where the policy has none.
+    SIGMOID_DRAW is DB-GPT's rule (from YuLan-Rec): p = 1 / (1 + e^-cosine); it hits if p reaches
+    `similarity_threshold` and a draw from [0, 1) is below p. COSINE compares with the policy's `similarity_min`,
+    or with the embedding model's (the argument) if the policy has none.
     """
     if anchor.vector is None:
         return None
@@ -47,7 +47,7 @@ def hit(
     value = cosine(anchor.vector, vector)
     by_cosine = policy.similarity_rule is SimilarityRule.COSINE
     if by_cosine and value < (similarity_min if policy.similarity_min is None else policy.similarity_min):
-        return None  # most end here
+        return None  # the common case
     if other.id == id_ or any(done.id == other.id for done in anchor.enhancements):
         return None
     if by_cosine:
@@ -62,11 +62,11 @@ def hit(
 def enhance(
     draft: Draft, other: Enhancement, vector: Vector | None, policy: ShortTermPolicy, similarity_min: float
 ) -> None:
-    """Let `other` strengthen every short-term fragment it hits. Without a vector it hits none."""
+    """Enhance every short-term fragment that `other` hits. Without a vector it hits none."""
     if vector is None:
         return
     anchors = [each.vector for each in draft.short_term]
-    for place in _perhaps_near(anchors, [vector], policy, similarity_min):
+    for place in _find_near(anchors, [vector], policy, similarity_min):
         anchor = draft.short_term[place]
         found = hit(anchor, other, vector, policy, similarity_min, draft.seed)
         if found is not None:
@@ -77,19 +77,19 @@ def enhance(
 def may_hit(
     held: Sequence[Held], vectors: Sequence[Vector | None], policy: ShortTermPolicy, similarity_min: float
 ) -> list[int]:
-    """Places of those vectors that may hit one of the held; all others hit none.
+    """Indices of the vectors that may hit a held fragment; the others certainly hit none.
 
-    No vector of a fragment changes while it is held.
+    The vector of a held fragment never changes.
     """
-    return _perhaps_near(vectors, [each.vector for each in held], policy, similarity_min)
+    return _find_near(vectors, [each.vector for each in held], policy, similarity_min)
 
 
-def _perhaps_near(
+def _find_near(
     ones: Sequence[Vector | None], others: Sequence[Vector | None], policy: ShortTermPolicy, similarity_min: float
 ) -> list[int]:
-    """Places of those of `ones` that may be near enough to one of the `others`, of which `hit` asks exactly.
+    """Indices of those of `ones` that may be close enough to one of `others`; `hit` then decides exactly.
 
-    By cosine these are few, and found by one product; otherwise all that have a vector.
+    Under the COSINE rule, one matrix product finds the few; under other rules, all that have a vector.
     """
     given = [(place, one) for place, one in enumerate(ones) if one is not None]
     known = [other for other in others if other is not None]
@@ -104,7 +104,7 @@ def _perhaps_near(
 
 
 def take_back(draft: Draft, gone: Iterable[str]) -> None:
-    """What the fragments `gone` had given to held ones is taken back: who left by policy strengthens nobody."""
+    """Undo the enhancements that the fragments `gone` gave to held fragments."""
     leavers = set(gone)
     for place, anchor in enumerate(draft.short_term):
         left = [done.id for done in anchor.enhancements if done.id in leavers]
@@ -116,7 +116,7 @@ def take_back(draft: Draft, gone: Iterable[str]) -> None:
 
 
 def strengthened(draft: Draft, anchor: Held, enhancements: tuple[Enhancement, ...]) -> Held:
-    """The anchor with these enhancements and the count that follows from them, entered among the puts."""
+    """The anchor with these enhancements and the resulting count; adds the fragment to the draft's puts."""
     count = len(enhancements) + anchor.fragment.duplicate_count
     fragment = anchor.fragment.but(enhancement_count=count)
     draft.put(fragment)
@@ -124,19 +124,19 @@ def strengthened(draft: Draft, anchor: Held, enhancements: tuple[Enhancement, ..
 
 
 def merged_text(anchor: Fragment, enhancements: Iterable[Enhancement], *, recollections: bool = False) -> str:
-    """Anchor and enhancers in order (the one that promoted comes last), each text once, joined by ";".
+    """The texts of anchor and enhancers in order (the promoting one last), without duplicates, joined by ";".
 
-    `recollections` tells whether the texts of recalled fragments take part: only where the merged text becomes
-    the content (see `merged_content`), never for display.
+    `recollections`: include the texts of recalled fragments; only for a merged content (`merged_content`), not for
+    display.
     """
     texts = (done.text for done in told(enhancements, recollections=recollections))
     return ";".join(dict.fromkeys((anchor.content, *texts)))
 
 
 def merged_content(anchor: Fragment, enhancements: Iterable[Enhancement]) -> str:
-    """What a promotion under `short_term.merge_content` makes the content, recollections included.
+    """The content after a promotion under `short_term.merge_content`, recollections included.
 
-    Of a structured anchor a JSON array of everyone's parts, as DB-GPT reduces its structured fragments.
+    For a structured anchor: a JSON array of the parts of all, as DB-GPT reduces its structured fragments.
     """
     if anchor.structured is None:
         return merged_text(anchor, enhancements, recollections=True)
@@ -149,5 +149,5 @@ def merged_content(anchor: Fragment, enhancements: Iterable[Enhancement]) -> str
 
 
 def told(enhancements: Iterable[Enhancement], *, recollections: bool) -> tuple[Enhancement, ...]:
-    """The enhancements whose text is told on: those of recollections only where `recollections` says so."""
+    """All enhancements, or only those that are not recollections."""
     return tuple(done for done in enhancements if recollections or not done.recollection)

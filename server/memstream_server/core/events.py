@@ -1,6 +1,6 @@
-"""Events: every step a fragment takes, as ids and numbers without content.
+"""Events: every step of a fragment, as ids and numbers without content.
 
-Folding a memory's events from its first revision gives the place of every fragment (see fold.py).
+Replaying the events of a memory from its first revision gives the place of every fragment (replay_events.py).
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from memstream_server.core.values import FragmentKind, Tier
 
 
 class EventType(StrEnum):
-    """The steps. After FILTERED, DROPPED, MERGED and ERASED the fragment is gone; REPEATED and ECHOED made none."""
+    """FILTERED, DROPPED, MERGED and ERASED remove the fragment; REPEATED and ECHOED report one that was not kept."""
 
     OBSERVED = "observed"  # entered its memory at tier `to_tier`
-    FILTERED = "filtered"  # left sensory below the importance threshold; gone
+    FILTERED = "filtered"  # left sensory below the importance threshold; removed
     ADMITTED = "admitted"  # sensory to short-term
-    ENHANCED = "enhanced"  # fragment was strengthened by `other` with `cosine` and `draw`
-    WEAKENED = "weakened"  # `other` left: its part in fragment's enhancements, or among its sources, was taken back
+    ENHANCED = "enhanced"  # `other` enhanced the fragment, with `cosine` and `draw`
+    WEAKENED = "weakened"  # `other` left: its enhancement of the fragment, or its place in the sources, is undone
     PROMOTED = "promoted"  # to `to_tier`, with `sources`
-    OVERFLOWED = "overflowed"  # chosen to leave a full tier; PROMOTED or DROPPED follows in the same transition
-    DROPPED = "dropped"  # left the memory by policy, with `reason`; gone
-    REPEATED = "repeated"  # the newcomer `other` said what `fragment` says, and no more; counted there, not kept
+    OVERFLOWED = "overflowed"  # evicted from a full tier; PROMOTED or DROPPED follows in the same transition
+    DROPPED = "dropped"  # left the memory by policy, with `reason`; removed
+    REPEATED = "repeated"  # the newcomer `other` repeats `fragment`: counted there, not kept
     ECHOED = "echoed"  # the newcomer `other` repeats the recalled `fragment`; not kept
     REFLECTED = "reflected"  # an insight entered long-term, with its `sources`
-    MERGED = "merged"  # fragment became part of the insight `other`; gone
-    UPDATED = "updated"  # content, importance, metadata, expiry or pin were changed by request
+    MERGED = "merged"  # the fragment was merged into the insight `other`; removed
+    UPDATED = "updated"  # a request changed content, importance, metadata, expiry or pin
     ACCESSED = "accessed"  # reserved: access statistics are written in batches without a revision
-    FORGOTTEN = "forgotten"  # left recall by age, retention or request; restorable within the grace
-    RESTORED = "restored"  # came back from FORGOTTEN
-    ERASED = "erased"  # content and vectors removed for good
-    UNVECTORED = "unvectored"  # the model refused the input for good: stored without a vector
-    VECTORED = "vectored"  # a vector that was missing was filled in
-    RATED = "rated"  # an importance that was missing, as its model was down, was filled in
-    MODEL_ASKED = "model_asked"  # an LLM was asked on behalf of the memory, with its `use`
+    FORGOTTEN = "forgotten"  # left recall by age, retention or request; restorable within the grace period
+    RESTORED = "restored"  # undoes FORGOTTEN
+    ERASED = "erased"  # content and vectors removed permanently
+    UNVECTORED = "unvectored"  # the model refused the input permanently: stored without a vector
+    VECTORED = "vectored"  # a missing vector was filled in
+    RATED = "rated"  # an importance that was missing because the scorer was down was filled in
+    MODEL_ASKED = "model_asked"  # the memory used an LLM; `use` has the cost
     MEMORY_CREATED = "memory_created"
     MEMORY_UPDATED = "memory_updated"
-    IMPORTED = "imported"  # came from an export at tier `to_tier`, as `imported` and the other fields say
+    IMPORTED = "imported"  # came from an export into tier `to_tier`, with the history in `imported`
 
 
 class Reason(StrEnum):
@@ -56,7 +56,7 @@ class Reason(StrEnum):
 
 
 class Purpose(StrEnum):
-    """What an LLM is asked for."""
+    """The purpose of an LLM call."""
 
     IMPORTANCE = "importance"
     INSIGHT = "insight"
@@ -65,7 +65,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """What asking an LLM took, failed requests included, as its endpoint counts."""
+    """The cost of an LLM call as its endpoint reports it, failed requests included."""
 
     purpose: Purpose
     model: str
@@ -76,19 +76,19 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What a fragment had been through before its memory's log began here."""
+    """The history of an imported fragment, from before this memory's log begins."""
 
     kind: FragmentKind = FragmentKind.OBSERVATION
     enhancements: tuple[str, ...] = ()
-    """Ids of the enhancers of a held one."""
+    """Ids of the enhancers, for a held fragment."""
     enhancement_count: int = 0
     duplicate_count: int = 0
     forgotten: bool = False
 
 
 class Event(Struct, frozen=True, gc=False, array_like=True):
-    """One step. Fields that do not apply to `type` keep their defaults. The log has it as an array of its fields, so a
-    new one is added at the end."""
+    """One step. Fields that do not apply to `type` keep their defaults. The log stores an event as an array of its
+    fields, so new fields are added at the end."""
 
     type: EventType
     fragment: str

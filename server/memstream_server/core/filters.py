@@ -1,4 +1,4 @@
-"""Which fragments a recall may see: filters over a memory's columns."""
+"""Which fragments a recall may return: filters over a memory's columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Conditions that must all hold; an empty or unset one always does. Time ranges are half open, [from, until)."""
+    """Conditions joined by AND; an empty or unset one always holds. Time ranges are half open, [from, until)."""
 
     sessions: tuple[str, ...] = ()
     speakers: tuple[str, ...] = ()
@@ -24,20 +24,20 @@ class Filter:
     create_until_us: int | None = None
     importance_min: float | None = None
     importance_max: float | None = None
-    """Both bounds of importance belong to the range."""
+    """Both bounds of importance are inclusive."""
     metadata: tuple[tuple[str, tuple[MetadataValue, ...]], ...] = ()
-    """(key, values): the fragment has that key, with one of the values. One value is equality."""
+    """(key, values): the fragment's value under the key is one of `values`."""
     excluded: tuple[str, ...] = ()
-    """Ids that are not to be found."""
+    """Ids to leave out."""
 
 
 def visible(columns: Columns, now_us: int, ttl_s: int = 0) -> Mask:
-    """Slots a recall at `now_us` may find at all, bool[n]: neither forgotten nor expired. `ttl_s` is the policy's."""
+    """Slots that are neither forgotten nor expired at `now_us`, bool[n]. `ttl_s` is the policy's."""
     return columns.alive & columns.unexpired(now_us, ttl_s)
 
 
 def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
-    """Slots that are visible at `now_us` and pass the filter, bool[n]."""
+    """Slots that are visible at `now_us` and match the filter, bool[n]."""
     passed = visible(columns, now_us, ttl_s)
     if chosen.sessions:
         passed &= np.isin(columns.session, columns.sessions.find(chosen.sessions))
@@ -67,7 +67,7 @@ def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
 
 
 def passes(fragment: Fragment, chosen: Filter) -> bool:
-    """Whether one fragment satisfies the filter: `mask` for a fragment that is not in RAM. Visibility is not asked."""
+    """Whether a fragment matches the filter; for fragments outside RAM. Does not check visibility."""
     tests = (
         not chosen.sessions or fragment.session in chosen.sessions,
         not chosen.speakers or fragment.speaker in chosen.speakers,
@@ -81,10 +81,10 @@ def passes(fragment: Fragment, chosen: Filter) -> bool:
         chosen.create_until_us is None or fragment.create_time_us < chosen.create_until_us,
         fragment.id not in chosen.excluded,
     )
-    return all(tests) and all(_holds(fragment, key, values) for key, values in chosen.metadata)
+    return all(tests) and all(_has_metadata(fragment, key, values) for key, values in chosen.metadata)
 
 
-def _holds(fragment: Fragment, key: str, values: tuple[MetadataValue, ...]) -> bool:
-    # True == 1 in Python, yet {"paid": true} is not {"paid": 1}.
+def _has_metadata(fragment: Fragment, key: str, values: tuple[MetadataValue, ...]) -> bool:
+    # True == 1 in Python, but {"paid": true} is not {"paid": 1}.
     here = [value for name, value in fragment.metadata if name == key]
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for value in here for each in values)

@@ -1,7 +1,7 @@
-"""Folding events: where every fragment of a memory is, from its events alone.
+"""Event replay: the place of every fragment of a memory, from its events alone.
 
-What folds out of all events of a memory equals what its tiers and its long-term listing give (`place_of`),
-access statistics excepted. A watcher that keeps places needs no other reads.
+A replay of all events equals the places read from the tiers and the long-term listing (`place_of`), except for
+access statistics. A watcher that replays events needs no other reads.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Ti
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What events tell about one fragment that is still there (or forgotten, and restorable)."""
+    """What the events say about one fragment that is present, or forgotten and restorable."""
 
     tier: Tier
     importance: float
     kind: FragmentKind = FragmentKind.OBSERVATION
     enhancements: tuple[str, ...] = ()
-    """Ids of its enhancers while it is held; once promoted they are among `sources`."""
+    """Ids of its enhancers while it is held; a promotion moves them to `sources`."""
     enhancement_count: int = 0
-    """Hits and repeats; stays after promotion."""
+    """Hits and repeats; kept after a promotion."""
     duplicate_count: int = 0
     sources: tuple[str, ...] = ()
     forgotten: bool = False
 
 
 def place_of(fragment: Fragment, enhancements: Iterable[Enhancement] = ()) -> Place:
-    """The place of a fragment as the state or a listing has it; `enhancements` are those of a held one."""
+    """The place of a fragment in the state or a listing; `enhancements` of a held fragment."""
     return Place(
         tier=fragment.tier,
         importance=fragment.importance,
@@ -45,7 +45,7 @@ def place_of(fragment: Fragment, enhancements: Iterable[Enhancement] = ()) -> Pl
 
 
 def fold_all(events: Iterable[Event]) -> dict[str, Place]:
-    """Places by fragment id after all `events`, which begin with the memory's first."""
+    """Places by fragment id after all `events`, beginning with the memory's first."""
     places: dict[str, Place] = {}
     for event in events:
         fold(places, event)
@@ -53,57 +53,57 @@ def fold_all(events: Iterable[Event]) -> dict[str, Place]:
 
 
 GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
-"""After these the fragment is no longer there."""
+"""These remove the fragment."""
 _ELSEWHERE = frozenset({EventType.ECHOED, EventType.MODEL_ASKED, EventType.MEMORY_CREATED, EventType.MEMORY_UPDATED})
-"""Tell of the memory, or of a fragment that may be gone by now: they move none."""
+"""These concern the memory, or a fragment that may be removed by now: they change no place."""
 
 
 def fold(places: dict[str, Place], event: Event) -> None:
-    """Apply the next event, in place. Raises KeyError on one whose predecessors are missing."""
+    """Apply the next event, in place. Raises KeyError if earlier events of the fragment are missing."""
     if event.type in (EventType.OBSERVED, EventType.REFLECTED, EventType.IMPORTED):
-        places[event.fragment] = _new(event)
+        places[event.fragment] = _new_place(event)
         return
     if event.type is EventType.MERGED:
-        places[event.other] = _told(places[event.other], event)
+        places[event.other] = _apply_attributes(places[event.other], event)
     if event.type in GONE:
         del places[event.fragment]
     elif event.type not in _ELSEWHERE:
-        places[event.fragment] = _moved(places[event.fragment], event)
+        places[event.fragment] = _apply_move(places[event.fragment], event)
 
 
 def fold_known(places: dict[str, Place], event: Event) -> None:
-    """As `fold`, of a log whose beginning is gone: what it tells of fragments from before it is passed over."""
+    """As `fold`, for a log whose beginning was pruned: ignores events of fragments from before it."""
     if event.type in (EventType.OBSERVED, EventType.REFLECTED):
-        places[event.fragment] = _new(event)
+        places[event.fragment] = _new_place(event)
         return
     if event.type is EventType.MERGED and event.other in places:
-        places[event.other] = _told(places[event.other], event)
+        places[event.other] = _apply_attributes(places[event.other], event)
     if event.type in GONE:
         places.pop(event.fragment, None)
     elif event.type not in _ELSEWHERE and event.fragment in places:
-        places[event.fragment] = _moved(places[event.fragment], event)
+        places[event.fragment] = _apply_move(places[event.fragment], event)
 
 
 def differences(told: Place, listed: Place) -> list[str]:
-    """What the events tell of a fragment and a listing has otherwise, in words; importances to a millionth."""
+    """Descriptions of the fields in which a replay and a listing differ; importances are compared to 1e-6."""
     return [
-        f"{item.name} is {_shown(there)}, its events say {_shown(said)}"
+        f"{item.name} is {_field_text(there)}, its events say {_field_text(said)}"
         for item in fields(Place)
-        if not _same(said := getattr(told, item.name), there := getattr(listed, item.name))
+        if not _is_same(said := getattr(told, item.name), there := getattr(listed, item.name))
     ]
 
 
-def _same(said: object, there: object) -> bool:
+def _is_same(said: object, there: object) -> bool:
     if isinstance(said, float) and isinstance(there, float):
         return isclose(said, there, rel_tol=0, abs_tol=1e-6)
     return said == there
 
 
-def _shown(value: object) -> str:
+def _field_text(value: object) -> str:
     return (" ".join(value) or "nothing") if isinstance(value, tuple) else str(value)
 
 
-def _new(event: Event) -> Place:
+def _new_place(event: Event) -> Place:
     if event.to_tier is None or event.importance is None:
         raise ValueError(f"{event.type} of {event.fragment} lacks its tier or importance")
     if event.imported is not None:
@@ -122,21 +122,21 @@ def _new(event: Event) -> Place:
     return Place(tier=event.to_tier, importance=event.importance, kind=kind, sources=event.sources)
 
 
-def _told(place: Place, event: Event) -> Place:
+def _apply_attributes(place: Place, event: Event) -> Place:
     importance = place.importance if event.importance is None else event.importance
     return replace(place, importance=importance, sources=event.sources or place.sources)
 
 
-def _moved(place: Place, event: Event) -> Place:
+def _apply_move(place: Place, event: Event) -> Place:
     match event.type:
         case EventType.ADMITTED:
             return replace(place, tier=event.to_tier or place.tier)
         case EventType.RESTORED:
             return replace(place, tier=event.to_tier or place.tier, forgotten=False)
         case EventType.ENHANCED:
-            return _counted(place, (*place.enhancements, event.other))
+            return _with_enhancements(place, (*place.enhancements, event.other))
         case EventType.WEAKENED:
-            return _weakened(place, event.other)
+            return _without_enhancement(place, event.other)
         case EventType.REPEATED:
             return replace(
                 place,
@@ -144,28 +144,28 @@ def _moved(place: Place, event: Event) -> Place:
                 enhancement_count=place.enhancement_count + 1,
             )
         case EventType.PROMOTED:
-            return replace(_told(place, event), tier=event.to_tier or place.tier, enhancements=())
+            return replace(_apply_attributes(place, event), tier=event.to_tier or place.tier, enhancements=())
         case EventType.UPDATED | EventType.RATED:
-            return _told(place, event)
+            return _apply_attributes(place, event)
         case EventType.FORGOTTEN:
-            return _forgotten(place)
+            return _forget_place(place)
         case _:
             return place
 
 
-def _counted(place: Place, enhancements: tuple[str, ...]) -> Place:
+def _with_enhancements(place: Place, enhancements: tuple[str, ...]) -> Place:
     return replace(place, enhancements=enhancements, enhancement_count=len(enhancements) + place.duplicate_count)
 
 
-def _weakened(place: Place, other: str) -> Place:
-    """A held fragment loses an enhancement; one that was promoted loses the source that it became."""
+def _without_enhancement(place: Place, other: str) -> Place:
+    """Remove an enhancement from a held fragment, or the corresponding source from a promoted one."""
     if other in place.enhancements:
-        return _counted(place, tuple(id_ for id_ in place.enhancements if id_ != other))
+        return _with_enhancements(place, tuple(id_ for id_ in place.enhancements if id_ != other))
     sources = tuple(id_ for id_ in place.sources if id_ != other)
     return replace(place, sources=sources, enhancement_count=max(0, place.enhancement_count - 1))
 
 
-def _forgotten(place: Place) -> Place:
-    """A held fragment loses its enhancements when it is forgotten; one in long-term keeps its count."""
-    left = place if place.tier is Tier.LONG_TERM else _counted(place, ())
+def _forget_place(place: Place) -> Place:
+    """Forgetting removes the enhancements of a held fragment; a long-term fragment keeps its count."""
+    left = place if place.tier is Tier.LONG_TERM else _with_enhancements(place, ())
     return replace(left, forgotten=True)

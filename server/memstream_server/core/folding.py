@@ -1,9 +1,9 @@
-"""Folding: fragments that say the same take one place in an answer, the best of them, which names the others.
+"""Folding: fragments with the same words share one place in an answer; the best represents the others.
 
-Rule 1. The same is: the same words in the same order by the same speaker, whatever their case, spaces, commas, quotes
-and final stops. A question is not its statement.
-Rule 2. Closeness of vectors is not asked: without a model "does like" and "doesn't like", "from Berlin" and "to Berlin"
-have a cosine of 1.00, and two long texts of which one number differs 0.99.
+Rule 1. Two fragments are the same if the same speaker says the same words in the same order, ignoring case, spaces,
+commas, quotes and final punctuation. A question and its statement differ.
+Rule 2. Vectors are not compared: with the hashing embedder "does like" and "doesn't like", or "from Berlin" and "to
+Berlin", have a cosine of 1.00, and two long texts that differ in one number 0.99.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from memstream_server.core.values import Fragment
 
 
 def normalise_words(text: str) -> str:
-    """The words that count, to be compared."""
+    """The text as folding compares it."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).replace("\u201c", "").replace("\u201d", "")
     text = text.casefold().replace('"', "").replace(", ", " ").replace("; ", " ")
-    if "  " in text or "\n" in text or "\t" in text:  # to split and join takes longer than all of the rest
+    if "  " in text or "\n" in text or "\t" in text:  # split and join cost more than the rest of the function
         text = " ".join(text.split())
     return text.strip(" .!\u3002")
 
 
 def fold_key(fragment: Fragment) -> int:
-    """Equal for fragments that say the same; of this process alone."""
+    """Equal for fragments with the same words and speaker; valid within this process only."""
     if fragment.structured is None:
         return hash((normalise_words(fragment.content), fragment.speaker))
     parts = tuple((name, normalise_words(value)) for name, value in fragment.structured.parts().items())
@@ -34,9 +34,9 @@ def fold_key(fragment: Fragment) -> int:
 
 
 def fold_places(keys: Sequence[int], preferred: Collection[int] = ()) -> tuple[list[int], dict[int, list[int]]]:
-    """Of `keys`, best first: (places of those that stay, in their order; places folded into each that has any).
+    """Fold equal `keys`, best first: (indices that stay, in order; indices folded into each of them, if any).
 
-    A `preferred` place is kept for its key where there is one, else the best place is.
+    A `preferred` index represents its key; without one, the best index does.
     """
     stays: dict[int, int] = {}
     groups: dict[int, list[int]] = {}
@@ -54,5 +54,5 @@ def fold_places(keys: Sequence[int], preferred: Collection[int] = ()) -> tuple[l
 
 
 def find_crowded(keys: Iterable[int]) -> list[int]:
-    """Keys that occur more than once."""
+    """The keys that occur more than once."""
     return [key for key, count in Counter(keys).items() if count > 1]

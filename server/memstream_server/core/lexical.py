@@ -1,14 +1,14 @@
-"""The two lexical legs: BM25 of the fragment, and BM25 of the fragment with its neighbours in the session.
+"""The two lexical legs: BM25 of a fragment, and BM25 of a fragment with its context window in the session.
 
-A neighbour's words count by its distance (neighbours.NEARNESS).
+A neighbour's words are weighted by distance (neighbours.NEARNESS).
 
 BM25 as in Robertson and Zaragoza, The Probabilistic Relevance Framework (2009), with the non-negative idf
-log(1 + (N - df + 0.5) / (df + 0.5)). Both legs come from the same per-fragment postings: the window's term
-frequency, length and document frequency are worked out when asked, so an append re-indexes nothing.
+log(1 + (N - df + 0.5) / (df + 0.5)). Both legs use the same per-fragment postings; the term frequency, length and
+document frequency of windows are computed per query, so an append re-indexes nothing.
 
-Rule 1. Statistics (N, df, mean length) are those of the live fragments of this memory.
+Rule 1. Statistics (N, df, mean length) cover the live fragments of this memory.
 Rule 2. Slots are 0, 1, 2 ... in order of append and never change, except by `keep`.
-Rule 3. Legs are on an absolute scale: shares of what the query could get at most, anywhere.
+Rule 3. Leg values are on an absolute scale: shares of the highest score that any document could get for the query.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from memstream_server.core.rendering import may_neighbour
 
 Floats = npt.NDArray[np.float32]
 Packed = bytes
-"""Little-endian array: u64 term hashes, or u16 counts beside them."""
+"""Little-endian array: u64 term hashes, or the u16 counts parallel to them."""
 FRAGMENT_K1, FRAGMENT_B = 0.9, 0.4
 CONTEXT_K1, CONTEXT_B = 1.2, 0.75
 _Found = tuple[Slots, npt.NDArray[np.integer], Floats]
-"""Parallel: which term (its place in the query), where (slot), how often; each pair of the first two once."""
+"""Parallel arrays: term (index in the query), slot, count; a (term, slot) pair occurs once."""
 _Weighed = tuple[Floats, float]
-"""By slot the sum of idf x saturated tf, and the sum of the idfs, which is the most it could be."""
+"""The sum of idf x saturated tf by slot, and the sum of the idfs, which bounds it."""
 _OWN_AND_SHARES = np.concatenate([np.ones(1, np.float32), SHARES])
 _GATHER_SHARE = 10
-"""A term that at least one in so many fragments holds is gathered by all windows, not scattered into them,"""
+"""Terms that occur in at least one of this many fragments are gathered per window; rarer ones are scattered,"""
 _GATHER_MIN = 1_024
-"""and in a memory so small every term, because calls cost more than numbers there."""
+"""and memories smaller than this gather all terms, because numpy call overhead dominates."""
 _SPARSE_SHARE = 16
-"""Below one touched cell in so many, sorting the touched ones beats a pass over all."""
+"""If fewer than one cell in this many is touched, sorting the touched cells is faster than a pass over all."""
 _CELLS_MAX = 1 << 18
-"""Terms x fragments looked at together: a query as long as a page must not take a page of RAM for every fragment."""
+"""Terms x fragments per step; bounds the RAM of long queries."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leg:
-    """One leg's answer: `shares` float32[n] by slot of `attainable`, the most any fragment could get.
+    """One leg's result: `shares` float32[n] by slot, of `attainable`, the highest score any fragment could get.
 
-    Shares are on the absolute scale: within [0, 1], all 0 for a query without terms. BM25 itself is their product.
+    Shares are in [0, 1]; all are 0 for a query without terms. shares x attainable is the BM25 score.
     """
 
     shares: Floats
@@ -60,44 +60,44 @@ class Leg:
 
 
 Legs = tuple[Leg, Leg]
-"""Of the fragment, and of the fragment with its neighbours."""
+"""(of the fragment alone, of the fragment with its context window)"""
 
 
 def idf(total: int, holding: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Inverse document frequency of terms that `holding` of `total` documents have."""
+    """Inverse document frequency of terms that occur in `holding` of `total` documents."""
     return np.log1p((total - holding + 0.5) / (holding + 0.5))
 
 
 def query_terms(hashes: Packed) -> Hashes:
-    """Distinct term hashes, ascending, of packed little-endian u64."""
+    """The distinct term hashes, ascending, of packed little-endian u64."""
     return np.unique(np.frombuffer(hashes, "<u8"))
 
 
 class LexicalIndex:
-    """Postings and windows of one memory. Mutable, with a single owner; holds no text."""
+    """Postings and context windows of a memory. Mutable, with a single owner; holds no text."""
 
     def __init__(self) -> None:
         self._postings = Postings()
         self._neighbours = Neighbours()
         self._dead = 0
         self._norms: list[Floats] = []
-        """Of both legs, until the next change."""
+        """Length norms of both legs; cleared by every change."""
 
     def __len__(self) -> int:
         return len(self._neighbours.alive)
 
     @property
     def live(self) -> int:
-        """Fragments that count."""
+        """Number of live fragments."""
         return len(self) - self._dead
 
     @property
     def bytes(self) -> int:
-        """Memory held, about, for the bound on active memories."""
+        """Approximate RAM in bytes, for the limit on active memories."""
         return self._postings.nbytes + self._neighbours.nbytes + sum(each.nbytes for each in self._norms)
 
     def append(self, hashes: Packed, counts: Packed, session: int, characters: int) -> int:
-        """Add a fragment: packed terms (u64 hashes distinct, u16 counts), session code, length of its content.
+        """Add a fragment: packed terms (distinct u64 hashes, u16 counts), session code, characters of content.
 
         Returns its slot.
         """
@@ -113,10 +113,10 @@ class LexicalIndex:
         characters: Sequence[int],
         later: bool = False,
     ) -> int:
-        """Add many at once, as `append` would one by one. Returns the slot of the first.
+        """Append many fragments; return the slot of the first.
 
-        `hashes` and `counts` are those of all, one fragment's after another's; each has `sizes` of them. `later`: there
-        are more to come, and `settle` after them.
+        `hashes` and `counts` are concatenated; `sizes` has the number of terms of each fragment. `later`: the caller
+        calls `settle` after the last batch.
         """
         first = len(self)
         upto, ends = np.append(0, np.cumsum(counts, dtype=np.int64)), np.cumsum(sizes)
@@ -127,7 +127,7 @@ class LexicalIndex:
         return first
 
     def replace(self, slot: int, hashes: Packed, counts: Packed, characters: int) -> None:
-        """The fragment's text changed; its place in the session stays. O(postings)."""
+        """Index a fragment's changed text; it keeps its place in the session. O(postings)."""
         terms, numbers = np.frombuffer(hashes, "<u8"), np.frombuffer(counts, "<u2")
         self._postings.remove(slot)
         self._postings.add(terms, slot, numbers)
@@ -135,13 +135,13 @@ class LexicalIndex:
         self._norms.clear()
 
     def move(self, slot: int, session: int) -> None:
-        """The fragment belongs to that session now."""
+        """Move a fragment to another session."""
         if int(self._neighbours.session_of[slot]) != session:
             self._neighbours.move(slot, session)
             self._norms.clear()
 
     def remove(self, slot: int) -> None:
-        """The fragment no longer counts, nor stands beside others. Repeats change nothing."""
+        """Exclude a fragment from statistics, results and context windows. Idempotent."""
         self._dead += bool(self._neighbours.alive[slot])
         self._neighbours.set_alive(slot, False)
         self._norms.clear()
@@ -153,7 +153,7 @@ class LexicalIndex:
         self._norms.clear()
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
-        """Only these slots (ascending) stay, renumbered 0, 1, 2 ..., to give back the room of the others."""
+        """Keep only these slots (ascending), renumbered 0, 1, 2 ...; release the memory of the others."""
         new_slot = np.full(len(self), NOBODY, np.int32)
         new_slot[slots] = np.arange(len(slots), dtype=np.int32)
         self._postings.keep(new_slot)
@@ -162,75 +162,75 @@ class LexicalIndex:
         self._norms.clear()
 
     def settle(self) -> None:
-        """Do now what the next question would have to wait for."""
+        """Do the deferred work that the next query would otherwise wait for."""
         self._postings.settle()
         self._neighbours.settle()
         if len(self):
-            self._both_norms()
+            self._length_norms()
 
     def legs(self, terms: Hashes) -> Legs:
-        """`bm25` and `bm25_context` from one look at the postings."""
-        found = self._held(terms)
-        return self._alone(found, len(terms)), self._around(found, len(terms))
+        """`bm25` and `bm25_context` from a single postings lookup."""
+        found = self._find_postings(terms)
+        return self._fragment_leg(found, len(terms)), self._context_leg(found, len(terms))
 
     def bm25(self, terms: Hashes) -> Leg:
-        """The fragment alone (k1 0.9, b 0.4). `terms` distinct; the values of dead slots are 0."""
-        return self._alone(self._held(terms), len(terms))
+        """BM25 of the fragment alone (k1 0.9, b 0.4). `terms` distinct; dead slots get 0."""
+        return self._fragment_leg(self._find_postings(terms), len(terms))
 
     def bm25_context(self, terms: Hashes) -> Leg:
-        """The fragment with its neighbours (k1 1.2, b 0.75); tf and length of its window, df by windows."""
-        return self._around(self._held(terms), len(terms))
+        """BM25 of the context window (k1 1.2, b 0.75): tf and length of the window; df counts windows."""
+        return self._context_leg(self._find_postings(terms), len(terms))
 
-    def _held(self, terms: Hashes) -> _Found:
+    def _find_postings(self, terms: Hashes) -> _Found:
         which, slots, counts = self._postings.of(terms)
         if self._dead:
             live = self._neighbours.alive[slots]
             which, slots, counts = which[live], slots[live], counts[live]
         return which, slots, counts.astype(np.float32)
 
-    def _alone(self, found: _Found, terms: int) -> Leg:
-        return self._leg([self._weigh(found, terms, self._both_norms()[0])], FRAGMENT_K1)
+    def _fragment_leg(self, found: _Found, terms: int) -> Leg:
+        return self._sum_leg([self._weigh_terms(found, terms, self._length_norms()[0])], FRAGMENT_K1)
 
-    def _around(self, found: _Found, terms: int) -> Leg:
-        return self._leg(self._weigh_windows(found, terms, self._both_norms()[1]), CONTEXT_K1)
+    def _context_leg(self, found: _Found, terms: int) -> Leg:
+        return self._sum_leg(self._weigh_windows(found, terms, self._length_norms()[1]), CONTEXT_K1)
 
-    def _both_norms(self) -> list[Floats]:
-        """What BM25 adds to each slot's tf below the line, in the fragment's leg and in the context's."""
+    def _length_norms(self) -> list[Floats]:
+        """BM25's length norm, k1 x (1 - b + b x length / mean length), by slot, for each of the two legs."""
         if not self._norms:
             lengths, windows = self._neighbours.lengths, self._neighbours.window_lengths()
             total = (lengths[self._neighbours.alive] if self._dead else lengths).sum()
             self._norms = [
-                self._normed(lengths, float(total), FRAGMENT_K1, FRAGMENT_B),
-                self._normed(windows, float(windows.sum()), CONTEXT_K1, CONTEXT_B),
+                self._length_norm(lengths, float(total), FRAGMENT_K1, FRAGMENT_B),
+                self._length_norm(windows, float(windows.sum()), CONTEXT_K1, CONTEXT_B),
             ]
         return self._norms
 
     def _weigh_windows(self, found: _Found, terms: int, norms: Floats) -> Iterator[_Weighed]:
-        """Of some terms at a time: those that many hold are gathered by all windows, the others scattered into them."""
+        """In steps of some terms: gather the frequent terms per window, scatter the rare ones into windows."""
         if len(self) < _GATHER_MIN and terms * len(self) <= _CELLS_MAX:
-            yield self._gather(found, terms, norms)
+            yield self._gather_windows(found, terms, norms)
             return
         often = np.bincount(found[0], minlength=terms) * _GATHER_SHARE + _GATHER_MIN > len(self)
         numbers, step = np.arange(terms), max(1, _CELLS_MAX // max(1, len(self)))
         for start in range(0, terms, step):
             block = (numbers >= start) & (numbers < start + step)
-            for chosen, weigh in ((block & often, self._gather), (block & ~often, self._scatter)):
+            for chosen, weigh in ((block & often, self._gather_windows), (block & ~often, self._scatter_terms)):
                 if chosen.any():
-                    yield weigh(*_only(found, chosen), norms)
+                    yield weigh(*_select_terms(found, chosen), norms)
 
-    def _normed(self, lengths: npt.NDArray[np.number], total: float, k1: float, b: float) -> Floats:
-        """`total` is the sum of `lengths` over the live."""
+    def _length_norm(self, lengths: npt.NDArray[np.number], total: float, k1: float, b: float) -> Floats:
+        """`total` is the sum of `lengths` over live slots."""
         mean = total / self.live if total else 1.0
         return (k1 * (1 - b) + (k1 * b / mean) * lengths).astype(np.float32)
 
-    def _weigh(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+    def _weigh_terms(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
         which, slots, counts = found
         idfs = idf(self.live, np.bincount(which, minlength=terms))
         saturated = counts / (counts + norms[slots])
         sums = np.bincount(slots, idfs.astype(np.float32)[which] * saturated, len(self))
         return sums.astype(np.float32), float(idfs.sum())
 
-    def _leg(self, weighed: Iterable[_Weighed], k1: float) -> Leg:
+    def _sum_leg(self, weighed: Iterable[_Weighed], k1: float) -> Leg:
         values, most = np.zeros(len(self), np.float32), 0.0
         for more, idfs in weighed:
             values += more
@@ -239,42 +239,42 @@ class LexicalIndex:
             values /= np.float32(most)
         return Leg(values, most * (k1 + 1))
 
-    def _gather(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
-        held = self._by_slot(found, terms)
+    def _gather_windows(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+        held = self._count_matrix(found, terms)
         inside = held[:, :-1] + held.take(self._neighbours.windows(), axis=1, mode="wrap") @ SHARES
         idfs = idf(self.live, np.count_nonzero(inside, axis=1))
         inside /= inside + norms
         return idfs.astype(np.float32) @ inside, float(idfs.sum())
 
-    def _scatter(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+    def _scatter_terms(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
         which, slots, counts = found
-        windows, stride = self._neighbours.windows(), len(self) + 1  # a cell for NOBODY before those of the slots
+        windows, stride = self._neighbours.windows(), len(self) + 1  # per term one extra cell, first, for NOBODY
         near = windows[slots].astype(np.int64)
         lonely = self._neighbours.lonely()
-        if len(lonely):  # a long fragment is in nobody's window, though others are in its
+        if len(lonely):  # a long fragment is in no other window, but has neighbours in its own
             near[~self._neighbours.eligible[slots]] = NOBODY
         cells = (which * stride + 1)[:, None] + np.concatenate([slots[:, None], near], axis=1)
         shares = counts[:, None] * _OWN_AND_SHARES
         if len(lonely):
-            sums = self._by_slot(found, terms)[:, windows[lonely]] @ SHARES
+            sums = self._count_matrix(found, terms)[:, windows[lonely]] @ SHARES
             places, those = np.nonzero(sums)
             cells = np.append(cells, places * stride + 1 + lonely[those])
             shares = np.append(shares, sums[places, those])
-        touched, inside = _summed(cells.ravel(), shares.ravel(), terms * stride)
+        touched, inside = _sum_cells(cells.ravel(), shares.ravel(), terms * stride)
         which, places = np.divmod(touched, stride)
         somebody = places > 0
-        return self._weigh((which[somebody], places[somebody] - 1, inside[somebody]), terms, norms)
+        return self._weigh_terms((which[somebody], places[somebody] - 1, inside[somebody]), terms, norms)
 
-    def _by_slot(self, found: _Found, terms: int) -> Floats:
-        """(terms, n + 1) counts, with a 0 at the end for NOBODY to read."""
+    def _count_matrix(self, found: _Found, terms: int) -> Floats:
+        """(terms, n + 1) counts; the last column is 0, for NOBODY."""
         which, slots, counts = found
         held = np.zeros((terms, len(self) + 1), np.float32)
         held[which, slots] = counts
         return held
 
 
-def _summed(cells: Slots, counts: Floats, size: int) -> tuple[Slots, Floats]:
-    """The distinct cells, each below `size`, and the sum of the counts of each."""
+def _sum_cells(cells: Slots, counts: Floats, size: int) -> tuple[Slots, Floats]:
+    """The distinct cells, each below `size`, and the summed counts of each."""
     if len(cells) * _SPARSE_SHARE < size:
         touched, places = np.unique(cells, return_inverse=True)
         return touched, np.bincount(places, counts, len(touched)).astype(np.float32)
@@ -283,8 +283,8 @@ def _summed(cells: Slots, counts: Floats, size: int) -> tuple[Slots, Floats]:
     return touched, sums[touched].astype(np.float32)
 
 
-def _only(found: _Found, chosen: npt.NDArray[np.bool_]) -> tuple[_Found, int]:
-    """What was found of the chosen terms, which are numbered anew, and how many these are."""
+def _select_terms(found: _Found, chosen: npt.NDArray[np.bool_]) -> tuple[_Found, int]:
+    """The postings of the chosen terms, with terms renumbered, and the number of chosen terms."""
     if chosen.all():
         return found, len(chosen)
     which, slots, counts = found

@@ -1,7 +1,7 @@
-"""What happens to fragments by request, by age and by reflection rather than by a newcomer.
+"""Decisions about fragments that no newcomer causes: by request, by age, by reflection.
 
-Fragments outside sensory and short-term are given as values, since the state does not hold them. Who leaves,
-whether for good or restorably, strengthens nobody any longer: its part in held fragments is taken back.
+The caller passes long-term and forgotten fragments as values, because the state does not hold them. A fragment that
+leaves, restorable or not, no longer enhances others: its enhancements of held fragments are undone.
 """
 
 from __future__ import annotations
@@ -18,51 +18,52 @@ from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 
 
 def clear(state: State, fragments: Iterable[Fragment], tiers: Collection[Tier]) -> Transition:
-    """Empty these tiers for good: what is held there, and those of `fragments` (long-term or forgotten) of them.
+    """Remove all fragments of these tiers permanently: the held ones, and those among `fragments` (long-term or
+    forgotten).
 
-    Clearing long-term starts the reflection aggregate anew: what it counted is gone.
+    Clearing long-term resets the reflection aggregate.
     """
     draft = Draft(state)
     held = [one.fragment for one in (*draft.sensory, *draft.short_term)]
-    leaving = [fragment for fragment in _each((*held, *fragments)) if fragment.tier in tiers]
+    leaving = [fragment for fragment in _unique_fragments((*held, *fragments)) if fragment.tier in tiers]
     for fragment in leaving:
         draft.record(EventType.DROPPED, fragment.id, from_tier=fragment.tier, reason=Reason.CLEARED)
         draft.remove(fragment.id)
-    _release(draft, {fragment.id for fragment in leaving})
+    _release_held(draft, {fragment.id for fragment in leaving})
     if Tier.LONG_TERM in tiers:
         draft.aggregate = 0.0
     return draft.finish()
 
 
 def forget(state: State, fragments: Iterable[Fragment], time_us: int, reason: Reason) -> Transition:
-    """Take fragments out of recall, restorably. By age (any reason but REQUESTED) pinned ones stay.
+    """Take fragments out of recall, restorable. Only REQUESTED forgets pinned fragments.
 
-    Those already forgotten are passed over. A held one loses its enhancements, and keeps its duplicates.
+    Skips fragments that are already forgotten. A held fragment loses its enhancements and keeps its duplicate count.
     """
     draft = Draft(state)
     held = {one.fragment.id: one.fragment for one in (*draft.sensory, *draft.short_term)}
     leaving = [
         fragment
-        for fragment in (held.get(given.id, given) for given in _each(fragments))
+        for fragment in (held.get(given.id, given) for given in _unique_fragments(fragments))
         if fragment.forget_time_us is None and (reason is Reason.REQUESTED or not fragment.pinned)
     ]
     for fragment in leaving:
         draft.record(EventType.FORGOTTEN, fragment.id, from_tier=fragment.tier, reason=reason)
         kept = fragment.enhancement_count if fragment.tier is Tier.LONG_TERM else fragment.duplicate_count
         draft.put(fragment.but(forget_time_us=time_us, enhancement_count=kept))
-    _release(draft, {fragment.id for fragment in leaving})
+    _release_held(draft, {fragment.id for fragment in leaving})
     return draft.finish()
 
 
 def restore(state: State, forgotten: Iterable[Held], policy: Policy) -> Transition:
-    """Bring forgotten fragments back to the tier they left, in order of receipt, where there is room.
+    """Restore forgotten fragments to the tier they left, in order of receipt, if it has room.
 
-    Where there is none they go to long-term; in a kind without it they stay forgotten, which shows in the
-    absence of RESTORED. Vectors are of the content alone, as for a newcomer.
+    Without room they go to long-term; in a kind without long-term they stay forgotten, without a RESTORED event.
+    Vectors are of the content alone, as for a newcomer.
     """
     draft = Draft(state)
     for held in {held.fragment.id: held for held in forgotten}.values():
-        tier = _room(draft, held.fragment.tier, policy)
+        tier = _tier_with_room(draft, held.fragment.tier, policy)
         if held.fragment.forget_time_us is None or tier is None:
             continue
         draft.record(EventType.RESTORED, held.fragment.id, from_tier=held.fragment.tier, to_tier=tier)
@@ -76,18 +77,18 @@ def restore(state: State, forgotten: Iterable[Held], policy: Policy) -> Transiti
 
 
 def erase(state: State, fragments: Iterable[Fragment], reason: Reason = Reason.REQUESTED) -> Transition:
-    """Remove fragments for good, content and vectors; text they gave to promoted ones is the engine's to follow."""
+    """Remove fragments permanently, with content and vectors. Derived contents are lineage.py's concern."""
     draft = Draft(state)
-    leaving = _each(fragments)
+    leaving = _unique_fragments(fragments)
     for fragment in leaving:
         draft.record(EventType.ERASED, fragment.id, from_tier=fragment.tier, reason=reason)
         draft.remove(fragment.id)
-    _release(draft, {fragment.id for fragment in leaving})
+    _release_held(draft, {fragment.id for fragment in leaving})
     return draft.finish()
 
 
 def update(state: State, fragment: Fragment, vector: Vector | None = None) -> Transition:
-    """Replace a fragment by its changed value (same id and tier). `vector` is the new content's, if that changed."""
+    """Replace a fragment by its changed value (same id and tier). `vector`: of the new content, if it changed."""
     draft = Draft(state)
     draft.record(EventType.UPDATED, fragment.id, importance=fragment.importance)
     draft.put(fragment)
@@ -97,17 +98,17 @@ def update(state: State, fragment: Fragment, vector: Vector | None = None) -> Tr
                 same = held.fragment.content == fragment.content
                 tier[place] = replace(held, fragment=fragment, vector=held.vector if same else vector)
             elif any(done.id == fragment.id and done.text != fragment.content for done in held.enhancements):
-                tier[place] = _retold(held, fragment)
+                tier[place] = _with_changed_text(held, fragment)
     return draft.finish()
 
 
 def pin(state: State, fragment: Fragment, pinned: bool) -> Transition:
-    """Exempt a fragment from forgetting by age and from being dropped, or no longer."""
+    """Set or clear `pinned`, which exempts a fragment from forgetting by age and from drops."""
     return update(state, fragment.but(pinned=pinned))
 
 
 def fill_vectors(state: State, filled: Iterable[Held]) -> Transition:
-    """Vectors that were missing have come; each fragment names its model. Past comparisons are not made up for."""
+    """Set vectors that were missing; each fragment names its model. Past decisions are not repeated."""
     draft = Draft(state)
     vectors = {held.fragment.id: held for held in filled}
     for held in vectors.values():
@@ -124,7 +125,7 @@ def fill_vectors(state: State, filled: Iterable[Held]) -> Transition:
 
 
 def rate(state: State, rated: Iterable[Fragment]) -> Transition:
-    """Importances that were missing have come. What was decided without them stays as it is."""
+    """Set importances that were missing. Past decisions are not repeated."""
     draft = Draft(state)
     by_id = {fragment.id: fragment for fragment in rated}
     for fragment in by_id.values():
@@ -136,11 +137,11 @@ def rate(state: State, rated: Iterable[Fragment]) -> Transition:
 
 
 def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: Policy) -> Transition:
-    """Put an insight with its sources into long-term, or merge it into the closest of `others`.
+    """Add an insight with its sources to long-term, or merge it into the closest of `others`.
 
     `others` are the memory's insights with vectors of the same model. Within `reflection.merge_cosine` the older
-    stays, since it may be cited, and takes over the sources and the higher importance; itself among them, cited by
-    the newer, it leaves out: nothing is evidence of itself. The memory's kind must have a long-term tier.
+    insight is kept, because others may cite it; it takes the union of the sources (without itself) and the higher
+    importance. The memory's kind must have a long-term tier.
     """
     draft = Draft(state)
     fragment = insight.fragment.but(tier=Tier.LONG_TERM)
@@ -151,7 +152,7 @@ def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: 
         importance=fragment.importance,
         sources=fragment.sources,
     )
-    value, nearest = _nearest(insight, others)
+    value, nearest = _find_nearest(insight, others)
     if nearest is None or value < policy.reflection.merge_cosine:
         draft.put(fragment)
         return draft.finish()
@@ -167,7 +168,7 @@ def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: 
     return draft.finish()
 
 
-def _nearest(insight: Held, others: Sequence[Held]) -> tuple[float, Fragment | None]:
+def _find_nearest(insight: Held, others: Sequence[Held]) -> tuple[float, Fragment | None]:
     best: tuple[float, Fragment | None] = (-2.0, None)
     for other in others:
         if insight.vector is not None and other.vector is not None and other.fragment.model == insight.fragment.model:
@@ -176,18 +177,18 @@ def _nearest(insight: Held, others: Sequence[Held]) -> tuple[float, Fragment | N
     return best
 
 
-def _each(fragments: Iterable[Fragment]) -> list[Fragment]:
-    """Every fragment once, however often a request names it."""
+def _unique_fragments(fragments: Iterable[Fragment]) -> list[Fragment]:
+    """The fragments without duplicates."""
     return list({fragment.id: fragment for fragment in fragments}.values())
 
 
-def _release(draft: Draft, gone: set[str]) -> None:
+def _release_held(draft: Draft, gone: set[str]) -> None:
     draft.sensory = [held for held in draft.sensory if held.fragment.id not in gone]
     draft.short_term = [held for held in draft.short_term if held.fragment.id not in gone]
     take_back(draft, gone)
 
 
-def _room(draft: Draft, tier: Tier, policy: Policy) -> Tier | None:
+def _tier_with_room(draft: Draft, tier: Tier, policy: Policy) -> Tier | None:
     if tier is Tier.SENSORY and len(draft.sensory) < policy.sensory.capacity:
         return tier
     if tier is Tier.SHORT_TERM and len(draft.short_term) < policy.short_term.capacity:
@@ -195,7 +196,7 @@ def _room(draft: Draft, tier: Tier, policy: Policy) -> Tier | None:
     return Tier.LONG_TERM if Tier.LONG_TERM in TIERS[draft.kind] else None
 
 
-def _retold(held: Held, fragment: Fragment) -> Held:
-    """The held fragment with the changed words of one that enhanced it."""
+def _with_changed_text(held: Held, fragment: Fragment) -> Held:
+    """The held fragment with the changed text of one of its enhancers."""
     told = (replace(done, text=fragment.content) if done.id == fragment.id else done for done in held.enhancements)
     return replace(held, enhancements=tuple(told))

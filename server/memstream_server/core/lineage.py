@@ -1,8 +1,8 @@
-"""Erasure follows lineage: what derives from an erased fragment goes with it, or no longer says its words.
+"""Erasure follows lineage: fragments derived from an erased one are erased, or lose its words.
 
-An insight that cites an erased fragment, or one that is told anew, is erased. A promoted fragment loses the erased ones
-among its sources, and their words from a merged content (enhancement.merged_text). Its own words come first in that,
-and stay. Where it merged words that can no longer be told apart it is erased whole.
+An insight that cites an erased or a redacted fragment is erased. A promoted fragment loses its erased sources, and
+their words in a merged content (enhancement.merged_text); its own words come first there and stay. If the words of an
+erased source cannot be located in a merged content, the whole fragment is erased.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _JOINT = ";"
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """What is to leave, and what is to be told anew."""
+    """The fragments to erase, and the derived ones to redact."""
 
     leaving: tuple[Fragment, ...]
     retold: tuple[Fragment, ...]
-    """With the sources and the content they keep."""
+    """With the remaining sources and content."""
 
 
 def follow(named: Collection[str], fragments: Iterable[Fragment], *, merges: bool) -> Erasure:
-    """What erasing `named` means for `fragments`: the named ones that are there, and all that derives from them.
+    """The effect of erasing `named` on `fragments`: the named ones that exist, and all that derive from them.
 
-    `named` may have ids of fragments that are gone. `merges` is the policy's `short_term.merge_content`: where it is
-    on, a promoted fragment that does not show the words of an erased source may hold them in another form.
+    `named` may include ids of removed fragments. `merges` is the policy's `short_term.merge_content`: if it is on, a
+    promoted fragment may contain the words of an erased source in another form.
     """
     known = {fragment.id: fragment for fragment in fragments}
     gone = dict.fromkeys(named)
@@ -43,28 +43,28 @@ def follow(named: Collection[str], fragments: Iterable[Fragment], *, merges: boo
         for fragment in known.values():
             if fragment.id in gone or not lost.keys() & set(fragment.sources):
                 continue
-            after = _without(retold.get(fragment.id, fragment), fragment, gone, lost, merges)
+            after = _redact_fragment(retold.get(fragment.id, fragment), fragment, gone, lost, merges)
             if after is None:
                 gone[fragment.id] = None
                 lost.setdefault(fragment.id, set()).add(fragment.content)
                 changed = True
             elif after != retold.get(fragment.id, fragment):
                 if after.content != fragment.content:
-                    lost.setdefault(fragment.id, set()).update(_cut(fragment, lost)[1])
+                    lost.setdefault(fragment.id, set()).update(_cut_texts(fragment, lost)[1])
                 retold[fragment.id] = after
                 changed = True
     leaving = tuple(known[id_] for id_ in gone if id_ in known)
     return Erasure(leaving, tuple(one for id_, one in retold.items() if id_ not in gone))
 
 
-def _without(
+def _redact_fragment(
     now: Fragment, before: Fragment, gone: Collection[str], lost: Mapping[str, set[str]], merges: bool
 ) -> Fragment | None:
-    """The fragment without what it had of the lost; None when it is to leave."""
+    """The fragment without the erased sources and their words; None if it must be erased."""
     if before.kind is FragmentKind.INSIGHT:
         return None
-    content, words = _cut(before, lost)
-    hidden = [id_ for id_ in before.sources if id_ in gone and not _shows(before, lost[id_], words)]
+    content, words = _cut_texts(before, lost)
+    hidden = [id_ for id_ in before.sources if id_ in gone and not _shows_texts(before, lost[id_], words)]
     if merges and hidden:
         return None
     sources = tuple(id_ for id_ in before.sources if id_ not in gone)
@@ -79,30 +79,33 @@ def _without(
     )
 
 
-def _shows(fragment: Fragment, texts: Collection[str], cut: Collection[str]) -> bool:
-    """Whether the words of an erased source are known, and were cut or are the fragment's own as well."""
-    return bool(texts) and all(text in cut or _begins(fragment.content, text) for text in texts)
+def _shows_texts(fragment: Fragment, texts: Collection[str], cut: Collection[str]) -> bool:
+    """Whether the texts of an erased source are known, and were cut or are the fragment's own words as well."""
+    return bool(texts) and all(text in cut or _begins_with(fragment.content, text) for text in texts)
 
 
-def _begins(content: str, text: str) -> bool:
+def _begins_with(content: str, text: str) -> bool:
     return content == text or content.startswith(text + _JOINT)
 
 
-def _cut(fragment: Fragment, lost: Mapping[str, set[str]]) -> tuple[str, set[str]]:
-    """The content without the words its lost sources gave, and those words. The longest first: they may hold others."""
+def _cut_texts(fragment: Fragment, lost: Mapping[str, set[str]]) -> tuple[str, set[str]]:
+    """The content without the texts of lost sources, and the texts that were cut.
+
+    Cuts the longest text first, because it may contain a shorter one.
+    """
     content, cut = fragment.content, set()
     words = {text for id_ in fragment.sources for text in lost.get(id_, ()) if text}
     for text in sorted(words, key=len, reverse=True):
         before = content
-        while (at := _place(content, text)) >= 0:
+        while (at := _find_joined(content, text)) >= 0:
             content = content[:at] + content[at + len(_JOINT + text) :]
         if content != before:
             cut.add(text)
     return content, cut
 
 
-def _place(content: str, text: str) -> int:
-    """Where ";text" stands, up to the next ";" or the end; -1 for nowhere."""
+def _find_joined(content: str, text: str) -> int:
+    """Index of ";text" followed by ";" or the end; -1 if absent."""
     at = content.find(_JOINT + text)
     while at >= 0:
         end = at + len(_JOINT + text)
@@ -113,21 +116,21 @@ def _place(content: str, text: str) -> int:
 
 
 def erase(state: State, erasure: Erasure, before: Mapping[str, Fragment], vectors: Mapping[str, Vector]) -> Transition:
-    """What leaves, leaves; who derives from it is weakened by it, and UPDATED where its words change.
+    """Erase the leaving fragments; record WEAKENED for derived ones, and UPDATED if their content changes.
 
-    before: the retold fragments as they were. vectors: of new contents, as short-term compares them.
+    before: the redacted fragments before the erasure. vectors: of their new contents alone.
     """
     steps = [lifecycle.erase(state, erasure.leaving)]
     for fragment in erasure.retold:
         old = before[fragment.id]
-        steps.append(_weakened(steps[-1].state, old, fragment))
+        steps.append(_weaken_fragment(steps[-1].state, old, fragment))
         if fragment.content != old.content:
             steps.append(lifecycle.update(steps[-1].state, fragment, vectors.get(fragment.id)))
     return join_all(steps)
 
 
-def _weakened(state: State, old: Fragment, fragment: Fragment) -> Transition:
-    """The fragment with fewer sources, also where a tier holds it."""
+def _weaken_fragment(state: State, old: Fragment, fragment: Fragment) -> Transition:
+    """Store the fragment with fewer sources, also in the tier that holds it."""
     draft = Draft(state)
     for id_ in old.sources:
         if id_ not in fragment.sources:

@@ -1,7 +1,7 @@
-"""Who stands beside whom: four fragments on each side in the same session, in order of append, the far ones halved.
+"""Context windows: up to four fragments on each side in the same session, in order of append; the outer two count half.
 
-Rule 1. A fragment that may not neighbour (too long, or gone) is in nobody's window; a long one has a window of its own.
-Rule 2. Appends link in constant time. Removal only marks the session; it is linked anew when next asked for.
+Rule 1. A fragment that is not eligible (too long, or removed) is in no other window; a long one has its own window.
+Rule 2. An append links in constant time. A removal only marks the session dirty; the next read relinks it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from memstream_server.core.arrays import Growing
 Slots = npt.NDArray[np.int64]
 NOBODY = -1
 NEARNESS = (1.0, 1.0, 0.5, 0.5)
-"""How much a neighbour's words count in a window, by distance, the nearest first. The fragment's own count whole."""
+"""Weight of a neighbour's words in a window, by distance, nearest first. The fragment's own words have weight 1."""
 SHARES = np.array([*reversed(NEARNESS), *NEARNESS], np.float32)
-"""The same by column of a window: the farthest before the fragment to the farthest after it."""
+"""The same by window column, from the farthest before the fragment to the farthest after it."""
 _REACH = len(NEARNESS)
 _NEW_MIN = 16
-"""Fewer fragments at once are linked one by one, which costs less than linking their session anew."""
+"""Smaller batches are linked one by one, which costs less than relinking their session."""
 
 
 @dataclass(slots=True)
 class _Session:
     slots: array[int] = field(default_factory=lambda: array("q"))
     tail: list[tuple[int, int]] = field(default_factory=list)
-    """(slot, length) of the last that may neighbour, latest first."""
+    """(slot, length) of the last eligible fragments, latest first."""
     open: list[tuple[int, int]] = field(default_factory=list)
-    """(slot, followers linked so far) of fragments whose window still lacks followers."""
+    """(slot, followers linked so far) of fragments whose window has room for followers."""
 
 
 class Neighbours:
-    """Windows by slot. Single owner; slots are given in order, 0, 1, 2 ..."""
+    """Windows by slot. Mutable, with a single owner; slots are assigned in order, 0, 1, 2 ..."""
 
     def __init__(self) -> None:
         self._windows = Growing(np.int32, 2 * _REACH)
@@ -53,23 +53,23 @@ class Neighbours:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, about."""
+        """Approximate RAM in bytes."""
         arrays = (self._windows, self._lengths, self._window_lengths, self._eligible, self._alive, self._session_of)
         return sum(each.nbytes for each in arrays) + len(self._alive) * 8 + len(self._sessions) * 600
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
-        """Which slots count, bool[n]."""
+        """Live slots, bool[n]."""
         return self._alive.view
 
     @property
     def eligible(self) -> npt.NDArray[np.bool_]:
-        """Which slots may stand in a window, the dead included, bool[n]."""
+        """Slots that may be in other windows, dead ones included, bool[n]."""
         return self._eligible.view
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Terms in each fragment, int64[n], the dead included."""
+        """Terms per fragment, int64[n], dead ones included."""
         return self._lengths.view
 
     @property
@@ -78,17 +78,17 @@ class Neighbours:
         return self._session_of.view
 
     def windows(self) -> npt.NDArray[np.int32]:
-        """int32[n, 8]: four before, four after, the columns of SHARES; -1 for nobody. Empty rows for the dead."""
+        """int32[n, 8]: four before, four after, the columns of SHARES; -1 for none. Rows of dead slots are empty."""
         self.settle()
         return self._windows.view
 
     def window_lengths(self) -> npt.NDArray[np.float64]:
-        """Terms in each fragment's window, its own included, each neighbour's times its share, [n]; 0 for the dead."""
+        """Weighted terms per window, the fragment's own included, float64[n]; 0 for dead slots."""
         self.settle()
         return self._window_lengths.view
 
     def lonely(self) -> Slots:
-        """Live slots that are in nobody's window but have one (the long ones)."""
+        """Live slots that are in no other window but have their own: the long fragments."""
         return np.flatnonzero(self._alive.view & ~self._eligible.view) if self._long else np.empty(0, np.int64)
 
     def append(self, session: int, eligible: bool, length: int) -> None:
@@ -96,7 +96,7 @@ class Neighbours:
         self.extend([session], [eligible], [length])
 
     def extend(self, sessions: Sequence[int], eligible: Sequence[bool], lengths: Sequence[int]) -> None:
-        """Add many, each at the end of its session."""
+        """Append many slots, each at the end of its session."""
         first = len(self._alive)
         self._windows.extend(np.full((len(sessions), 2 * _REACH), NOBODY))
         self._lengths.extend(lengths)
@@ -106,48 +106,48 @@ class Neighbours:
         self._session_of.extend(sessions)
         self._long += len(eligible) - sum(eligible)
         if len(sessions) >= _NEW_MIN:
-            self._mark_new(sessions)
+            self._mark_grown(sessions)
             if self._dirty.issuperset(sessions):
-                self._enter(np.asarray(sessions), first)
+                self._append_unlinked(np.asarray(sessions), first)
                 return
         for slot, (session, may, length) in enumerate(zip(sessions, eligible, lengths, strict=True), first):
-            held = self._session(session)
+            held = self._open_session(session)
             held.slots.append(slot)
             if session not in self._dirty:
-                self._link(held, slot, may, length)
+                self._link_slot(held, slot, may, length)
 
-    def _session(self, session: int) -> _Session:
+    def _open_session(self, session: int) -> _Session:
         held = self._sessions.get(session)
         if held is None:
             held = self._sessions[session] = _Session()
         return held
 
-    def _enter(self, sessions: npt.NDArray[np.int64], first: int) -> None:
-        """Slots from `first` on, one for each of these sessions, which are linked later."""
+    def _append_unlinked(self, sessions: npt.NDArray[np.int64], first: int) -> None:
+        """Append slots from `first` on, one per entry of `sessions`, without linking them."""
         order = np.argsort(sessions, kind="stable")
         found, starts = np.unique(sessions[order], return_index=True)
         for session, slots in zip(found.tolist(), np.split(order + first, starts[1:]), strict=True):
-            self._session(session).slots.frombytes(slots.tobytes())
+            self._open_session(session).slots.frombytes(slots.tobytes())
 
     def set_alive(self, slot: int, alive: bool) -> None:
-        """Take a fragment out of all windows, or bring it back."""
+        """Remove a fragment from all windows, or bring it back."""
         if bool(self._alive.view[slot]) != alive:
             self._alive.view[slot] = alive
             self._dirty.add(int(self._session_of.view[slot]))
 
     def replace(self, slot: int, eligible: bool, length: int) -> None:
-        """The fragment's text changed: another length, perhaps another eligibility."""
+        """Set length and eligibility after a change of the text."""
         self._long += int(self._eligible.view[slot]) - eligible
         self._lengths.view[slot] = length
         self._eligible.view[slot] = eligible
         self._dirty.add(int(self._session_of.view[slot]))
 
     def move(self, slot: int, session: int) -> None:
-        """The fragment belongs to that session now, at its place in the order of slots."""
+        """Move a fragment to another session, in slot order."""
         former = int(self._session_of.view[slot])
         if former == session:
             return
-        left, entered = self._sessions[former], self._session(session)
+        left, entered = self._sessions[former], self._open_session(session)
         left.slots.remove(slot)
         entered.slots.insert(bisect(entered.slots, slot), slot)
         self._session_of.view[slot] = session
@@ -156,14 +156,14 @@ class Neighbours:
             del self._sessions[former]
             self._dirty.discard(former)
 
-    def _mark_new(self, sessions: Sequence[int]) -> None:
-        """Sessions that get as many as they have, and enough of them, are linked whole when next read."""
+    def _mark_grown(self, sessions: Sequence[int]) -> None:
+        """Mark the sessions that at least double, by _NEW_MIN or more fragments, for relinking on the next read."""
         for session, count in Counter(sessions).items():
             held = self._sessions.get(session)
             if count >= _NEW_MIN and (held is None or count >= len(held.slots)):
                 self._dirty.add(session)
 
-    def _link(self, held: _Session, slot: int, eligible: bool, length: int) -> None:
+    def _link_slot(self, held: _Session, slot: int, eligible: bool, length: int) -> None:
         windows, window_lengths = self._windows.view, self._window_lengths.view
         around = float(length)
         for place, (other, others_length) in enumerate(held.tail):
@@ -179,32 +179,32 @@ class Neighbours:
         held.open.append((slot, 0))
 
     def settle(self) -> None:
-        """Link what is only marked, for whoever has the time now; reading does it, too."""
+        """Relink the sessions that are marked. Reads call it; an idle caller may call it earlier."""
         if self._dirty:
-            self._relink([self._sessions[session] for session in self._dirty])
+            self._relink_sessions([self._sessions[session] for session in self._dirty])
             self._dirty.clear()
 
-    def _relink(self, sessions: Sequence[_Session]) -> None:
-        """All at once, on one line with gaps of nobody before, between and behind them."""
+    def _relink_sessions(self, sessions: Sequence[_Session]) -> None:
+        """Link all sessions in one pass over one array, with gaps of NOBODY before, between and after them."""
         slots = np.concatenate([np.frombuffer(held.slots, np.int64) for held in sessions])
         sizes = [len(held.slots) for held in sessions]
-        gaps = np.repeat(np.arange(len(sessions)) * _REACH, sizes)  # before each slot's session, but for the first
+        gaps = np.repeat(np.arange(len(sessions)) * _REACH, sizes)  # gap cells before each slot, less the first gap
         alive = self._alive.view[slots]
         members = alive & self._eligible.view[slots]
-        before: Slots = np.cumsum(members) - members + gaps  # where the line would have it, less the first gap
+        before: Slots = np.cumsum(members) - members + gaps  # index in that array, less the first gap
         line = np.full(members.sum() + (len(sessions) + 1) * _REACH, NOBODY, np.int64)
         line[before[members] + _REACH] = slots[members]
         reach = np.arange(_REACH)
         places = np.concatenate([before[:, None] + reach, (before + members)[:, None] + _REACH + reach], axis=1)
         found = np.where(alive[:, None], line[places], NOBODY)
-        lengths = np.append(self._lengths.view, 0)  # NOBODY reads the last, 0
+        lengths = np.append(self._lengths.view, 0)  # NOBODY indexes the last entry, 0
         self._windows.view[slots] = found
         self._window_lengths.view[slots] = np.where(alive, lengths[slots] + lengths[found] @ SHARES, 0)
         for held in sessions:
-            self._ends(held)
+            self._set_ends(held)
 
-    def _ends(self, held: _Session) -> None:
-        """What the next one of a session is linked to."""
+    def _set_ends(self, held: _Session) -> None:
+        """Set `tail` and `open`, to which the next fragment of the session is linked."""
         held.tail, held.open = [], []
         for slot in reversed(held.slots):
             if len(held.tail) == _REACH:
@@ -215,10 +215,10 @@ class Neighbours:
                     held.tail.append((slot, int(self._lengths.view[slot])))
 
     def kept(self, slots: Slots) -> Neighbours:
-        """A new one with only these slots, renumbered in that order."""
+        """A new instance with only these slots, renumbered in that order."""
         made = Neighbours()
         sessions = self._session_of.view[slots]
-        made._dirty = set(np.unique(sessions).tolist())  # linked whole when next read, not one by one
+        made._dirty = set(np.unique(sessions).tolist())  # relinked in one pass on the next read
         made.extend(sessions.tolist(), self._eligible.view[slots].tolist(), self._lengths.view[slots].tolist())
         made._alive.view[:] = self._alive.view[slots]
         return made

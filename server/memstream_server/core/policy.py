@@ -1,6 +1,6 @@
-"""A memory's tunables: every field with meaning, unit, bounds and default, in two profiles.
+"""The tunables of a memory: every field with meaning, unit, bounds and default, in two profiles.
 
-`PROFILES` holds the two complete policies; a memory stores a complete one, never a patch.
+`PROFILES` holds the two complete policies; a memory stores a complete policy, never a patch.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from typing import Any
 from memstream_server.core.printable import number_text
 
 AUTO_LANGUAGE = "auto"
-"""The `language` that leaves it to each text."""
+"""The `language` that selects a stemmer per text."""
 
 
 class Profile(StrEnum):
-    """Where a policy's defaults come from: DB-GPT's behaviour, or what measured better."""
+    """Source of a policy's defaults: DB-GPT's behaviour, or memstream's measured best."""
 
     DEFAULT = "default"
     DBGPT = "dbgpt"
 
 
 class ShortTermKind(StrEnum):
-    """How a hybrid memory's short-term tier works."""
+    """Mode of a hybrid memory's short-term tier."""
 
     FIFO = "fifo"
     ENHANCED = "enhanced"
 
 
 class SimilarityRule(StrEnum):
-    """What counts as a hit between a held fragment and a newcomer."""
+    """When a newcomer hits a held fragment."""
 
     COSINE = "cosine"  # cosine >= similarity_min
     SIGMOID_DRAW = "sigmoid_draw"  # p = sigmoid(cosine) >= similarity_threshold and draw < p
 
 
 class Overflow(StrEnum):
-    """What happens to the fragment that leaves a full enhanced short-term tier."""
+    """What happens to the weakest fragment of a full enhanced short-term tier."""
 
     PROMOTE = "promote"
     DROP = "drop"
 
 
 class RankingRule(StrEnum):
-    """How recollections are ranked."""
+    """Ranking formula of a recall."""
 
-    ABSOLUTE = "absolute"  # design of core/ranking.py
+    ABSOLUTE = "absolute"  # core/ranking.py
     DBGPT = "dbgpt"  # cosine + 0.99^hours since access + 9 x importance, then all of short-term
 
 
@@ -73,7 +73,7 @@ class SensoryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ShortTermPolicy:
-    """The tier in which similar observations strengthen each other."""
+    """The tier in which similar observations enhance each other."""
 
     kind: ShortTermKind = _tunable(ShortTermKind.ENHANCED, "how a hybrid memory's short-term tier works")
     capacity: int = _tunable(10, "capacity (5 for the FIFO kind)", "fragments", 1, 1_000)
@@ -89,7 +89,7 @@ class ShortTermPolicy:
     compare_content: bool = _tunable(
         True, "compare vectors of the content alone; off compares indexed vectors, at half the cost"
     )
-    merge_content: bool = _tunable(False, "on promotion the merged text of anchor and enhancers becomes the content")
+    merge_content: bool = _tunable(False, "a promotion replaces the content by the merged text of its enhancers")
     repeats: bool = _tunable(
         True,
         "count an observation that brings nothing of its own (it has the words, speaker, session, metadata, "
@@ -106,9 +106,9 @@ class ShortTermPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReflectionPolicy:
-    """When and how insights are derived; nothing happens without an LLM."""
+    """When and how an LLM derives insights; without effect if the server has no LLM."""
 
-    insight_on_promotion: bool = _tunable(True, "ask for an insight when enhancement promotes a fragment")
+    insight_on_promotion: bool = _tunable(True, "derive an insight when enhancement promotes a fragment")
     threshold: float = _tunable(
         15.0,
         "sum of the importances of fragments that reached long-term at which a reflection starts; 0 is off",
@@ -124,9 +124,9 @@ class ReflectionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RecallPolicy:
-    """Defaults of a recall; a query may set its own limit, weights, minimum and reinforcement."""
+    """Defaults of a recall; a query may override limit, weights, minimum relevance and reinforcement."""
 
-    ranking: RankingRule = _tunable(RankingRule.ABSOLUTE, "how recollections are ranked")
+    ranking: RankingRule = _tunable(RankingRule.ABSOLUTE, "ranking formula")
     limit: int = _tunable(10, "recollections returned", "fragments", 1, 1_000)
     candidates: int = _tunable(50, "candidates taken from each leg", "fragments", 1, 1_000)
     alpha: float = _tunable(0.05, "weight of recency", "", 0, 100)
@@ -209,12 +209,12 @@ DBGPT = Policy(
 )
 PROFILES = {Profile.DEFAULT: DEFAULT, Profile.DBGPT: DBGPT}
 FIFO_CAPACITY = 5
-"""short_term.capacity where the short-term tier is FIFO and the client gave none."""
+"""short_term.capacity of a FIFO short-term tier if the client gives none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A policy field out of bounds: dotted name and what is wrong with it."""
+    """A policy field out of bounds: dotted name and description."""
 
     field: str
     description: str
@@ -231,7 +231,7 @@ def leaves(policy: Any, prefix: str = "") -> Iterator[tuple[str, Any, dict[str, 
 
 
 def violations(policy: Policy) -> list[Violation]:
-    """What is out of bounds; empty for a sound policy."""
+    """The fields out of bounds; empty for a valid policy."""
     found = []
     for name, value, meta in leaves(policy):
         low, high = meta.get("low"), meta.get("high")
@@ -243,6 +243,6 @@ def violations(policy: Policy) -> list[Violation]:
 
 
 def with_value(policy: Any, name: str, value: Any) -> Any:
-    """The policy with one dotted field set."""
+    """The policy with the field of a dotted name set."""
     head, _, rest = name.partition(".")
     return replace(policy, **{head: with_value(getattr(policy, head), rest, value) if rest else value})

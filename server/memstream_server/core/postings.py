@@ -1,7 +1,7 @@
-"""Postings of one memory as flat numpy arrays: which fragments hold a term, and how often.
+"""The postings of a memory as flat numpy arrays: which fragments contain a term, and how often.
 
-A sorted base (vocabulary, offsets, slots, counts) beside a small unsorted tail; the tail is merged when it has
-outgrown a sixteenth of the base. No Python object per posting: a million tuples cost 57 ms of garbage collection.
+A sorted base (vocabulary, offsets, slots, counts) and a small unsorted tail, which is merged when it exceeds a
+sixteenth of the base. No Python object per posting: a million tuples cost 57 ms of garbage collection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TAIL_SHARE = 16
 
 
 class Postings:
-    """Term hash to (slots, counts). Single owner."""
+    """Term hash to (slots, counts). Mutable, with a single owner."""
 
     def __init__(self) -> None:
         self._vocabulary: Hashes = np.empty(0, np.uint64)
@@ -35,15 +35,15 @@ class Postings:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, spare room included."""
+        """Allocated bytes, spare capacity included."""
         base = (self._vocabulary, self._offsets, self._slots, self._counts)
         tail = (self._tail_hashes, self._tail_slots, self._tail_counts)
         return sum(each.nbytes for each in base) + sum(each.nbytes for each in tail)
 
     def add(self, hashes: Hashes, slots: npt.ArrayLike, counts: npt.NDArray[np.uint16], later: bool = False) -> None:
-        """Add parallel arrays of postings; a (term, slot) pair must not be there yet.
+        """Add parallel arrays of postings; each (term, slot) pair must be new.
 
-        `later`: there are more to come, and `settle` after them.
+        `later`: the caller calls `settle` after the last batch.
         """
         self._tail_hashes.extend(hashes)
         self._tail_slots.extend(np.broadcast_to(np.asarray(slots, np.int32), len(hashes)))
@@ -52,30 +52,30 @@ class Postings:
             self.settle()
 
     def settle(self) -> None:
-        """Merge the tail if it has outgrown its share."""
+        """Merge the tail if it exceeds its share."""
         if len(self._tail_slots) > min(max(_TAIL_MIN, len(self._slots) // _TAIL_SHARE), _TAIL_MAX):
-            self._merge()
+            self._merge_tail()
 
     def remove(self, slot: int) -> None:
-        """Blank every posting of a slot (count 0); the room is given back by `keep`."""
+        """Blank every posting of a slot (count 0); `keep` releases the memory."""
         self._counts[self._slots == slot] = 0
         self._tail_counts.view[self._tail_slots.view == slot] = 0
 
     def of(self, terms: Hashes) -> tuple[Places, npt.NDArray[np.int32], npt.NDArray[np.uint16]]:
-        """(places in `terms`, slots, counts), parallel: who holds each of the distinct terms, blanked ones left out.
+        """Postings of the distinct `terms`, without blanked ones: parallel (indices in `terms`, slots, counts).
 
-        A (term, slot) pair stands there once; the order is not promised.
+        Each (term, slot) pair occurs once; the order is unspecified.
         """
         places, recent = np.nonzero(self._tail_hashes.view == terms[:, None])
         which, slots, counts = places, self._tail_slots.view[recent], self._tail_counts.view[recent]
         if len(self._vocabulary) and len(terms):
-            base = self._of_base(terms)
+            base = self._find_in_base(terms)
             which, slots = np.concatenate([base[0], which]), np.concatenate([base[1], slots])
             counts = np.concatenate([base[2], counts])
         held = counts > 0
         return (which, slots, counts) if held.all() else (which[held], slots[held], counts[held])
 
-    def _of_base(self, terms: Hashes) -> tuple[Places, npt.NDArray[np.int32], npt.NDArray[np.uint16]]:
+    def _find_in_base(self, terms: Hashes) -> tuple[Places, npt.NDArray[np.int32], npt.NDArray[np.uint16]]:
         found = np.searchsorted(self._vocabulary, terms)
         found[found == len(self._vocabulary)] = 0
         known = self._vocabulary[found] == terms
@@ -85,8 +85,8 @@ class Postings:
         return np.repeat(np.arange(len(terms)), ends - starts), np.concatenate(slots), np.concatenate(counts)
 
     def keep(self, new_slot: npt.NDArray[np.int32]) -> None:
-        """Renumber: slot s becomes new_slot[s], or goes where that is negative. Gives room back."""
-        self._merge()
+        """Renumber slot s to new_slot[s], or remove it if that is negative. Releases memory."""
+        self._merge_tail()
         terms = np.repeat(np.arange(len(self._vocabulary)), np.diff(self._offsets))
         renumbered = new_slot[self._slots]
         held = (renumbered >= 0) & (self._counts > 0)
@@ -95,14 +95,14 @@ class Postings:
         self._vocabulary = self._vocabulary[sizes > 0]
         self._offsets = np.concatenate([[0], np.cumsum(sizes[sizes > 0])]).astype(np.int64)
 
-    def _merge(self) -> None:
-        self._insert(self._tail_hashes.view, self._tail_slots.view, self._tail_counts.view)
-        large = len(self._tail_slots) > 2 * _TAIL_MAX  # a whole memory's, whose room is not needed again
+    def _merge_tail(self) -> None:
+        self._insert_sorted(self._tail_hashes.view, self._tail_slots.view, self._tail_counts.view)
+        large = len(self._tail_slots) > 2 * _TAIL_MAX  # a bulk load: release this much capacity
         for tail in (self._tail_hashes, self._tail_slots, self._tail_counts):
             tail.clear(release=large)
 
-    def _insert(self, hashes: Hashes, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.uint16]) -> None:
-        """Sort them, and insert them behind the equal terms of the base: linear in the base, no sort of it."""
+    def _insert_sorted(self, hashes: Hashes, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.uint16]) -> None:
+        """Sort the new postings and insert them after equal terms of the base, in time linear in the base."""
         order = np.argsort(hashes)
         hashes = hashes[order]
         first = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))

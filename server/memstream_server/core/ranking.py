@@ -1,17 +1,17 @@
-"""Ranking: three legs on an absolute scale, recency and importance, with every part of every score.
+"""Ranking: three legs on an absolute scale, recency and importance; every part of a score is reported.
 
-    relevance = dense + lexical + context parts, + speaker_bonus when the query names exactly the fragment's speaker
+    relevance = dense + lexical + context parts + speaker_bonus if the query names exactly the fragment's speaker
     score     = alpha x recency + beta x relevance + gamma x importance
-    recency   = (1 - decay_per_hour) ^ max(0, hours since the fragment's own time)
+    recency   = (1 - decay_per_hour) ^ max(0, hours since the fragment's observation time)
 
-Rule 1. Candidates are the union of each leg's best; every candidate is then scored on every leg. A leg that
-counts only for its own list costs 4 points of recall.
-Rule 2. Leg values are absolute (0 to 1 of what the query could attain), never scaled over the candidates: a
-score means the same with one candidate or a thousand.
-Rule 3. Where query or fragment has no vector, the lexical legs share the dense leg's weight in proportion, so
-that such a score stays comparable with min_relevance and with the others.
-Rule 4. A score is the correctly rounded sum (math.fsum) of its parts' contributions, value x weight each.
-Rule 5. Equal scores go newest first (the higher slot), which a reload does not change.
+Rule 1. Candidates are the union of each leg's best; every candidate is scored on every leg. Scoring a leg only for
+its own candidates costs 4 points of recall.
+Rule 2. Leg values are absolute (share of the attainable maximum, 0 to 1), never scaled over the candidates: a score
+means the same with one candidate as with a thousand.
+Rule 3. If the query or the fragment has no vector, the lexical legs take over the dense leg's weight in proportion,
+so the score stays comparable with min_relevance and with other scores.
+Rule 4. A score is the correctly rounded sum (math.fsum) of value x weight over its parts.
+Rule 5. Ties are ordered newest first (the higher slot); a reload keeps that order.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from memstream_server.core.speakers import named_speaker
 from memstream_server.core.values import Vector
 
 FORMULA = "absolute/2"
-"""Version of this formula, given with an explanation; raised when the same inputs score otherwise."""
+"""Version of the formula, returned with an explanation; raised when equal inputs get other scores."""
 Slots = npt.NDArray[np.int64]
 _HOUR_US = 3_600_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The formula's tunables, from policy, embedding model and query. The three legs' weights are used as given."""
+    """The formula's tunables, from policy, embedding model and query. Leg weights are not normalised."""
 
     alpha: float = 0.05
     beta: float = 1.0
@@ -53,12 +53,12 @@ class Weights:
     speaker_bonus: float = 0.1
     cosine_low: float = 0.0
     cosine_high: float = 1.0
-    """Cosines that map to 0 and to 1 of the dense leg; clipped outside."""
+    """Cosines that map to 0 and 1 on the dense leg; clipped outside."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """A query as ranking sees it. `terms` distinct; `vector` of unit length, None when no model answered."""
+    """A query as ranking reads it. `terms` distinct; `vector` of unit length, None if no model answered."""
 
     text: str
     terms: Hashes
@@ -66,19 +66,19 @@ class Question:
     now_us: int
     limit: int = 10
     per_leg: int = 50
-    """Candidates taken from each leg."""
+    """Candidates per leg."""
     min_relevance: float = 0.0
     near_misses: int = 0
-    """How many fragments that just missed to explain."""
+    """Number of near misses to report."""
     fold: bool = False
-    """Whether fragments that say the same take one place."""
+    """Whether to fold fragments with the same words and speaker."""
     preferred: frozenset[str] = frozenset()
-    """Ids that are kept where others say the same: those of the last answer to a standing query."""
+    """Ids that represent their fold: those in a standing query's last answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signals:
-    """What the legs say of the fragments at `slots`: parallel arrays. NaN cosine: query or fragment has no vector."""
+    """Leg values of the fragments at `slots`: parallel arrays. NaN cosine: query or fragment has no vector."""
 
     slots: Slots
     cosines: Floats
@@ -89,7 +89,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One term of a score: contribution = value x weight."""
+    """One summand of a score: contribution = value x weight."""
 
     name: str
     value: float
@@ -98,7 +98,7 @@ class Part:
 
 
 class Scored(Struct, frozen=True, gc=False):
-    """A fragment with its score and all that makes it up: parallel names, values and weights of its parts."""
+    """A fragment with its score: parallel names, values and weights of the parts."""
 
     slot: int
     id: str
@@ -111,28 +111,28 @@ class Scored(Struct, frozen=True, gc=False):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The terms of the score; made when asked for, which few recalls do."""
+        """The summands of the score; built on demand, because few recalls need them."""
         named = zip(self.names, self.values, self.weights, strict=True)
         return tuple(Part(name, value, weight, value * weight) for name, value, weight in named)
 
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """How wide the search was: candidates scored, and the best relevance among them (0 when there were none)."""
+    """Width of the search: candidates scored, and the best relevance among them (0 if none)."""
 
     candidates: int = 0
     best_relevance: float = 0.0
 
 
 class Stage(StrEnum):
-    """What kept a fragment out of an answer."""
+    """The stage that removed a fragment from an answer."""
 
     FILTER = "filter"
-    CANDIDATES = "candidates"  # in no leg's best
+    CANDIDATES = "candidates"  # not among the best of any leg
     MIN_RELEVANCE = "min_relevance"
     LIMIT = "limit"
-    FOLDED = "folded"  # says what a better one says
-    BUDGET = "budget"  # given by the caller for what core/budget.py removed
+    FOLDED = "folded"  # folded into a better fragment
+    BUDGET = "budget"  # set by the caller for what core/budget.py removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,13 @@ class NearMiss:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Results best first, and what happened on the way."""
+    """Results best first, with what an explanation needs."""
 
     results: tuple[Scored, ...] = ()
     considered: Considered = Considered()
     near_misses: tuple[NearMiss, ...] = ()
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By id of a result, the ids of the candidates folded into it."""
+    """Ids of the candidates folded into a result, by the result's id."""
 
 
 PARTS = ("recency", "dense", "lexical", "context", "speaker", "importance")
@@ -164,17 +164,17 @@ class _Assessed:
     values: npt.NDArray[np.float64]
     """(parts, fragments)"""
     weights: npt.NDArray[np.float64]
-    """(parts, fragments); (parts, 1) where all have the same."""
+    """(parts, fragments), or (parts, 1) if all fragments share them."""
     scores: npt.NDArray[np.float64]
-    """To order by; exact to the last bits only in `scored`."""
+    """For ordering; only `scored` computes the correctly rounded sums."""
     relevance: npt.NDArray[np.float64]
 
     def best_first(self) -> Slots:
-        """Places in these arrays, by score, then newest."""
+        """Indices into these arrays, by score, then newest."""
         return np.lexsort((-self.slots, -self.scores))
 
     def scored(self, places: Slots, ids: Sequence[str]) -> list[Scored]:
-        """The fragments at these places, in that order."""
+        """The fragments at these indices, in that order."""
         slots, relevance, cosines = (each[places].tolist() for each in (self.slots, self.relevance, self.cosines))
         values = self.values[:, places].T.tolist()
         shared = self.weights.shape[1] == 1
@@ -195,17 +195,17 @@ class _Assessed:
 
 
 def recency(columns: Columns, slots: Slots, now_us: int, decay_per_hour: float) -> npt.NDArray[np.float64]:
-    """(1 - decay)^hours since each fragment's own time; 1 for times to come."""
+    """(1 - decay)^hours since each fragment's observation time; 1 for future times."""
     hours = np.maximum(0.0, (now_us - columns.observe_us[slots]) / _HOUR_US)
     return np.power(1.0 - decay_per_hour, hours)
 
 
 def best(values: Floats, allowed: Mask, count: int) -> Slots:
-    """Slots of the `count` largest allowed values, NaN never among them; of equal ones the newest."""
-    return _best(values, np.flatnonzero(allowed & ~np.isnan(values)), count)
+    """Slots of the `count` largest allowed values, never NaN; ties go to the newest."""
+    return _best_slots(values, np.flatnonzero(allowed & ~np.isnan(values)), count)
 
 
-def _best(values: Floats, slots: Slots, count: int) -> Slots:
+def _best_slots(values: Floats, slots: Slots, count: int) -> Slots:
     if len(slots) <= count:
         return slots
     chosen = values[slots]
@@ -215,15 +215,15 @@ def _best(values: Floats, slots: Slots, count: int) -> Slots:
 
 
 def candidates(lexical: Floats, context: Floats, dense: Slots, allowed: Mask, per_leg: int) -> Slots:
-    """Slots ascending: the best allowed of both lexical legs, and those of `dense` that are allowed.
+    """Slots, ascending: the best allowed of both lexical legs, and the allowed ones of `dense`.
 
-    `dense` comes from `best(cosines, allowed, per_leg)`, or from an index's search where vectors are not in RAM.
+    `dense` comes from `best(cosines, allowed, per_leg)`, or from an index search if vectors are not in RAM.
     """
     chosen = np.zeros(len(allowed), np.bool_)
     chosen[dense] = True
     chosen &= allowed
     for leg in (lexical, context):
-        chosen[_best(leg, np.flatnonzero(allowed & (leg > 0)), per_leg)] = True
+        chosen[_best_slots(leg, np.flatnonzero(allowed & (leg > 0)), per_leg)] = True
     return np.flatnonzero(chosen)
 
 
@@ -236,9 +236,9 @@ def widen_candidates(
     question: Question,
     allowed: Mask,
 ) -> Slots:
-    """The candidates `chosen`, with more of them where fragments that say the same fill a leg's list.
+    """The candidates `chosen`, with more added if fragments with the same words crowd a leg's list.
 
-    Returns `chosen` at once where no two of them say the same.
+    Returns `chosen` unchanged if no two of them have the same words.
     """
     for _ in range(question.limit):
         keys = columns.words[chosen].tolist()
@@ -258,19 +258,19 @@ def widen_candidates(
 
 
 def rank_candidates(columns: Columns, signals: Signals, question: Question, weights: Weights, allowed: Mask) -> Ranking:
-    """Rank fragments whose signals are known; those not `allowed` can only be near misses.
+    """Rank fragments with known signals; those not `allowed` can only be near misses.
 
-    For a memory whose vectors are not in RAM: search the index, take `candidates`, fetch the vectors of all of
-    them, and pass their cosines here.
+    For a memory whose vectors are not in RAM: search the index, compute `candidates`, fetch their vectors, and pass
+    the cosines.
     """
-    return _choose(columns, _assess(columns, signals, question, weights), question, allowed, allowed)
+    return _choose_results(columns, _assess_candidates(columns, signals, question, weights), question, allowed, allowed)
 
 
 def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weights: Weights, allowed: Mask) -> Ranking:
-    """Rank a memory that is in RAM whole. An empty memory gives an empty answer.
+    """Rank a memory that is entirely in RAM. The result of an empty memory is empty.
 
-    `legs` are the lexical ones of the question's terms; `cosines` float32[n] by slot, NaN where query or fragment has
-    no vector; `allowed` is `filters.mask`.
+    `legs`: the lexical legs of the question's terms. `cosines`: float32[n] by slot, NaN if query or fragment has no
+    vector. `allowed`: from `filters.mask`.
     """
     words, around = (leg.shares for leg in legs)
     chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
@@ -280,10 +280,12 @@ def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weig
     considered[chosen] = True
     slots = np.flatnonzero(columns.alive) if question.near_misses else chosen
     signals = Signals(slots, cosines[slots], words[slots], around[slots])
-    return _choose(columns, _assess(columns, signals, question, weights), question, allowed, considered)
+    return _choose_results(
+        columns, _assess_candidates(columns, signals, question, weights), question, allowed, considered
+    )
 
 
-def _assess(columns: Columns, signals: Signals, question: Question, w: Weights) -> _Assessed:
+def _assess_candidates(columns: Columns, signals: Signals, question: Question, w: Weights) -> _Assessed:
     slots, unknown = signals.slots, np.isnan(signals.cosines)
     values = np.empty((len(PARTS), len(slots)))
     fresh, closeness, words, around, theirs, important = values
@@ -306,20 +308,22 @@ def _assess(columns: Columns, signals: Signals, question: Question, w: Weights) 
 
 
 def _without_dense(w: Weights) -> npt.NDArray[np.float64]:
-    """Weights of dense, lexical, context and speaker without a cosine: the lexical legs take over the dense weight."""
+    """Weights of dense, lexical, context and speaker without a cosine; the lexical legs share the dense weight."""
     both = w.lexical + w.context
-    # Divided first: what the three make together over a tiny sum of two would be infinite.
+    # Divide first: (dense + lexical + context) / (lexical + context) overflows for tiny lexical weights.
     words, around = (w.lexical / both, w.context / both) if both else (0.0, 0.0)
     return np.array([0.0, words * (both + w.dense), around * (both + w.dense), w.speaker_bonus])
 
 
-def _choose(columns: Columns, assessed: _Assessed, question: Question, allowed: Mask, considered: Mask) -> Ranking:
+def _choose_results(
+    columns: Columns, assessed: _Assessed, question: Question, allowed: Mask, considered: Mask
+) -> Ranking:
     order = assessed.best_first()
     slots = assessed.slots
     inside = considered[slots] & allowed[slots]
     enough = inside & (assessed.relevance >= question.min_relevance)
     passed = order[enough[order]]
-    distinct, folded = _folded(columns, slots[passed], question)
+    distinct, folded = _fold_slots(columns, slots[passed], question)
     kept = passed[distinct][: question.limit]
     found = assessed.relevance[inside]
     results = assessed.scored(kept, columns.ids)
@@ -329,7 +333,7 @@ def _choose(columns: Columns, assessed: _Assessed, question: Question, allowed: 
         double = np.zeros(len(slots), np.bool_)
         double[[other for others in into.values() for other in others]] = True
         stages = _Stages(slots, allowed, considered, enough, double)
-        missed = _missed(columns, assessed, question, order[~np.isin(order, kept)], stages)
+        missed = _near_misses(columns, assessed, question, order[~np.isin(order, kept)], stages)
     return Ranking(
         tuple(sorted(results, key=lambda each: (-each.score, -each.slot))),
         Considered(len(found), float(found.max()) if len(found) else 0.0),
@@ -338,8 +342,8 @@ def _choose(columns: Columns, assessed: _Assessed, question: Question, allowed: 
     )
 
 
-def _folded(columns: Columns, slots: Slots, question: Question) -> tuple[Slots, dict[int, list[int]]]:
-    """Of slots, best first: places of those that say something of their own, and of those folded into each."""
+def _fold_slots(columns: Columns, slots: Slots, question: Question) -> tuple[Slots, dict[int, list[int]]]:
+    """Fold slots, best first: indices of the representatives, and of those folded into each."""
     keys: list[int] = columns.words[slots].tolist() if question.fold else []
     if len(set(keys)) == len(keys):
         return np.arange(len(slots)), {}
@@ -355,10 +359,10 @@ class _Stages:
     considered: Mask
     enough: Mask
     double: Mask
-    """By place, as `enough`: folded into another."""
+    """Like `enough`, by index: folded into another."""
 
     def of(self, place: int) -> Stage:
-        """What removed the fragment at that place."""
+        """The stage that removed the fragment at an index."""
         slot = self.slots[place]
         if not self.allowed[slot]:
             return Stage.FILTER
@@ -369,7 +373,7 @@ class _Stages:
         return Stage.FOLDED if self.double[place] else Stage.LIMIT
 
 
-def _missed(
+def _near_misses(
     columns: Columns, assessed: _Assessed, question: Question, left: Slots, stages: _Stages
 ) -> tuple[NearMiss, ...]:
     places = left[: question.near_misses]

@@ -1,10 +1,10 @@
-"""Ranking as DB-GPT's hybrid memory does it, for the `dbgpt` profile.
+"""The ranking of DB-GPT's hybrid memory, for the `dbgpt` profile.
 
     score = alpha x 0.99 ^ (hours since last access) + beta x cosine + gamma x importance
 
-over the best long-term candidates by cosine; then all of short-term follows, in order, whatever it scores. The weights
-are DB-GPT's 1, 1 and 9, but for those a query gives, which DB-GPT ignores.
-Reading resets the recency here, unlike in core/ranking.py: that is the behaviour asked for.
+over the best long-term candidates by cosine; all of short-term follows, in order, regardless of its scores. The
+weights are DB-GPT's 1, 1 and 9 unless the query gives others (DB-GPT ignores those).
+As in DB-GPT, and unlike in core/ranking.py, a read resets recency.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOUR_US = 3_600_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class DbgptWeights:
-    """Of recency, closeness and importance; the defaults are those of a hybrid memory."""
+    """Weights of recency, closeness and importance; the defaults are for a hybrid memory."""
 
     alpha: float = 1.0
     beta: float = 1.0
@@ -37,19 +37,19 @@ class DbgptWeights:
 
 HYBRID_WEIGHTS = DbgptWeights()
 LONG_TERM_WEIGHTS = DbgptWeights(gamma=1.0)
-"""For a memory of kind LONG_TERM alone."""
+"""For a memory of kind LONG_TERM."""
 
 
 @dataclass(frozen=True, slots=True)
 class DbgptRanking:
-    """`results` best first, then `appended`: short-term in the order given, without those already in results."""
+    """`results` best first, then `appended`: short-term in the order given, without those in `results`."""
 
     results: tuple[Scored, ...]
     appended: tuple[Scored, ...]
     considered: Considered
     near_misses: tuple[NearMiss, ...] = ()
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By id of a result, the ids of those folded into it."""
+    """Ids folded into a result, by the result's id."""
 
 
 def rank_dbgpt(
@@ -62,30 +62,30 @@ def rank_dbgpt(
     short_term: Sequence[int] = (),
     by_words: bool = False,
 ) -> DbgptRanking:
-    """Rank the candidates at `slots` by `closeness` (their cosines, NaN read as 0).
+    """Rank the candidates at `slots` by `closeness` (their cosines; NaN counts as 0).
 
-    `allowed` is the filter's mask over the memory. `by_words`: no query vector, so closeness is the absolute
-    lexical leg and its part says so. min_relevance compares with closeness. `short_term` are slots in order;
-    those that are not allowed are left out.
+    `allowed`: the filter's mask. `by_words`: there is no query vector; closeness is the absolute lexical leg, and the
+    part is named accordingly. min_relevance applies to closeness. `short_term`: slots in order; those not allowed are
+    left out.
     """
     near = np.nan_to_num(closeness.astype(np.float64), nan=0.0)
     scored = [
-        _scored(columns, int(slot), value, question.now_us, weights, by_words)
+        _score_slots(columns, int(slot), value, question.now_us, weights, by_words)
         for slot, value in zip(slots, near.tolist(), strict=True)
     ]
     scored.sort(key=lambda each: (-each.score, -each.slot))
     inside = [each for each in scored if allowed[each.slot]]
     enough = [each for each in inside if each.relevance >= question.min_relevance or question.min_relevance == 0]
-    best, folded = _folded(columns, enough, question)
+    best, folded = _fold_scored(columns, enough, question)
     results = best[: question.limit]
     returned = {each.slot for each in results}
     values = dict(zip(slots.tolist(), near.tolist(), strict=True))
     appended = [
-        _scored(columns, slot, values.get(slot, 0.0), question.now_us, weights, by_words)
+        _score_slots(columns, slot, values.get(slot, 0.0), question.now_us, weights, by_words)
         for slot in short_term
         if slot not in returned and allowed[slot]
     ]
-    answered, more = _folded(columns, [*results, *appended], question)
+    answered, more = _fold_scored(columns, [*results, *appended], question)
     ranked_ids = {each.id for each in results}
     results = [each for each in answered if each.id in ranked_ids]
     appended = [each for each in answered if each.id not in ranked_ids]
@@ -98,7 +98,8 @@ def rank_dbgpt(
         tuple(appended),
         Considered(len(inside), max((each.relevance for each in inside), default=0.0)),
         tuple(
-            NearMiss(each, Stage.FOLDED if each.id in double else _stage(each.slot, allowed, passed)) for each in left
+            NearMiss(each, Stage.FOLDED if each.id in double else _removal_stage(each.slot, allowed, passed))
+            for each in left
         ),
         {
             one.id: tuple(dict.fromkeys((*folded.get(one.id, ()), *more.get(one.id, ()))))
@@ -108,10 +109,10 @@ def rank_dbgpt(
     )
 
 
-def _folded(
+def _fold_scored(
     columns: Columns, ranked: Sequence[Scored], question: Question
 ) -> tuple[list[Scored], dict[str, tuple[str, ...]]]:
-    """Those that say something of their own, and by id the ids of those that say the same."""
+    """The representatives, and the ids folded into each, by its id."""
     if not question.fold:
         return list(ranked), {}
     preferred = {place for place, each in enumerate(ranked) if each.id in question.preferred}
@@ -120,7 +121,7 @@ def _folded(
     return [ranked[place] for place in places], into
 
 
-def _scored(
+def _score_slots(
     columns: Columns, slot: int, closeness: float, now_us: int, weights: DbgptWeights, by_words: bool
 ) -> Scored:
     hours = max(0.0, (now_us - int(columns.access_us[slot])) / _HOUR_US)
@@ -132,7 +133,7 @@ def _scored(
     return Scored(slot, columns.ids[slot], score, closeness, known, names, values, factors)
 
 
-def _stage(slot: int, allowed: Mask, passed: set[int]) -> Stage:
+def _removal_stage(slot: int, allowed: Mask, passed: set[int]) -> Stage:
     if not allowed[slot]:
         return Stage.FILTER
     return Stage.LIMIT if slot in passed else Stage.MIN_RELEVANCE

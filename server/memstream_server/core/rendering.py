@@ -1,8 +1,7 @@
-"""The text of a fragment as it is embedded and indexed, and which part of a long one counts.
+"""The text of a fragment that is embedded and indexed, and how a long one is clipped.
 
-A date and a speaker in front of the words let questions of when and who find them; measured on long
-conversations, a tool dump of 16 KB every eight turns costs 15 points of recall unless it is clipped and kept
-out of its neighbours' windows.
+A prefix of date and speaker lets questions about when and who match. Measured on long conversations, a 16 KB tool
+dump every eight turns costs 15 points of recall unless it is clipped and excluded from other fragments' windows.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from memstream_server.core.values import Fragment
 CLIP_HEAD = 1_000
 """Characters indexed from the start of a long content."""
 CLIP_TAIL = 500
-"""Characters indexed from its end."""
+"""Characters indexed from the end of a long content."""
 NEIGHBOUR_CHARACTERS_MAX = 2_000
-"""A longer content is nobody's neighbour in the context leg."""
+"""A longer content is in no other fragment's window in the context leg."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Not strftime("%B"): month names must not follow the server's locale.
@@ -27,7 +26,7 @@ _MONTHS = (
 
 
 def date_text(time_us: int) -> str:
-    """ "8 May 2023" in UTC of microseconds since the epoch; empty outside the years 1 to 9999."""
+    """ "8 May 2023", in UTC, from microseconds since the epoch; empty outside the years 1 to 9999."""
     try:
         day = _EPOCH + timedelta(microseconds=time_us)
     except OverflowError:
@@ -35,29 +34,29 @@ def date_text(time_us: int) -> str:
     return f"{day.day} {_MONTHS[day.month - 1]} {day.year}"
 
 
-def _prefix(fragment: Fragment) -> str:
+def _text_prefix(fragment: Fragment) -> str:
     date = date_text(fragment.observe_time_us)
     speaker = f"{fragment.speaker}: " if fragment.speaker else ""
     return f"[{date}] {speaker}" if date else speaker
 
 
 def clip_for_index(content: str) -> str:
-    """The first 1,000 and the last 500 characters of a longer content, a line apart."""
+    """A content, shortened to its first 1,000 and last 500 characters, joined by a line break, if it is longer."""
     if len(content) <= CLIP_HEAD + CLIP_TAIL:
         return content
     return f"{content[:CLIP_HEAD]}\n{content[-CLIP_TAIL:]}"
 
 
 def indexed_text(fragment: Fragment) -> str:
-    """ "[8 May 2023] Speaker: text", whole: what is embedded (the model's adapter cuts it to its limit)."""
-    return _prefix(fragment) + fragment.content
+    """ "[8 May 2023] Speaker: text", unclipped: the embedder's input (its adapter truncates to the model's limit)."""
+    return _text_prefix(fragment) + fragment.content
 
 
 def lexical_text(fragment: Fragment) -> str:
-    """The same with a long content clipped: what the analyzer gets."""
-    return _prefix(fragment) + clip_for_index(fragment.content)
+    """The same with a long content clipped: the analyzer's input."""
+    return _text_prefix(fragment) + clip_for_index(fragment.content)
 
 
 def may_neighbour(characters: int) -> bool:
-    """Whether a content of so many characters counts in the windows of the fragments beside it."""
+    """Whether a content of this length may be in other fragments' windows."""
     return characters <= NEIGHBOUR_CHARACTERS_MAX

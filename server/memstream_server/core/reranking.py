@@ -1,9 +1,9 @@
-"""Reranking: what a model that read question and content together says of the best, as one more part of their scores.
+"""Reranking: a cross-encoder's closeness as an additional part of the best scores.
 
     score = score before + weight x closeness
 
-Rule 1. It only adds (closeness is 0 to 1), to the best of a ranking: those it was not shown stay behind them.
-Rule 2. relevance stays that of the legs, so that min_relevance means the same with a reranker and without.
+Rule 1. Closeness is 0 to 1, so reranking only adds, to the best of a ranking; the others stay behind them.
+Rule 2. `relevance` stays that of the legs, so min_relevance means the same with and without a reranker.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from memstream_server.core.ranking import Scored
 
 VERSION = "rerank/1"
-"""Joined to the formula's version where a reranker had its say."""
+"""Appended to the formula's version if a reranker took part."""
 PART = "rerank"
 
 
 def reranked(results: Sequence[Scored], closeness: Sequence[float], weight: float) -> tuple[Scored, ...]:
-    """The results with their part, by score, then newest. `closeness` in their order, each in [0, 1]."""
+    """The results with the added part, by score, then newest. `closeness`: parallel to `results`, each in [0, 1]."""
     told = [_with_part(scored, value, weight) for scored, value in zip(results, closeness, strict=True)]
     return tuple(sorted(told, key=lambda each: (-each.score, -each.slot)))
 

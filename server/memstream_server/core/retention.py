@@ -1,7 +1,7 @@
-"""Retention: which fragments are due to be forgotten, by age, by strength, or for want of room.
+"""Retention: which fragments are due to be forgotten, by age, by strength, or beyond capacity.
 
-A fragment that was never recalled fades from the strength its importance gives it; every access starts the decay
-anew and makes the next one slower to reach the minimum. Pinned fragments are exempt from all of it.
+The initial strength depends on importance. Every access restarts the decay and raises the strength it starts from.
+Pinned fragments are exempt.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SECOND_US = 1_000_000
 
 
 def strength(fragment: Fragment, now_us: int, half_life_s: int) -> float:
-    """How well a fragment is kept, in [0, 1].
+    """The strength of a fragment, in [0, 1].
 
-    S = min(1, (0.5 + importance) x (1 + ln(1 + accesses)) x 2^(-age / half life)), age being the time since the last
-    access, or since creation. So an average fragment (importance 0.5) that was never recalled begins at 1 and is at
-    0.5 after one half life. The exponential forgetting curve restarted and raised by recall is MemoryBank's
-    (arXiv 2305.10250, section 3.3, after Ebbinghaus); that importance raises it, and that the logarithm keeps a
-    hundred accesses from making it immortal, is ours.
+    S = min(1, (0.5 + importance) x (1 + ln(1 + accesses)) x 2^(-age / half life)); age is the time since the last
+    access, or since creation. An average fragment (importance 0.5) that is never recalled starts at 1 and has 0.5
+    after one half life. The forgetting curve that recall restarts and raises is MemoryBank's (arXiv 2305.10250,
+    section 3.3, after Ebbinghaus); the factor for importance, and the logarithm, which keeps a hundred accesses from
+    making a fragment immortal, are ours.
     """
     seen_us = max(fragment.access_time_us, fragment.create_time_us)
     half_lives = max(0, now_us - seen_us) / _SECOND_US / half_life_s
@@ -35,7 +35,7 @@ def strength(fragment: Fragment, now_us: int, half_life_s: int) -> float:
 
 
 def expiry_us(fragment: Fragment, policy: RetentionPolicy) -> int | None:
-    """When it expires: its own expiry or, where it has none, the policy's ttl from creation. Never when pinned."""
+    """The fragment's own expiry, or creation plus the policy's ttl; None for a pinned fragment or without a ttl."""
     if fragment.pinned:
         return None
     if fragment.expire_time_us is not None:
@@ -44,18 +44,18 @@ def expiry_us(fragment: Fragment, policy: RetentionPolicy) -> int | None:
 
 
 def expired(fragment: Fragment, now_us: int, policy: RetentionPolicy) -> bool:
-    """Whether its expiry has come: from then on it is not found, whether or not maintenance has forgotten it."""
+    """Whether the expiry has passed. Recall excludes the fragment from then on, even before maintenance forgets it."""
     at_us = expiry_us(fragment, policy)
     return at_us is not None and at_us <= now_us
 
 
 def faded(fragment: Fragment, now_us: int, policy: RetentionPolicy) -> bool:
-    """Whether its strength is below the policy's minimum."""
+    """Whether the strength is below the policy's minimum."""
     return strength(fragment, now_us, policy.strength_half_life_s) < policy.retention_min
 
 
 def due(fragments: Iterable[Fragment], now_us: int, policy: RetentionPolicy) -> dict[Reason, list[Fragment]]:
-    """Those to be forgotten by age (EXPIRED) or strength (RETENTION), each once; pinned and forgotten ones never."""
+    """Fragments to forget by age (EXPIRED) or strength (RETENTION), each once; never pinned or forgotten ones."""
     found: dict[Reason, list[Fragment]] = {Reason.EXPIRED: [], Reason.RETENTION: []}
     for fragment in fragments:
         if fragment.pinned or fragment.forget_time_us is not None:
@@ -68,6 +68,6 @@ def due(fragments: Iterable[Fragment], now_us: int, policy: RetentionPolicy) -> 
 
 
 def weakest(ids: Sequence[str], strengths: Sequence[float], count: int) -> list[str]:
-    """The `count` ids of the least strength, the weakest first, ties in the order given; all when there are fewer."""
+    """The (at most) `count` weakest ids, weakest first, ties in the order given."""
     order: npt.NDArray[np.int64] = np.argsort(np.array(strengths, np.float64), kind="stable")
     return [ids[place] for place in order[: max(count, 0)]]

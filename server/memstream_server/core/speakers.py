@@ -1,4 +1,4 @@
-"""Whom a query is about: the one speaker of a memory that it names."""
+"""Finds the one speaker of a memory that a query names."""
 
 from __future__ import annotations
 
@@ -6,46 +6,46 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _CJK_START = "\u2e80"
-"""From here on scripts are written without spaces, and a name may stand inside a run of letters."""
+"""From this code point on, scripts are written without spaces, and a name may be inside a run of letters."""
 
 _KNOWN_NAMES_MAX = 4_096
 
 
 def named_speaker(text: str, speakers: Sequence[str]) -> int | None:
-    """Index of the one speaker the text names, case aside; None for none or several.
+    """Index of the one speaker that the text names, ignoring case; None for none or several.
 
-    A name counts whole ("Ann Lee") or by one of its words ("Ann"); a word that belongs to a name given whole
-    does not also name its other bearers ("Joe Lee").
+    A full name ("Ann Lee") or one of its words ("Ann") matches; a word that is part of a full name in the text does
+    not also match other speakers with that word ("Joe Lee").
     """
     folded = text.casefold()
-    words = ((code, _words(name)) for code, name in enumerate(speakers))
+    words = ((code, _name_words(name)) for code, name in enumerate(speakers))
     names = {code: parts for code, parts in words if any(part in folded for part in parts)}
-    whole = {code for code, words in names.items() if _names(folded, " ".join(words))}
+    whole = {code for code, words in names.items() if _contains_name(folded, " ".join(words))}
     covered = {word for code in whole for word in names[code]}
-    found = whole | {code for code, words in names.items() if any(_part_named(folded, w, covered) for w in words)}
+    found = whole | {code for code, words in names.items() if any(_is_part_named(folded, w, covered) for w in words)}
     return found.pop() if len(found) == 1 else None
 
 
 @lru_cache(_KNOWN_NAMES_MAX)
-def _words(name: str) -> tuple[str, ...]:
+def _name_words(name: str) -> tuple[str, ...]:
     return tuple(name.casefold().split())
 
 
-def _part_named(text: str, word: str, covered: set[str]) -> bool:
-    # "van" of a name is one thing, the "1" of "Agent 1" another: so short a word says nothing.
-    return word not in covered and (len(word) > 2 or word[0] >= _CJK_START) and _names(text, word)
+def _is_part_named(text: str, word: str, covered: set[str]) -> bool:
+    # Very short words match too much: "van" is distinctive, the "1" of "Agent 1" is not.
+    return word not in covered and (len(word) > 2 or word[0] >= _CJK_START) and _contains_name(text, word)
 
 
-def _names(text: str, name: str) -> bool:
-    """Whether the name stands in the text as a word; inside a word counts where a script writes without spaces."""
+def _contains_name(text: str, name: str) -> bool:
+    """Whether the text contains the name as a word, or anywhere in scripts without spaces."""
     start = text.find(name) if name else -1
     while start >= 0:
         end = start + len(name)
-        if not (_joined(text[start - 1 : start], name[0]) or _joined(name[-1], text[end : end + 1])):
+        if not (_is_joined(text[start - 1 : start], name[0]) or _is_joined(name[-1], text[end : end + 1])):
             return True
         start = text.find(name, start + 1)
     return False
 
 
-def _joined(left: str, right: str) -> bool:
+def _is_joined(left: str, right: str) -> bool:
     return left.isalnum() and right.isalnum() and left < _CJK_START and right < _CJK_START

@@ -1,8 +1,8 @@
-"""The tiers: what becomes of an observation, and of a recollection, in each kind of memory and both profiles.
+"""The tiers: what happens to an observation or a recollection, in each kind of memory and both profiles.
 
-Rule 1. A fragment is in exactly one tier, or gone with an event that says why.
-Rule 2. Tiers keep the order of receipt; what leaves sensory together enters short-term in that order.
-Rule 3. Short-term first compares, then promotes what is ripe, then appends, then overflows.
+Rule 1. A fragment is in exactly one tier, or removed with an event that says why.
+Rule 2. Tiers keep the order of receipt; fragments that leave sensory together enter short-term in that order.
+Rule 3. Short-term first compares, then promotes, then appends, then evicts.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ TIERS: dict[MemoryKind, tuple[Tier, ...]] = {
     MemoryKind.LONG_TERM: (Tier.LONG_TERM,),
     MemoryKind.HYBRID: (Tier.SENSORY, Tier.SHORT_TERM, Tier.LONG_TERM),
 }
-"""The tiers of each kind, in the order a fragment passes them."""
+"""The tiers of each kind, in the order in which a fragment passes them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Newcomer:
-    """A received observation with what had to be fetched before deciding about it."""
+    """A received observation with the inputs of its decision."""
 
     fragment: Fragment
-    """Its tier is given here; whatever it says on arrival is ignored."""
+    """Its `tier` is ignored; the decision sets it."""
     vector: Vector | None = None
     """Of the content alone, unit length; None without a model."""
     recalled: Fragment | None = None
-    """The fragment with the same words that this session recalled within `short_term.echo_window_s`."""
+    """A fragment with the same words that this session recalled within `short_term.echo_window_s`."""
     known: Fragment | None = None
-    """The live fragment outside sensory and short-term that it repeats."""
+    """The live long-term fragment that it repeats."""
     refused: bool = False
-    """The embedding model refused the text for good (a vector that only waits for its model is not refused)."""
+    """The embedding model refused the text permanently; False if the vector only waits for the model."""
 
 
 class Recollected(Struct, frozen=True, gc=False, eq=False):
-    """A recalled fragment offered to short-term: it may enhance and is never appended."""
+    """A recalled fragment offered to short-term: it may enhance fragments and is never appended."""
 
     id: str
     text: str
@@ -69,12 +69,12 @@ class Recollected(Struct, frozen=True, gc=False, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What decides, beside the state."""
+    """The inputs of a decision other than the state."""
 
     kind: MemoryKind
     policy: Policy
     similarity_min: float
-    """The embedding model's own, for policies that set none."""
+    """The embedding model's, for policies without one."""
 
     @property
     def first(self) -> Tier:
@@ -87,37 +87,37 @@ class _Rules:
         return self.kind is MemoryKind.ENHANCED_SHORT_TERM
 
     def goes_on(self) -> bool:
-        """Whether there is a tier after sensory and short-term: only in a hybrid memory."""
+        """Whether short-term promotes to long-term: only in a hybrid memory."""
         return self.kind is MemoryKind.HYBRID
 
 
 def observe(state: State, newcomer: Newcomer, policy: Policy, similarity_min: float) -> Transition:
-    """Decide what one observation does to its memory.
+    """Decide on one observation.
 
-    `similarity_min` is the embedding model's, for policies that set none. What is an echo or a repeat is decided in
-    identity.py: neither brings anything of its own, so that nothing that was stored vanishes into another fragment.
+    `similarity_min`: the embedding model's, for policies without one. identity.py decides what is an echo or a
+    repeat; neither adds anything, so no stored information is lost.
     """
     draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
     fragment = newcomer.fragment
     recalled = newcomer.recalled if policy.short_term.echo_window_s > 0 else None
     if recalled is not None and _is_found(recalled, fragment, policy) and is_echo(fragment, recalled):
         draft.record(EventType.ECHOED, recalled.id, other=fragment.id)
-    elif not (policy.short_term.repeats and _repeated(draft, rules, newcomer)):
-        _enter(draft, rules, newcomer)
+    elif not (policy.short_term.repeats and _count_if_repeat(draft, rules, newcomer)):
+        _enter_memory(draft, rules, newcomer)
     return draft.finish()
 
 
 def recollect(state: State, recollections: Sequence[Recollected], policy: Policy, similarity_min: float) -> Transition:
-    """Reinforcement: let what a recall found enhance short-term fragments, in the order of rank.
+    """Reinforcement: let the recollections of a recall enhance short-term fragments, in rank order.
 
-    The caller leaves out what was forgotten or removed since the recall read it: the state cannot know.
+    The caller excludes fragments that were forgotten or removed since the recall: the state does not know them.
     """
     draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
     if rules.enhanced:
         near = may_hit(state.short_term, [found.vector for found in recollections], policy.short_term, similarity_min)
         for place in near:
             found = recollections[place]
-            if draft.removes(found.id):  # an earlier one made it ripe, and its kind has no next tier
+            if draft.removes(found.id):  # an earlier recollection promoted it, and the kind has no next tier
                 continue
             other = Enhancement(found.id, found.text, recollection=True, structured=found.structured)
             enhance(draft, other, found.vector, policy.short_term, similarity_min)
@@ -126,19 +126,19 @@ def recollect(state: State, recollections: Sequence[Recollected], policy: Policy
 
 
 def settle(state: State, policy: Policy, similarity_min: float) -> Transition:
-    """Bring the tiers within the capacities of a policy that has just changed."""
+    """Apply the capacities of a changed policy to the tiers."""
     draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
     _pass_sensory(draft, rules)
     if rules.enhanced:
         _promote_ripe(draft, rules)
-    _overflow(draft, rules)
+    _evict_overflow(draft, rules)
     return draft.finish()
 
 
-# ---- the way in
+# ---- entry
 
 
-def _enter(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
+def _enter_memory(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
     fragment = newcomer.fragment.at(rules.first)
     held = Held(fragment, newcomer.vector)
     draft.record(EventType.OBSERVED, fragment.id, to_tier=rules.first, importance=fragment.importance)
@@ -149,21 +149,21 @@ def _enter(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
         insert(draft.sensory, held)
         _pass_sensory(draft, rules)
     elif rules.first is Tier.SHORT_TERM:
-        _admit(draft, rules, held)
+        _admit_short_term(draft, rules, held)
     else:
         consolidate(draft, rules.policy, fragment)
 
 
 def insert(tier: list[Held], held: Held) -> None:
-    """Where the order of receipt has it: what comes last was mostly received last, but may have been overtaken."""
+    """Insert in order of receipt. Usually at the end, but decisions may be out of order."""
     if tier and tier[-1].fragment.position > held.fragment.position:
         tier.insert(bisect([one.fragment.position for one in tier], held.fragment.position), held)
     else:
         tier.append(held)
 
 
-def _repeated(draft: Draft, rules: _Rules, newcomer: Newcomer) -> bool:
-    """Count the newcomer on the fragment that it repeats, if there is one: held, or in long-term."""
+def _count_if_repeat(draft: Draft, rules: _Rules, newcomer: Newcomer) -> bool:
+    """Count the newcomer on the fragment that it repeats, held or in long-term. Returns whether there is one."""
     fragment = newcomer.fragment
     for tier in (draft.sensory, draft.short_term):
         for place, held in enumerate(tier):
@@ -186,12 +186,12 @@ def _is_counted_on(known: Fragment, new: Fragment, policy: Policy) -> bool:
 
 
 def _is_found(known: Fragment, new: Fragment, policy: Policy) -> bool:
-    """Whether that fragment is there for the newcomer: it may have expired before maintenance has come to it."""
+    """Whether the fragment is not yet expired for the newcomer; maintenance may not have forgotten it yet."""
     return known.forget_time_us is None and not expired(known, new.create_time_us, policy.retention)
 
 
 def _count_repeat(draft: Draft, fragment: Fragment, new: Fragment) -> Fragment:
-    """The fragment with one more repeat. The time to live that came with the repeat counts from the repeat."""
+    """The fragment with one more repeat. A time to live given with the repeat restarts at the repeat."""
     draft.record(EventType.REPEATED, fragment.id, other=new.id)
     return fragment.but(duplicate_count=fragment.duplicate_count + 1, expire_time_us=new.expire_time_us)
 
@@ -200,21 +200,21 @@ def _count_repeat(draft: Draft, fragment: Fragment, new: Fragment) -> Fragment:
 
 
 def _pass_sensory(draft: Draft, rules: _Rules) -> None:
-    """Past its capacity sensory empties at once, the newest included; the important go on, in order."""
+    """Flush sensory when it exceeds its capacity, the newest included; admit the important ones, in order."""
     if len(draft.sensory) <= rules.policy.sensory.capacity:
         return
     leaving, draft.sensory = draft.sensory, []
     for held in leaving:
         fragment = held.fragment
         if fragment.importance < rules.policy.sensory.threshold and not fragment.pinned:
-            _leave(draft, fragment, EventType.FILTERED, Reason.BELOW_THRESHOLD)
+            _remove_fragment(draft, fragment, EventType.FILTERED, Reason.BELOW_THRESHOLD)
         elif rules.goes_on():
-            _admit(draft, rules, held)
+            _admit_short_term(draft, rules, held)
         else:
-            _leave(draft, fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
+            _remove_fragment(draft, fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
 
 
-def _leave(draft: Draft, fragment: Fragment, how: EventType, reason: Reason) -> None:
+def _remove_fragment(draft: Draft, fragment: Fragment, how: EventType, reason: Reason) -> None:
     draft.record(how, fragment.id, from_tier=fragment.tier, reason=reason)
     draft.remove(fragment.id)
     take_back(draft, (fragment.id,))
@@ -223,7 +223,7 @@ def _leave(draft: Draft, fragment: Fragment, how: EventType, reason: Reason) -> 
 # ---- short-term
 
 
-def _admit(draft: Draft, rules: _Rules, held: Held) -> None:
+def _admit_short_term(draft: Draft, rules: _Rules, held: Held) -> None:
     came_from = held.fragment.tier
     fragment = held.fragment.at(Tier.SHORT_TERM)
     if rules.enhanced:
@@ -235,12 +235,12 @@ def _admit(draft: Draft, rules: _Rules, held: Held) -> None:
     draft.put(fragment)
     insert(draft.short_term, Held(fragment, held.vector, held.enhancements))
     if rules.enhanced:
-        _promote_ripe(draft, rules)  # repeats counted while it was in sensory may have made it ripe
-    _overflow(draft, rules)
+        _promote_ripe(draft, rules)  # repeats counted in sensory may have reached the threshold
+    _evict_overflow(draft, rules)
 
 
 def _promote_ripe(draft: Draft, rules: _Rules) -> None:
-    """Enough hits: the fragment goes on, its enhancers stay where they are."""
+    """Promote the fragments with enough hits; their enhancers stay."""
     threshold = rules.policy.short_term.enhance_threshold
     ripe = [held for held in draft.short_term if held.fragment.enhancement_count >= threshold]
     if not ripe:
@@ -248,11 +248,11 @@ def _promote_ripe(draft: Draft, rules: _Rules) -> None:
     draft.short_term = [held for held in draft.short_term if held.fragment.enhancement_count < threshold]
     for held in ripe:
         if rules.goes_on() and rules.policy.reflection.insight_on_promotion:
-            draft.requests.append(_request(held, rules))
-        _promote(draft, rules, held)
+            draft.requests.append(_insight_request(held, rules))
+        _promote_held(draft, rules, held)
 
 
-def _request(held: Held, rules: _Rules) -> InsightRequest:
+def _insight_request(held: Held, rules: _Rules) -> InsightRequest:
     enhancers = told(held.enhancements, recollections=rules.policy.short_term.merge_content)
     return InsightRequest(
         anchor=held.fragment.id,
@@ -261,31 +261,31 @@ def _request(held: Held, rules: _Rules) -> InsightRequest:
     )
 
 
-def _overflow(draft: Draft, rules: _Rules) -> None:
+def _evict_overflow(draft: Draft, rules: _Rules) -> None:
     while len(draft.short_term) > rules.policy.short_term.capacity:
-        held = draft.short_term.pop(_weakest(draft.short_term) if rules.enhanced else 0)
+        held = draft.short_term.pop(_weakest_index(draft.short_term) if rules.enhanced else 0)
         draft.record(EventType.OVERFLOWED, held.fragment.id, from_tier=Tier.SHORT_TERM)
         drops = rules.enhanced and rules.policy.short_term.overflow is Overflow.DROP
         if drops and not (held.fragment.pinned and rules.goes_on()):
-            _leave(draft, held.fragment, EventType.DROPPED, Reason.CAPACITY)
+            _remove_fragment(draft, held.fragment, EventType.DROPPED, Reason.CAPACITY)
         else:
-            _promote(draft, rules, held)
+            _promote_held(draft, rules, held)
 
 
-def _weakest(held: Sequence[Held]) -> int:
-    """Place of the lowest (importance, enhancements), the newest excepted; of equals the oldest."""
+def _weakest_index(held: Sequence[Held]) -> int:
+    """Index of the lowest (importance, enhancements), excluding the newest; ties go to the oldest."""
     return min(
         range(len(held) - 1),
         key=lambda place: (held[place].fragment.importance, held[place].fragment.enhancement_count),
     )
 
 
-def _promote(draft: Draft, rules: _Rules, held: Held) -> None:
-    """To long-term, or gone where the kind has none. `held` has already been taken out of short-term."""
+def _promote_held(draft: Draft, rules: _Rules, held: Held) -> None:
+    """Move to long-term, or drop if the kind has none. The caller has removed `held` from short-term."""
     if not rules.goes_on():
-        _leave(draft, held.fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
+        _remove_fragment(draft, held.fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
         return
-    fragment = _promoted(held, merge=rules.policy.short_term.merge_content)
+    fragment = _promoted_fragment(held, merge=rules.policy.short_term.merge_content)
     if fragment.content != held.fragment.content:
         draft.merged.append(fragment.id)
     draft.record(
@@ -299,8 +299,8 @@ def _promote(draft: Draft, rules: _Rules, held: Held) -> None:
     consolidate(draft, rules.policy, fragment)
 
 
-def _promoted(held: Held, *, merge: bool) -> Fragment:
-    """The fragment in long-term: same id, times and session, the enhancers among its sources."""
+def _promoted_fragment(held: Held, *, merge: bool) -> Fragment:
+    """The fragment in long-term: same id, times and session; its enhancers become sources."""
     enhancers = (done.id for done in held.enhancements)
     sources = tuple(dict.fromkeys((*held.fragment.sources, *enhancers)))
     fragment = held.fragment.but(tier=Tier.LONG_TERM, sources=sources)
@@ -316,7 +316,7 @@ def _promoted(held: Held, *, merge: bool) -> Fragment:
 
 
 def consolidate(draft: Draft, policy: Policy, fragment: Fragment) -> None:
-    """Long-term takes the fragment; an observation's importance brings the next reflection nearer."""
+    """Add the fragment to long-term. An observation's importance counts towards the next reflection."""
     draft.put(fragment.at(Tier.LONG_TERM))
     if fragment.kind is FragmentKind.OBSERVATION:
         draft.aggregate += fragment.importance

@@ -1,4 +1,4 @@
-"""Transitions: what a decision leaves to be written, and how consecutive ones become one revision."""
+"""Transitions: the outcome of a decision, and how consecutive ones join into one revision."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from memstream_server.core.values import Fragment, Held, MemoryKind, State, Tier
 
 @dataclass(frozen=True, slots=True)
 class InsightRequest:
-    """An insight to ask for, of a fragment that enhancement promoted."""
+    """A request for an insight about a fragment that enhancement promoted."""
 
     anchor: str
     fragments: tuple[str, ...]
-    """Ids the insight derives from: the anchor, then its enhancers in order."""
+    """Source ids of the insight: the anchor, then its enhancers in order."""
     texts: tuple[str, ...]
     """The text of each of `fragments`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transition:
-    """One decision's outcome. The engine commits all of it at once, then takes `state` as the memory's."""
+    """The outcome of a decision. The engine commits all of it atomically, then `state` is the memory's state."""
 
     state: State
     """After the transition."""
     events: tuple[Event, ...] = ()
-    """In the order the steps were taken."""
+    """In order."""
     puts: tuple[Fragment, ...] = ()
-    """Every fragment that is new or changed, once, in its final form; `version` is the engine's to set."""
+    """Every new or changed fragment, once, in its final form; the engine sets `version`."""
     removed: tuple[str, ...] = ()
-    """Ids gone for good. One that was also new here is only in `removed`."""
+    """Ids removed permanently. A fragment that was created and removed is in `removed` only."""
     insight_requests: tuple[InsightRequest, ...] = ()
     reflect: bool = False
-    """Enough importance reached long-term: reflect. `state.reflection_aggregate` starts anew."""
+    """Enough importance reached long-term: start a reflection. `state.reflection_aggregate` is reset."""
     merged: tuple[str, ...] = ()
-    """Ids in `puts` whose content became the merged text: their indexed vector has to be made anew."""
+    """Ids in `puts` whose content became the merged text: they need a new indexed vector."""
 
 
 def join(first: Transition, second: Transition) -> Transition:
@@ -48,14 +48,14 @@ def join(first: Transition, second: Transition) -> Transition:
 
 
 def join_all(transitions: Sequence[Transition]) -> Transition:
-    """Consecutive transitions (at least one) as one, in time linear in their size.
+    """Consecutive transitions (at least one) as one, in linear time.
 
-    Of two puts of a fragment the later wins; a removal beats every put.
+    The last put of a fragment wins; a removal overrides every put.
     """
-    removed = _once(id_ for step in transitions for id_ in step.removed)
+    removed = _unique_ids(id_ for step in transitions for id_ in step.removed)
     gone = set(removed)
     puts = {fragment.id: fragment for step in transitions for fragment in step.puts if fragment.id not in gone}
-    merged = _once(id_ for step in transitions for id_ in step.merged)
+    merged = _unique_ids(id_ for step in transitions for id_ in step.merged)
     return Transition(
         state=transitions[-1].state,
         events=tuple(event for step in transitions for event in step.events),
@@ -67,22 +67,22 @@ def join_all(transitions: Sequence[Transition]) -> Transition:
     )
 
 
-def _once(ids: Iterable[str]) -> tuple[str, ...]:
+def _unique_ids(ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids))
 
 
 def anchors_changed(before: State, after: State) -> tuple[tuple[Held, ...], tuple[str, ...]]:
-    """What a commit writes beside the fragments: (held whose vector or enhancements differ, ids no longer held).
+    """(held fragments whose vector or enhancements changed, ids no longer held): what a commit writes of the tiers.
 
-    A fragment that only moved from sensory to short-term is not among the changed.
+    A fragment that only moved from sensory to short-term is unchanged.
     """
     old = {held.fragment.id: held for held in (*before.sensory, *before.short_term)}
     new = {held.fragment.id: held for held in (*after.sensory, *after.short_term)}
-    changed = tuple(held for id_, held in new.items() if id_ not in old or _differ(old[id_], held))
+    changed = tuple(held for id_, held in new.items() if id_ not in old or _is_changed(old[id_], held))
     return changed, tuple(id_ for id_ in old if id_ not in new)
 
 
-def _differ(one: Held, other: Held) -> bool:
+def _is_changed(one: Held, other: Held) -> bool:
     if one.enhancements != other.enhancements:
         return True
     if one.vector is None or other.vector is None:
@@ -102,9 +102,9 @@ class _Fields(TypedDict, total=False):
 
 
 class Draft:
-    """A transition in the making: local to one decision, never kept, the core's only mutable object.
+    """The builder of a transition: local to one decision, never stored.
 
-    Threading a frozen state through every step was the alternative; it copied each tier once a step.
+    Mutable, because passing a frozen state through every step would copy each tier at each step.
     """
 
     def __init__(self, state: State) -> None:

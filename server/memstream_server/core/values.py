@@ -1,7 +1,7 @@
-"""The nouns of memstream as frozen values: observations, fragments and what a tier holds.
+"""The values of memstream, all frozen: observations, fragments, held fragments and the state of a memory.
 
-Times are integers of microseconds since the Unix epoch, UTC (`*_us`). Vectors are one-dimensional float32
-arrays of unit length. Importance is unweighted, in [0, 1].
+Times (`*_us`) are integers: microseconds since the Unix epoch, UTC. Vectors are one-dimensional float32 arrays of
+unit length. Importance is unweighted, in [0, 1].
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from msgspec.structs import replace
 Vector = npt.NDArray[np.float32]
 MetadataValue = str | int | float | bool
 Metadata = tuple[tuple[str, MetadataValue], ...]
-"""Sorted (key, value) pairs: immutable, so that no two fragments can come to share one dict."""
+"""Sorted (key, value) pairs: immutable, so fragments cannot share a mutable dict."""
 
 
 class MemoryKind(StrEnum):
-    """Which tiers a memory has. Never changes after creation."""
+    """Which tiers a memory has. Fixed at creation."""
 
     SENSORY = "sensory"
     SHORT_TERM = "short_term"
@@ -40,7 +40,7 @@ class Tier(StrEnum):
 
 
 class FragmentKind(StrEnum):
-    """How a fragment came to be."""
+    """Origin of a fragment."""
 
     OBSERVATION = "observation"
     INSIGHT = "insight"
@@ -48,7 +48,7 @@ class FragmentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Structured:
-    """A structured observation of an agent's step; empty fields were not given."""
+    """A structured observation of an agent's step; empty fields are unset."""
 
     question: str = ""
     thought: str = ""
@@ -60,20 +60,20 @@ class Structured:
     observation: str = ""
 
     def parts(self) -> dict[str, str]:
-        """The values that are set, by name."""
+        """The fields that are set, by name."""
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name))}
 
     def text(self) -> str:
-        """The values that are set, one a line, without their keys: what is embedded and indexed."""
+        """The values that are set, one per line, without keys: the text that is embedded and indexed."""
         return "\n".join(self.parts().values())
 
 
 class Fragment(Struct, frozen=True, gc=False):
-    """An observation once it is in a memory, or an insight derived from others.
+    """An observation in a memory, or an insight derived from other fragments.
 
-    `content` is always the text (for a structured observation, `structured.text()`). A Struct, not a frozen dataclass:
-    every step of every observation makes one anew, and every recall ten, each in a twentieth of the time. The garbage
-    collector does not look at it: what it holds cannot lead back to it.
+    `content` is always the text (for a structured observation, `structured.text()`). A Struct, not a frozen dataclass,
+    because creation takes a twentieth of the time; every step of an observation creates one, and a recall ten. It is
+    exempt from garbage collection (gc=False) because it cannot be part of a reference cycle.
     """
 
     id: str
@@ -86,75 +86,75 @@ class Fragment(Struct, frozen=True, gc=False):
     session: str = ""
     importance: float = 0.5
     observe_time_us: int = 0
-    """When it was perceived, by the client's clock; the server's clock where the client gave none."""
+    """When it was perceived, by the client's clock, or the server's if the client gave no time."""
     create_time_us: int = 0
-    """When it was received here."""
+    """When the server received it."""
     access_time_us: int = 0
     access_count: int = 0
     enhancement_count: int = 0
     duplicate_count: int = 0
-    """How many repeats of the same words were counted instead of being kept; part of enhancement_count."""
+    """Repeats that were counted instead of kept; included in enhancement_count."""
     sources: tuple[str, ...] = ()
-    """Ids this fragment derives from: enhancers of a promoted one, evidence of an insight."""
+    """Ids this fragment derives from: enhancers of a promoted fragment, evidence of an insight."""
     metadata: Metadata = ()
     expire_time_us: int | None = None
     pinned: bool = False
     external_id: str = ""
     token_count: int = 0
-    """Tokens as the client's model counts them; 0 when it did not say."""
+    """Tokens as the client counts them; 0 if it gave no count."""
     model: str = ""
-    """Name of the embedding space of its indexed vector; empty when it has none."""
+    """Name of the embedding space of its indexed vector; empty if it has none."""
     position: int = 0
     """Order of receipt in its memory; insights take the next one."""
     version: int = 0
-    """Revision of the memory that last changed this fragment: its etag."""
+    """Revision of the memory that last changed this fragment; its etag."""
     forget_time_us: int | None = None
-    """When it was forgotten; out of recall, restorable until the grace has passed."""
+    """When it was forgotten: out of recall, restorable until the grace period ends."""
     own_vector: bool = False
-    """The client gave the vector: it serves the comparison of contents too, and is not the model's to make anew."""
+    """The client gave the vector: it is also used to compare contents, and never re-embedded."""
     own_importance: bool = False
     """The client gave the importance."""
     ttl_us: int | None = None
-    """The time to live that the client gave, from which `expire_time_us` was computed; None for none."""
+    """The client-given time to live that `expire_time_us` was computed from, or None."""
 
     def but(self, **changes: Any) -> Fragment:
-        """The same with these fields changed. Raises TypeError for an unknown field."""
+        """A copy with these fields changed. Raises TypeError for an unknown field."""
         return replace(self, **changes)
 
     def at(self, tier: Tier) -> Fragment:
-        """The same in that tier; itself when it is there."""
+        """A copy in that tier, or the fragment itself if it is already there."""
         return self if self.tier is tier else self.but(tier=tier)
 
 
 @dataclass(frozen=True, slots=True)
 class Enhancement:
-    """One hit on a short-term fragment: who strengthened it, with the text a promotion may merge."""
+    """One hit on a short-term fragment: the enhancer's id, and its text, which a promotion may merge."""
 
     id: str
     text: str
     recollection: bool = False
     structured: Structured | None = None
-    """Of which `text` is the text."""
+    """The structured form of `text`, if any."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A fragment in the sensory or short-term tier, with what the enhancement rule needs."""
+    """A fragment in the sensory or short-term tier, with the inputs of the enhancement rule."""
 
     fragment: Fragment
     vector: Vector | None = None
-    """Embedding of the content alone (no date, no speaker), unit length; None when there is no model."""
+    """Embedding of the content alone (no date, no speaker), unit length; None without a model."""
     enhancements: tuple[Enhancement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """What a memory's tiers hold before long-term: the whole input of a decision beside the newcomer."""
+    """The sensory and short-term tiers of a memory: with the newcomer, the whole input of a decision."""
 
     kind: MemoryKind
     seed: bytes
-    """Key of the draws, given at the memory's creation and never changed."""
+    """Key of the random draws; fixed at the memory's creation."""
     sensory: tuple[Held, ...] = ()
     short_term: tuple[Held, ...] = ()
     reflection_aggregate: float = 0.0
-    """Sum of the importances of observations that reached long-term since the last reflection."""
+    """Sum of the importances of observations that entered long-term since the last reflection."""

@@ -1,1 +1,32 @@
-"""Models behind ports/models.py: the lexical analyzer, the hashing embedder, OpenAI-compatible endpoints."""
+"""The implementations of ports/models.py: analyzer, embedders, reranker, and LLM scoring and insights.
+
+Invariant: no text of one namespace appears in a prompt, an error or a cache entry of another.
+
+Text analysis:
+    words: words, characters and stems of a text
+    languages: language detection, for the stemmer
+    analyzer: lexical terms: hashed stems with counts
+    per_namespace: bounded caches, one per namespace
+
+Local models:
+    hashing: the `hashing` embedder, which needs no model
+    onnx_embedder: the `onnx` embedder
+    onnx_reranker: the cross-encoder that reranks recollections
+    onnx_files: session and tokenizer of a model directory
+
+Endpoints (OpenAI-compatible HTTP APIs):
+    endpoint: the HTTP client: URL, headers, size limits, error texts
+    openai_errors: error classes, and what each one means for a retry
+    resilience: retries, backoff, deadline and circuit breaker
+    negotiation: finds which optional request parts an endpoint accepts
+    single_flight: shares one run of a task among concurrent callers
+    openai_embedder: the `openai` embedder
+    batches: combines the texts of concurrent callers into requests
+    openai_chat: the LLM client: questions with JSON answers
+    budget: rate limits by requests and tokens
+    replies: extracts the JSON answer from a chat completion
+    reply_parsing: the schemas of answers, and their readers
+    scoring: importance scores by an LLM
+    insights: insights and reflection by an LLM
+    prompts: prompt templates
+"""

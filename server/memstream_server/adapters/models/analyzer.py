@@ -1,4 +1,4 @@
-"""The lexical analyzer: text to hashed Snowball stems with counts, microseconds a text."""
+"""The lexical analyzer: text to hashed Snowball stems with counts, in microseconds."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from memstream_server.core.policy import AUTO_LANGUAGE
 from memstream_server.ports.journal.rows import Terms
 
 _CACHED_WORDS = 131_072
-"""Of all namespaces and languages together."""
+"""Total over namespaces and languages."""
 _COUNT_MAX = 65_535
 NO_TERMS = Terms(b"", b"")
 
 
 def term_hash(stem: str) -> int:
-    """64 bits of BLAKE2b: two of a million stems collide with probability 3e-8, and never by intent of hash()."""
+    """64 bits of BLAKE2b, stable across processes: a million stems have a collision with probability 3e-8."""
     return int.from_bytes(blake2b(stem.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
 class _Words(dict[str, int]):
-    """One language's words as term hashes, computed when first asked for; 0 for a stop word."""
+    """Term hashes of one language's words, computed on first use; 0 for a stop word."""
 
     def __init__(self, stems: Stems) -> None:
         self._stem = stems.stem
@@ -38,16 +38,16 @@ class _Words(dict[str, int]):
 
 
 class SnowballAnalyzer:
-    """ports.models.Analyzer. Pure but for its caches, which are bounded and each of one namespace; thread-safe."""
+    """ports.models.Analyzer. Stateless except for bounded caches per namespace; thread-safe."""
 
     def __init__(self) -> None:
         self._stems: dict[str, Stems] = {}
         self._words = PerNamespace(self._words_of, _CACHED_WORDS)
 
     def terms(self, text: str, language: str = "english", namespace: str = "") -> Terms:
-        """Packed terms of a text, hashes ascending. Raises ValueError for a language without a stemmer.
+        """The packed terms of a text, hashes ascending. Raises ValueError for a language without a stemmer.
 
-        AUTO_LANGUAGE: by the stemmer of the language that the text is in.
+        AUTO_LANGUAGE: detects the language of the text.
         """
         if language == AUTO_LANGUAGE:
             language = languages.stemmer_of(text)
@@ -63,7 +63,7 @@ class SnowballAnalyzer:
         return Terms(struct.pack(f"<{len(hashes)}Q", *hashes), struct.pack(f"<{len(hashes)}H", *numbers))
 
     async def prepare(self, language: str) -> None:
-        """Loads what tells languages apart, in a thread, where `language` asks for it. Raises ValueError."""
+        """Load the language detector in a thread if `language` is AUTO_LANGUAGE. Raises ValueError."""
         if language == AUTO_LANGUAGE:
             await asyncio.to_thread(languages.identifier)
 

@@ -1,4 +1,4 @@
-"""The forms of an LLM's answers and their readers: an answer is of its form to the letter, or it is malformed."""
+"""JSON schemas of LLM answers, and their strict readers: an answer that deviates is malformed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from memstream_server.adapters.models.openai_chat import Form
 from memstream_server.adapters.models.openai_errors import MalformedError
 
 TEXT_CHARACTERS_MAX = 4_000
-"""A longer insight or question is no sentence."""
+"""Limit of an insight or a question, which are single sentences."""
 
 
-def _object(name: str, item: dict[str, Any]) -> dict[str, Any]:
-    return _record(**{name: {"type": "array", "items": item}})
+def _object_schema(name: str, item: dict[str, Any]) -> dict[str, Any]:
+    return _record_schema(**{name: {"type": "array", "items": item}})
 
 
-def _record(**properties: dict[str, Any]) -> dict[str, Any]:
+def _record_schema(**properties: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
@@ -28,26 +28,28 @@ _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}
 SCORES = Form(
     "scores",
-    _object("scores", _record(number=_NUMBER, score=_NUMBER)),
+    _object_schema("scores", _record_schema(number=_NUMBER, score=_NUMBER)),
     '{"scores": [{"number": <a text\'s number>, "score": <1 to 10>}, ...]} with every text once',
 )
 INSIGHTS = Form(
-    "insights", _object("insights", _TEXT), '{"insights": ["<an insight>", ...]}; {"insights": []} if there is none'
+    "insights",
+    _object_schema("insights", _TEXT),
+    '{"insights": ["<an insight>", ...]}; {"insights": []} if there is none',
 )
-QUESTIONS = Form("questions", _object("questions", _TEXT), '{"questions": ["<a question>", ...]}')
+QUESTIONS = Form("questions", _object_schema("questions", _TEXT), '{"questions": ["<a question>", ...]}')
 CITED = Form(
     "cited_insights",
-    _object("insights", _record(insight=_TEXT, evidence={"type": "array", "items": _NUMBER})),
+    _object_schema("insights", _record_schema(insight=_TEXT, evidence={"type": "array", "items": _NUMBER})),
     '{"insights": [{"insight": "<an insight>", "evidence": [<numbers of texts>]}, ...]}; '
     '{"insights": []} if there is none',
 )
 
 
 def scores(answer: Any, count: int) -> list[float]:
-    """Importances in [0.1, 1] of texts 1 to `count`: n of 10 is n/10. Raises MalformedError."""
+    """Importances of texts 1 to `count`, n/10 for a score of n (1 to 10). Raises MalformedError."""
     found: dict[int, float] = {}
-    for item in _items(answer, "scores"):
-        number, score = _whole(item, "number", count), _whole(item, "score", 10)
+    for item in _read_items(answer, "scores"):
+        number, score = _read_whole(item, "number", count), _read_whole(item, "score", 10)
         if number in found:
             raise MalformedError(f"two scores for text {number}")
         found[number] = score / 10
@@ -57,49 +59,52 @@ def scores(answer: Any, count: int) -> list[float]:
 
 
 def texts(answer: Any, name: str) -> list[str]:
-    """The list of sentences called `name`; an empty list is an answer. Raises MalformedError."""
-    return [_text(item) for item in _items(answer, name)]
+    """The list of sentences in the field `name`; may be empty. Raises MalformedError."""
+    return [_read_text(item) for item in _read_items(answer, name)]
 
 
 def cited(answer: Any, count: int) -> list[tuple[str, tuple[int, ...]]]:
-    """(insight, places of its evidence from 0) over texts 1 to `count`, at least one each. Raises MalformedError."""
-    return [(_text(_field(item, "insight")), _evidence(item, count)) for item in _items(answer, "insights")]
+    """Insights with the 0-based indices (at least one) of their evidence among `count` texts. Raises MalformedError."""
+    return [
+        (_read_text(_read_field(item, "insight")), _read_evidence(item, count))
+        for item in _read_items(answer, "insights")
+    ]
 
 
-def _evidence(item: Any, count: int) -> tuple[int, ...]:
-    numbers = _field(item, "evidence")
+def _read_evidence(item: Any, count: int) -> tuple[int, ...]:
+    numbers = _read_field(item, "evidence")
     if not isinstance(numbers, list) or not numbers:
         raise MalformedError("an insight cites no evidence")
-    return tuple(dict.fromkeys(_bounded(number, "evidence", count) - 1 for number in numbers))
+    return tuple(dict.fromkeys(_check_bounds(number, "evidence", count) - 1 for number in numbers))
 
 
-def _items(answer: Any, name: str) -> list[Any]:
-    items = _field(answer, name)
+def _read_items(answer: Any, name: str) -> list[Any]:
+    items = _read_field(answer, name)
     if not isinstance(items, list):
         raise MalformedError(f"{name!r} is no list")
     return items
 
 
-def _field(item: Any, name: str) -> Any:
+def _read_field(item: Any, name: str) -> Any:
     if not isinstance(item, dict) or name not in item:
         raise MalformedError(f"no {name!r} where there must be one")
     return item[name]
 
 
-def _whole(item: Any, name: str, most: int) -> int:
-    return _bounded(_field(item, name), name, most)
+def _read_whole(item: Any, name: str, most: int) -> int:
+    return _check_bounds(_read_field(item, name), name, most)
 
 
-def _bounded(value: Any, name: str, most: int) -> int:
+def _check_bounds(value: Any, name: str, most: int) -> int:
     # A bool is an int to Python; 7.0 is a whole number to JSON.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= most or value != int(value):
-        # A number may be shown; other values may hold a memory's words, which no log shows.
+        # Show numbers only: other values may contain a memory's words, which must not reach a log.
         told = value if isinstance(value, int | float) else type(value).__name__
         raise MalformedError(f"{name!r} must be a whole number of 1 to {most}, is {told!s:.50}")
     return int(value)
 
 
-def _text(value: Any) -> str:
+def _read_text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > TEXT_CHARACTERS_MAX:
         raise MalformedError(f"a text must be a string of 1 to {TEXT_CHARACTERS_MAX} characters")
     return value.strip()

@@ -1,9 +1,9 @@
-"""Texts of all who wait for an endpoint share its requests: one alone goes at once, many at a time go together.
+"""Combines the texts of concurrent calls into requests to an endpoint; a single call is sent immediately.
 
-Rule 1. At most `concurrency` requests are under way. Whoever comes meanwhile waits. A request takes one text of each
-that waits, in turn, until it is full: one text beside a thousand need not wait for them.
-Rule 2. What is refused is halved until the refused texts stand alone. The halves go before everything else.
-Rule 3. Who leaves takes along what was not asked yet; a request that nobody waits for any longer is given up.
+Rule 1. At most `concurrency` requests are in flight; later calls wait. A request takes one text of each waiting call
+in turn until it is full, so that a call with one text does not wait for a call with a thousand.
+Rule 2. A refused request is split in halves until the refused texts are isolated. The halves go first.
+Rule 3. A cancelled call withdraws its unsent texts; a request without waiting callers is cancelled.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 class _Call(Generic[T]):
-    """One caller's texts."""
+    """The texts of one caller."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = texts
         self.waiting = deque(range(len(texts)))
-        """Places of what was not asked yet."""
+        """Indices of the texts that were not sent yet."""
         self.answers: list[T | None] = [None] * len(texts)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = len(texts)
@@ -38,11 +38,11 @@ class _Call(Generic[T]):
 
 
 _Batch = list[tuple[_Call[T], int]]
-"""Texts of one request: whose, and their places there."""
+"""The texts of one request, as (call, index in the call)."""
 
 
 class Batches(Generic[T]):
-    """See the module. Use from one event loop."""
+    """A batcher as the module describes. Use from one event loop."""
 
     def __init__(
         self,
@@ -52,38 +52,38 @@ class Batches(Generic[T]):
         characters_max: int,
         concurrency: int,
     ) -> None:
-        """`ask` makes one request of texts, an answer for each. It raises RefusedError where one of them may be why.
+        """`ask` sends one request and returns an answer per text. It raises RefusedError if a text may be the reason.
 
-        A text longer than `characters_max` has a request of its own.
+        A text longer than `characters_max` gets its own request.
         """
         self._ask = ask
         self._texts_max = texts_max
         self._characters_max = characters_max
         self._concurrency = concurrency
         self._calls: deque[_Call[T]] = deque()
-        """Those with texts that were not asked yet."""
+        """Calls with unsent texts."""
         self._halves: deque[_Batch[T]] = deque()
         self._under_way: dict[asyncio.Task[None], _Batch[T]] = {}
 
     async def answers(self, texts: Sequence[str]) -> list[T | None]:
-        """One each, None of those that are refused. Raises what `ask` raises but RefusedError."""
+        """The answers, in order; None for a refused text. Raises what `ask` raises, except RefusedError."""
         call: _Call[T] = _Call(texts)
         if texts:
             self._calls.append(call)
-            self._begin()
+            self._start_requests()
             try:
                 await call.done
             except BaseException:
-                self._leave(call)
+                self._withdraw_call(call)
                 raise
         return call.answers
 
     async def close(self) -> None:
-        """Give up what is under way: who waits gets ModelUnavailable."""
+        """Cancel all requests; waiting callers get ModelUnavailable."""
         closing = ModelUnavailable("the server is going away")
-        _fail(self._calls, closing)
+        _fail_calls(self._calls, closing)
         for batch in (*self._halves, *self._under_way.values()):
-            _fail((call for call, _ in batch), closing)
+            _fail_calls((call for call, _ in batch), closing)
         self._calls.clear()
         self._halves.clear()
         tasks = list(self._under_way)
@@ -91,41 +91,41 @@ class Batches(Generic[T]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _leave(self, call: _Call[T]) -> None:
-        """Before all is answered."""
+    def _withdraw_call(self, call: _Call[T]) -> None:
+        """Withdraw a call that is not complete."""
         if not call.done.cancel() and not call.done.cancelled():
-            call.done.exception()  # looked at, though who waited may have been cancelled in the same moment
+            call.done.exception()  # mark as retrieved: a caller cancelled at the same moment never reads it
         if call in self._calls:
             self._calls.remove(call)
         for task, batch in self._under_way.items():
             if all(each.done.done() for each, _ in batch):
                 task.cancel()
 
-    def _begin(self) -> None:
+    def _start_requests(self) -> None:
         while len(self._under_way) < self._concurrency:
-            batch = self._next()
+            batch = self._next_batch()
             if not batch:
                 return
-            task = asyncio.create_task(self._request(batch))
+            task = asyncio.create_task(self._run_request(batch))
             self._under_way[task] = batch
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._end_request)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _end_request(self, task: asyncio.Task[None]) -> None:
         batch = self._under_way.pop(task)
-        if task.cancelled():  # for want of anybody who waits, or by what it asked
-            _fail((call for call, _ in batch), ModelUnavailable("the request was given up"))
-        self._begin()
+        if task.cancelled():  # by `_withdraw_call`, or from within `ask`
+            _fail_calls((call for call, _ in batch), ModelUnavailable("the request was given up"))
+        self._start_requests()
 
-    def _next(self) -> _Batch[T]:
-        """What is asked next; empty when nobody waits."""
+    def _next_batch(self) -> _Batch[T]:
+        """The next request; empty if no texts wait."""
         while self._halves:
             half = [(call, place) for call, place in self._halves.popleft() if not call.done.done()]
             if half:
                 return half
-        return self._taken()
+        return self._take_texts()
 
-    def _taken(self) -> _Batch[T]:
-        """One of each that waits, in turn, until the request is full."""
+    def _take_texts(self) -> _Batch[T]:
+        """One text of each waiting call, in turn, until the request is full."""
         batch: _Batch[T] = []
         room = self._characters_max
         while self._calls and len(batch) < self._texts_max:
@@ -138,7 +138,7 @@ class Batches(Generic[T]):
                 self._calls.append(call)
         return batch
 
-    async def _request(self, batch: _Batch[T]) -> None:
+    async def _run_request(self, batch: _Batch[T]) -> None:
         try:
             answers = await self._ask([call.texts[place] for call, place in batch])
             for (call, place), answer in zip(batch, answers, strict=True):
@@ -150,11 +150,11 @@ class Batches(Generic[T]):
             else:
                 for call, place in batch:
                     call.answer(place, None)
-        except Exception as error:  # theirs to handle: of each whose text it was
-            _fail((call for call, _ in batch), error)
+        except Exception as error:  # passed to every caller with a text in the request
+            _fail_calls((call for call, _ in batch), error)
 
 
-def _fail(calls: Iterable[_Call[T]], error: Exception) -> None:
+def _fail_calls(calls: Iterable[_Call[T]], error: Exception) -> None:
     for call in calls:
         if not call.done.done():
             call.done.set_exception(error)

@@ -1,8 +1,8 @@
-"""Requests and tokens a minute that one model endpoint may be asked for: token buckets, taken in order of asking.
+"""Rate limits of a model endpoint in requests and tokens per minute: token buckets, first come, first served.
 
-A bucket holds ten seconds' worth, so that no minute sees more than 7/6 of its limit. What is taken may exceed what is
-there; the next ones then wait for the debt. An asker is told at once when its wait would be too long. Beside the
-server's buckets every namespace has its own, so that none uses up what is everybody's.
+A bucket holds ten seconds' worth, so no minute exceeds 7/6 of the limit. A bucket may go into debt; later requests
+then wait for it. A request whose wait would be too long fails immediately. In addition to the server's buckets, every
+namespace has its own, so that none can use up the server's.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from memstream_server.ports.models import BudgetExhausted
 
 BURST_S = 10.0
-"""How many seconds' worth may be taken at once."""
+"""Bucket capacity in seconds of the rate."""
 NAMESPACES_MAX = 10_000
-"""Namespaces whose buckets are kept; the one that asked least recently begins with full ones again."""
+"""Namespaces with buckets; the least recently used one is evicted, and starts with full buckets again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What may be asked for in a minute. 0 is no limit."""
+    """Limits per minute. 0 means no limit."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -37,7 +37,7 @@ class _Bucket:
         self._seen_s = 0.0
 
     def take(self, amount: float, now_s: float) -> float:
-        """Take it and return the seconds until it would have been there; a negative amount gives back."""
+        """Take `amount`; return the seconds to wait for it. A negative amount is a refund."""
         if not self._rate:
             return 0.0
         self._level = min(self._most, self._level + (now_s - self._seen_s) * self._rate) - amount
@@ -46,7 +46,7 @@ class _Bucket:
 
 
 class _Buckets:
-    """Of the server, or of one namespace."""
+    """The buckets of the server, or of one namespace."""
 
     def __init__(self, rates: Rates) -> None:
         self._requests = _Bucket(rates.requests_per_minute)
@@ -57,7 +57,7 @@ class _Buckets:
 
 
 class Budget:
-    """Of one endpoint: for all together, and for each namespace."""
+    """The budget of one endpoint: in total, and for each namespace."""
 
     def __init__(
         self,
@@ -73,9 +73,12 @@ class Budget:
         self._sleep = sleep
 
     async def admit(self, tokens: int, wait_max_s: float, namespace: str = "") -> Allowance:
-        """Wait for room for one request of `tokens`. Raises BudgetExhausted when that takes over `wait_max_s`."""
+        """Wait until one request of `tokens` is allowed. Raises BudgetExhausted if that takes over `wait_max_s`."""
         allowance = Allowance(self, tokens, namespace)
-        own_s, all_s = self._of(namespace).take(1, tokens, self._clock()), self._server.take(1, tokens, self._clock())
+        own_s, all_s = (
+            self._buckets_of(namespace).take(1, tokens, self._clock()),
+            self._server.take(1, tokens, self._clock()),
+        )
         wait_s = max(own_s, all_s)
         if wait_s > wait_max_s:
             allowance.close()
@@ -93,12 +96,12 @@ class Budget:
         return allowance
 
     def take(self, namespace: str, requests: int, tokens: int) -> None:
-        """Take (or give back, if negative) without waiting."""
+        """Take (or refund, if negative) without waiting."""
         now_s = self._clock()
         self._server.take(requests, tokens, now_s)
-        self._of(namespace).take(requests, tokens, now_s)
+        self._buckets_of(namespace).take(requests, tokens, now_s)
 
-    def _of(self, namespace: str) -> _Buckets:
+    def _buckets_of(self, namespace: str) -> _Buckets:
         buckets = self._namespaces.get(namespace)
         if buckets is None:
             buckets = self._namespaces[namespace] = _Buckets(self._rates)
@@ -109,7 +112,7 @@ class Budget:
 
 
 class Allowance:
-    """Room for one request. Repeats of it are taken without waiting: their wait is the retry's."""
+    """The admission of one request. Retries are charged without waiting: the retry's backoff is their wait."""
 
     def __init__(self, budget: Budget, tokens: int, namespace: str) -> None:
         self._budget = budget
@@ -118,17 +121,17 @@ class Allowance:
         self._used = False
 
     def sending(self) -> None:
-        """A request goes out: the first is covered, further ones are a debt."""
+        """Charge a request. The first is already charged; further ones go into debt."""
         if self._used:
             self._budget.take(self._namespace, 1, self._tokens)
         self._used = True
 
     def spent(self, tokens: int) -> None:
-        """The endpoint says how many tokens the request took."""
+        """Correct the charge to the tokens that the endpoint reports."""
         self._budget.take(self._namespace, 0, tokens - self._tokens)
 
     def close(self) -> None:
-        """Give back what no request has used."""
+        """Refund the charge if no request was sent."""
         if not self._used:
             self._budget.take(self._namespace, -1, -self._tokens)
             self._used = True

@@ -1,10 +1,10 @@
-"""Requests to an OpenAI-compatible endpoint through the `openai` package: URL, headers, bounds, and errors.
+"""Requests to an OpenAI-compatible endpoint through the `openai` package: URL, headers, size limits, and errors.
 
-Rule 1. The base URL is used as given. If it does not serve the API (404, 405, or a reply of another program), the
-client appends `/v1` once and then uses the URL that answered first.
-Rule 2. The package retries nothing (resilience.py does), follows no redirect and sends no header of its own or of its
-environment variables: headers may be secrets. No body is read beyond a bound.
-Rule 3. Texts about an endpoint contain neither credentials nor values of the query.
+Rule 1. The client tries the base URL as given. If it does not serve the API (404, 405, or a reply of another
+program), the client appends `/v1` once, and keeps the first URL that answers.
+Rule 2. The package does not retry (resilience.py does), follows no redirect, and sends no headers of its own or from
+its environment variables, because headers may be secrets. Reply bodies are read up to a limit.
+Rule 3. Error texts contain neither credentials nor values of the query string.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ EXCERPT_CHARACTERS_MAX = 300
 _ERROR_BYTES_MAX = 64 << 10
 _SECRET_CHARACTERS_MIN = 4
 _PATHS = ("/embeddings", "/chat/completions")
-"""What a base URL may end in where somebody copied the whole address."""
+"""Suffixes that are stripped from a base URL, in case the operator pasted a full address."""
 _VERSION = re.compile(r"/v\d+\w*\Z")
 _CREDENTIAL = re.compile(r"(?i:bearer\s+\S+)|\b(?:sk|rk|pk|gsk|xai|hf|AIza)[-_\w*]{6,}")
 _MASK = "***"
 _KEPT_HEADERS = frozenset({"host", "accept", "connection", "content-length", "content-type"})
-"""Headers of the HTTP client that are sent as they are."""
+"""Headers of the HTTP client that are sent unchanged."""
 _reply_bytes_max: ContextVar[int] = ContextVar("reply_bytes_max")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a model is asked, and with what. What may be a secret is not printed."""
+    """Address and credentials of a model endpoint. `repr` hides possible secrets."""
 
     base_url: str
     api_key: str = field(default="", repr=False)
-    """Sent as a bearer token; empty sends none."""
+    """Sent as a bearer token; empty for none."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     query: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float = 15.0
-    """For one request."""
+    """Per request."""
 
 
 class EndpointClient:
-    """Requests to one endpoint. Use from one event loop."""
+    """A client of one endpoint. Use from one event loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -70,8 +70,8 @@ class EndpointClient:
         self._secrets = _secrets_of(endpoint, given, self._query)
         self._bases = _bases(given)
         self._base = self._bases[0] if len(self._bases) == 1 else None
-        """The address that is used; None until one of them has answered."""
-        self._headers = httpx2.Headers({"User-Agent": f"memstream/{_version()}", "Accept-Encoding": "identity"})
+        """The base URL in use; None until one has answered."""
+        self._headers = httpx2.Headers({"User-Agent": f"memstream/{_package_version()}", "Accept-Encoding": "identity"})
         if endpoint.api_key:
             self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
         self._headers.update(dict(endpoint.headers))
@@ -92,21 +92,21 @@ class EndpointClient:
         await self._openai.close()
 
     async def post(self, path: str, body: Mapping[str, Any], wanted: str, bytes_max: int) -> dict[str, Any]:
-        """The reply's JSON: an object that has `wanted`.
+        """POST and return the reply's JSON object, which has the field `wanted`.
 
-        Raises StatusError, ForeignReplyError for a reply of another form, TransientError where none came, and
-        MalformedError for one longer than `bytes_max`.
+        Raises StatusError; ForeignReplyError for a reply of another form; TransientError without a reply; and
+        MalformedError for a reply longer than `bytes_max`.
         """
         if self._base is not None:
-            return await self._post(self._base + path, body, wanted, bytes_max)
+            return await self._post_once(self._base + path, body, wanted, bytes_max)
         first: StatusError | ForeignReplyError | None = None
         for base in self._bases:
             try:
-                reply = await self._post(base + path, body, wanted, bytes_max)
+                reply = await self._post_once(base + path, body, wanted, bytes_max)
             except (StatusError, ForeignReplyError) as error:
                 if isinstance(error, StatusError) and error.status not in (404, 405):
                     raise
-                first = _joined(first, error)
+                first = _join_errors(first, error)
             else:
                 self._base = base
                 log.info("model_endpoint_found", url=self.shown(base + path))
@@ -115,14 +115,14 @@ class EndpointClient:
         raise first
 
     def shown(self, url: str) -> str:
-        """A URL for people: the query's names without their values, no credentials."""
+        """A URL for error texts: without credentials, and without the values of the query string."""
         parts = urlsplit(url)
         query = "&".join(f"{name}={_MASK}" for name in self._query)
         host = parts.netloc.rpartition("@")[2]
         return self.cleaned(f"{parts.scheme}://{host}{parts.path}{f'?{query}' if query else ''}")
 
     def cleaned(self, text: str) -> str:
-        """The beginning of a text in one line, without credentials and control characters."""
+        """The beginning of a text on one line, without credentials and control characters."""
         for secret in self._secrets:
             text = text.replace(secret, _MASK)
         line = " ".join(_CREDENTIAL.sub(_MASK, text).split())
@@ -134,7 +134,7 @@ class EndpointClient:
             del request.headers[name]
         request.headers.update(self._headers)
 
-    async def _post(self, url: str, body: Mapping[str, Any], wanted: str, bytes_max: int) -> dict[str, Any]:
+    async def _post_once(self, url: str, body: Mapping[str, Any], wanted: str, bytes_max: int) -> dict[str, Any]:
         shown = self.shown(url)
         bound = _reply_bytes_max.set(bytes_max)
         try:
@@ -147,12 +147,12 @@ class EndpointClient:
             within = f"within {number_text(self._endpoint.timeout_s)} s"
             raise TransientError(f"{shown} does not answer {within}", summary=f"no answer {within}") from error
         except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise self._no_answer(shown, error.__cause__ or error) from error
+            raise self._connection_error(shown, error.__cause__ or error) from error
         finally:
             _reply_bytes_max.reset(bound)
-        return self._read(shown, reply.content, wanted)
+        return self._read_reply(shown, reply.content, wanted)
 
-    def _no_answer(self, shown: str, error: BaseException) -> Exception:
+    def _connection_error(self, shown: str, error: BaseException) -> Exception:
         if isinstance(error, MalformedError):
             return error
         if isinstance(error, httpx2.InvalidURL):
@@ -164,8 +164,8 @@ class EndpointClient:
         )
 
     def _status_error(self, shown: str, response: httpx2.Response) -> StatusError:
-        excerpt = self._excerpt(response.content)
-        if 300 <= response.status_code < 400:  # not followed: the headers would go to that address
+        excerpt = self._body_excerpt(response.content)
+        if 300 <= response.status_code < 400:  # not followed: that would send our headers to that address
             excerpt = f"a redirect to {self.cleaned(response.headers.get('location', '').partition('?')[0])}"
         return StatusError(
             response.status_code,
@@ -175,27 +175,27 @@ class EndpointClient:
             retry_after_s=retry_after_s(response.headers),
         )
 
-    def _read(self, shown: str, body: bytes, wanted: str) -> dict[str, Any]:
+    def _read_reply(self, shown: str, body: bytes, wanted: str) -> dict[str, Any]:
         try:
             document = parsed_object(body)
         except MalformedError as error:
-            raise ForeignReplyError(shown, "no JSON", self._excerpt(body)) from error
+            raise ForeignReplyError(shown, "no JSON", self._body_excerpt(body)) from error
         if isinstance(document, dict) and wanted in document:
             return document
         said = document.get("error") if isinstance(document, dict) else None
         status = said.get("code") if isinstance(said, dict) else None
-        if isinstance(status, int) and 400 <= status < 600:  # some gateways put the status into the body alone
-            raise StatusError(status, shown, code=error_code(body), excerpt=self._excerpt(body))
-        raise ForeignReplyError(shown, "an error" if said else f"no {wanted!r} in it", self._excerpt(body))
+        if isinstance(status, int) and 400 <= status < 600:  # some gateways send 200 with the status in the body
+            raise StatusError(status, shown, code=error_code(body), excerpt=self._body_excerpt(body))
+        raise ForeignReplyError(shown, "an error" if said else f"no {wanted!r} in it", self._body_excerpt(body))
 
-    def _excerpt(self, body: bytes) -> str:
+    def _body_excerpt(self, body: bytes) -> str:
         return self.cleaned(body[: 4 * EXCERPT_CHARACTERS_MAX].decode(errors="replace"))
 
 
-def _joined(
+def _join_errors(
     first: StatusError | ForeignReplyError | None, error: StatusError | ForeignReplyError
 ) -> StatusError | ForeignReplyError:
-    """Both in one. A status says more than a reply that has nothing to do with the API."""
+    """Both errors as one. A status is more specific than a reply of another program."""
     if first is None:
         return error
     if isinstance(first, StatusError):
@@ -209,7 +209,7 @@ def _joined(
 
 
 def _bases(given: SplitResult) -> tuple[str, ...]:
-    """The addresses to try, in order, none with a slash at its end."""
+    """The base URLs to try, in order, without trailing slashes."""
     path = given.path.rstrip("/")
     for ending in _PATHS:
         path = path.removesuffix(ending)
@@ -218,7 +218,7 @@ def _bases(given: SplitResult) -> tuple[str, ...]:
 
 
 def _secrets_of(endpoint: Endpoint, given: SplitResult, query: Mapping[str, str]) -> tuple[str, ...]:
-    """Longest first: one may be part of another."""
+    """The secrets of an endpoint, longest first, because one may contain another."""
     values = [endpoint.api_key, given.password or "", *query.values()]
     for value in endpoint.headers.values():
         values += [value, *value.split()]
@@ -226,7 +226,7 @@ def _secrets_of(endpoint: Endpoint, given: SplitResult, query: Mapping[str, str]
 
 
 async def _bound_reply(response: httpx2.Response) -> None:
-    """Bounds the body of a reply; of an error's body the beginning is enough."""
+    """Limit the body of a reply; truncate the body of an error."""
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise MalformedError("compressed, although the request did not allow it")
     stream = response.stream
@@ -235,7 +235,7 @@ async def _bound_reply(response: httpx2.Response) -> None:
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """A body of at most `bytes_max` bytes. A longer one raises MalformedError, or is cut to _ERROR_BYTES_MAX."""
+    """A body of at most `bytes_max` bytes. A longer one raises MalformedError, or is truncated to _ERROR_BYTES_MAX."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, bytes_max: int, *, cut: bool) -> None:
         self._stream = stream
@@ -256,8 +256,8 @@ class _BoundedStream(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-def _version() -> str:
+def _package_version() -> str:
     try:
         return version("memstream")
-    except PackageNotFoundError:  # run from a source tree that was not installed
+    except PackageNotFoundError:  # running from a source tree that is not installed
         return "unknown"

@@ -1,8 +1,8 @@
-"""The `hashing` embedder: text to a vector without any model, the default so that the server runs offline.
+"""The `hashing` embedder: vectors without a model. It is the default, so that the server runs offline.
 
 Signed feature hashing (Weinberger et al., arXiv 0902.2206) of stems, pairs of adjacent stems and the characters
-3- and 4-grams of each word into 384 dimensions. It knows no meaning, only shared words and parts of words; it
-adds little beside BM25, hence the small weight, but gives every fragment a vector.
+3- and 4-grams of each word into 384 dimensions. It matches shared words and parts of words, not meaning; it adds
+little to BM25, hence the small weight, but gives every fragment a vector.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 DIMENSION = 384
 INPUT_CHARACTERS_MAX = 8_000
 MODEL = EmbeddingModel(
-    name="hashing-1",  # the number rises when vectors of before and after no longer compare
+    name="hashing-1",  # raise the number with every change that makes vectors incomparable
     dimension=DIMENSION,
     similarity_min=0.5,
     dense_weight=0.05,
@@ -36,22 +36,22 @@ MODEL = EmbeddingModel(
 )
 _PAIR_WEIGHT = 0.5
 _GRAMS_WEIGHT = 0.5
-"""Length of a word's n-gram features together, beside 1 for its stem."""
+"""Total weight of a word's n-gram features, relative to 1 for its stem."""
 _KNOWN_FEATURES_MAX = 1 << 20
-"""Of one namespace. Past them its words are learned anew: a few hundred microseconds a text, once in a long while."""
+"""Limit per namespace; beyond it the lexicon is rebuilt, at a few hundred microseconds a text."""
 _ALL_FEATURES_MAX = 4 << 20
-"""Of all namespaces: some 70 MB."""
+"""Limit over all namespaces: about 70 MB."""
 _BATCH = 64
-"""Texts hashed between two turns of the event loop."""
+"""Texts hashed per event-loop iteration."""
 _FEW_WORDS = 32
-"""Up to so many words of one text are joined one by one, beyond it all at once."""
+"""Texts with at most this many words are summed by `_sum_short_text`, longer ones by numpy."""
 _STOP = -1
 _VERBATIM = "\0"
-"""Before a word that is taken as it is, stop list and stemmer aside; no word starts with it."""
+"""Prefix of a word that bypasses stop list and stemmer; no word starts with it."""
 
 
 def _gram_hashes(word: str) -> list[int]:
-    """Of the word's characters in threes and fours, its ends marked: the place and the sign of a feature each."""
+    """Hashes of the word's 3- and 4-grams, with marked ends; each gives the index and the sign of a feature."""
     framed = f"<{word}>"
     count = len(framed)
     grams = [framed[at : at + 3] for at in range(count - 2)] + [framed[at : at + 4] for at in range(count - 3)]
@@ -60,9 +60,9 @@ def _gram_hashes(word: str) -> list[int]:
 
 
 class _Lexicon(dict[str, int]):
-    """Words as numbers, learned when first asked for; the features of word n are rows starts[n] to starts[n + 1].
+    """Words as numbers, assigned on first use; the features of word n are rows starts[n] to starts[n + 1].
 
-    Flat arrays, so that a batch of texts becomes vectors in a few numpy calls and not in a few for every word.
+    Flat arrays, so that a batch of texts takes a few numpy calls, not a few per word.
     """
 
     def __init__(self, stems: Stems) -> None:
@@ -75,15 +75,15 @@ class _Lexicon(dict[str, int]):
 
     def __missing__(self, word: str) -> int:
         stem = word[1:] if word.startswith(_VERBATIM) else self._stems.stem(word)
-        self[word] = self._learn(word.removeprefix(_VERBATIM), stem) if stem else _STOP
+        self[word] = self._learn_word(word.removeprefix(_VERBATIM), stem) if stem else _STOP
         return self[word]
 
     @property
     def full(self) -> bool:
-        """Whether it is time to start anew."""
+        """Whether the lexicon must be rebuilt."""
         return len(self.places) > _KNOWN_FEATURES_MAX
 
-    def _learn(self, word: str, stem: str) -> int:
+    def _learn_word(self, word: str, stem: str) -> int:
         hashed = term_hash(stem)
         grams = _gram_hashes(word[:INPUT_CHARACTERS_MAX])
         each = _GRAMS_WEIGHT / max(len(grams), 1) ** 0.5
@@ -95,19 +95,19 @@ class _Lexicon(dict[str, int]):
 
 
 class HashingEmbedder:
-    """ports.models.Embedder. Deterministic, needs nothing, never unavailable; refuses no text."""
+    """ports.models.Embedder. Deterministic, always available; refuses no text."""
 
     def __init__(self) -> None:
-        # One language for all memories: a vector's space is the server's, not the memory's.
+        # One language for all memories: the embedding space belongs to the server, not to a memory.
         self._stems = Stems("english")
         self._lexicons = PerNamespace(lambda _: _Kept(_Lexicon(self._stems)), _ALL_FEATURES_MAX)
 
     async def model(self) -> EmbeddingModel:
-        """The space, known without asking anyone."""
+        """The space; constant."""
         return MODEL
 
     async def embed(self, texts: Sequence[str], namespace: str = "") -> Floats:
-        """(len(texts), 384), rows of unit length, finite for every text; an empty one gets a fixed direction."""
+        """(len(texts), 384), finite rows of unit length; an empty text gets a fixed direction."""
         vectors = np.empty((len(texts), DIMENSION), np.float32)
         for start in range(0, len(texts), _BATCH):
             if start:
@@ -120,14 +120,14 @@ class HashingEmbedder:
         """Nothing to release."""
 
     def vectors(self, texts: Sequence[str], namespace: str = "") -> Floats:
-        """The same, synchronously."""
+        """The synchronous form of `embed`."""
         kept = self._lexicons.of(namespace)
         if kept.lexicon.full:
             kept.lexicon = _Lexicon(self._stems)
         known = kept.lexicon
-        per_text = [_numbers_of(known, text) for text in texts]
+        per_text = [_word_numbers(known, text) for text in texts]
         if len(texts) == 1 and len(per_text[0]) <= _FEW_WORDS:
-            return _unit(_few(known, per_text[0])[None])
+            return _unit_rows(_sum_short_text(known, per_text[0])[None])
         found = np.fromiter(chain.from_iterable(per_text), np.int64)
         rows = np.repeat(np.arange(len(texts)), [len(each) for each in per_text])
         first, sizes = known.starts.view[found], known.starts.view[found + 1] - known.starts.view[found]
@@ -135,15 +135,15 @@ class HashingEmbedder:
         features = np.repeat(first, sizes) + within
         places = known.places.view[features] + np.repeat(rows * DIMENSION, sizes)
         same = rows[:-1] == rows[1:]
-        pair_places, pair_weights = _pairs(known.hashes.view[found])
+        pair_places, pair_weights = _pair_features(known.hashes.view[found])
         places = np.concatenate([places, (pair_places + rows[:-1] * DIMENSION)[same]])
         weights = np.concatenate([known.weights.view[features], pair_weights[same]])
         sums = np.bincount(places, weights, len(texts) * DIMENSION).astype(np.float64, copy=False)
-        return _unit(sums.reshape(len(texts), DIMENSION))
+        return _unit_rows(sums.reshape(len(texts), DIMENSION))
 
 
 class _Kept:
-    """A namespace's lexicon, as large as its features."""
+    """A namespace's lexicon, whose `len` is its number of features."""
 
     def __init__(self, lexicon: _Lexicon) -> None:
         self.lexicon = lexicon
@@ -152,18 +152,18 @@ class _Kept:
         return len(self.lexicon.places)
 
 
-def _few(known: _Lexicon, found: list[int]) -> npt.NDArray[np.float64]:
-    """The sums of one text of a few words, a question's: the same numbers in the same order, in half the calls."""
+def _sum_short_text(known: _Lexicon, found: list[int]) -> npt.NDArray[np.float64]:
+    """Feature sums of one short text, such as a query: the same sums in the same order, with half the numpy calls."""
     at = np.array(found, np.int64)
     spans = list(map(slice, known.starts.view[at].tolist(), known.starts.view[at + 1].tolist()))
-    pair_places, pair_weights = _pairs(known.hashes.view[at])
+    pair_places, pair_weights = _pair_features(known.hashes.view[at])
     places = np.concatenate([*map(known.places.view.__getitem__, spans), pair_places])
     weights = np.concatenate([*map(known.weights.view.__getitem__, spans), pair_weights])
     return np.bincount(places, weights, DIMENSION).astype(np.float64, copy=False)
 
 
-def _numbers_of(known: _Lexicon, text: str) -> list[int]:
-    """Stop words count only where there is nothing else, and bare signs only where there are no words."""
+def _word_numbers(known: _Lexicon, text: str) -> list[int]:
+    """The word numbers of a text. Stop words count only in a text of stop words, signs only in a text without words."""
     number = known.__getitem__
     found = words(text[:INPUT_CHARACTERS_MAX])
     features = [each for each in map(number, found) if each != _STOP]
@@ -172,8 +172,8 @@ def _numbers_of(known: _Lexicon, text: str) -> list[int]:
     return [number(_VERBATIM + word) for word in found or text[:INPUT_CHARACTERS_MAX].split()]
 
 
-def _pairs(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Features of adjacent stems, order counting: the two hashes mixed as in splitmix64."""
+def _pair_features(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Features of ordered pairs of adjacent stems: the two hashes mixed as in splitmix64."""
     mixed = hashes[:-1] * np.uint64(0x9E3779B97F4A7C15) + hashes[1:]
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(31)
@@ -181,8 +181,8 @@ def _pairs(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Float
     return (mixed % np.uint64(DIMENSION)).astype(np.int64), signs
 
 
-def _unit(sums: npt.NDArray[np.float64]) -> Floats:
-    """Rows of unit length; one without direction gets that of all ones, which Milvus accepts and nothing is near."""
+def _unit_rows(sums: npt.NDArray[np.float64]) -> Floats:
+    """Rows of unit length. A zero row becomes the all-ones direction, which Milvus accepts and is near nothing."""
     lengths = np.sqrt(np.add.reduce(sums * sums, axis=1, keepdims=True))
     empty = lengths[:, 0] < 1e-9
     sums[empty], lengths[empty] = 1.0, DIMENSION**0.5

@@ -1,7 +1,7 @@
-"""Insights by an LLM: on promotion, and by reflection with cited evidence (Generative Agents, section 4.2).
+"""Insights by an LLM: on promotion, and by reflection with cited evidence (Generative Agents, arXiv 2304.03442, 4.2).
 
-Questions are refused or unavailable as a whole: an endpoint that refuses even a harmless one is unavailable, so that a
-misconfigured one ends no job.
+If the endpoint refuses a question, the client sends a harmless one. If the endpoint refuses that too, it counts as
+unavailable, so that a misconfigured endpoint does not fail jobs permanently.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ Value = TypeVar("Value")
 
 
 class ChatInsights:
-    """ports.models.Insights. Long texts are clipped as for the lexical index, and texts beyond the room left out."""
+    """ports.models.Insights. Long texts are clipped as for the lexical index; texts beyond the limit are left out."""
 
     def __init__(self, chat: ChatModel, prompts: Prompts, characters: int = 60_000) -> None:
-        """`characters`: of all texts shown at once."""
+        """`characters`: limit on all texts of one question together."""
         self._chat = chat
         self._prompts = prompts
         self._characters = characters
 
     async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
-        """What these say together; empty when nothing follows. Raises ModelUnavailable or ModelRefused."""
-        shown = self._fitting(texts)
+        """Insights that follow from the texts together, possibly none. Raises ModelUnavailable or ModelRefused."""
+        shown = self._texts_that_fit(texts)
         if not shown:
             return []
         question = Question(
             Role.INSIGHTS, self._prompts.insight.substitute(), {"texts": numbered(shown)}, answers.INSIGHTS
         )
-        return await self._ask(question, lambda answer: answers.texts(answer, "insights"), account)
+        return await self._ask_model(question, lambda answer: answers.texts(answer, "insights"), account)
 
     async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
-        """At most `count` questions of a high level about the latest texts. Raises as promotion_insights does."""
-        shown = self._fitting(reversed(texts))[::-1]  # the oldest are left out first
+        """At most `count` high-level questions about the latest texts. Raises as promotion_insights does."""
+        shown = self._texts_that_fit(reversed(texts))[::-1]  # leaves out the oldest first
         if not shown:
             return []
         guidance = self._prompts.questions.substitute(count=count)
         question = Question(Role.INSIGHTS, guidance, {"texts": numbered(shown)}, answers.QUESTIONS)
-        return (await self._ask(question, lambda answer: answers.texts(answer, "questions"), account))[:count]
+        return (await self._ask_model(question, lambda answer: answers.texts(answer, "questions"), account))[:count]
 
     async def reflect(
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None
     ) -> list[tuple[str, tuple[int, ...]]]:
-        """At most `count` of (insight, places in `texts` of its evidence). Raises as promotion_insights does."""
-        shown = self._fitting(texts)
+        """At most `count` of (insight, indices of its evidence in `texts`). Raises as promotion_insights does."""
+        shown = self._texts_that_fit(texts)
         if not shown:
             return []
         guidance = self._prompts.reflection.substitute(count=count)
         asked = Question(Role.INSIGHTS, guidance, {"question": question, "texts": numbered(shown)}, answers.CITED)
-        return (await self._ask(asked, lambda answer: answers.cited(answer, len(shown)), account))[:count]
+        return (await self._ask_model(asked, lambda answer: answers.cited(answer, len(shown)), account))[:count]
 
-    def _fitting(self, texts: Iterable[str]) -> list[str]:
-        """The first texts that fit together, so that places stay what they are; at least one."""
+    def _texts_that_fit(self, texts: Iterable[str]) -> list[str]:
+        """The longest prefix of texts within the limit, so that indices are unchanged; at least one text."""
         shown: list[str] = []
         room = self._characters
         for text in map(clip_for_index, texts):
@@ -70,17 +70,17 @@ class ChatInsights:
             shown.append(text)
         return shown
 
-    async def _ask(self, question: Question, read: Callable[[Any], Value], account: Account | None) -> Value:
+    async def _ask_model(self, question: Question, read: Callable[[Any], Value], account: Account | None) -> Value:
         try:
             return await self._chat.ask(question, read, account)
         except RefusedError as error:
-            await self._harmless(question, account)
+            await self._ask_harmless(question, account)
             texts = question.data["texts"]
             raise ModelRefused(
                 f"the model will not take these {len(texts)} texts: {error}", range(len(texts))
             ) from error
 
-    async def _harmless(self, question: Question, account: Account | None) -> None:
+    async def _ask_harmless(self, question: Question, account: Account | None) -> None:
         data = {name: numbered([HARMLESS]) if name == "texts" else HARMLESS for name in question.data}
         try:
             await self._chat.ask(replace(question, data=data, harmless=True), lambda answer: answer, account)

@@ -1,7 +1,7 @@
-"""Which language a text is in, and with it the stemmer that reads it, where a policy leaves that to the text.
+"""Language detection, which selects the stemmer of a text if the policy's language is `auto`.
 
-py3langid (BSD-3-Clause; needs numpy alone; its model is arrays, no pickle) over lingua: as often right, with 75 MB and
-a second to load against 650 MB and six, and 70 microseconds a sentence against 600. benchmarks/languages.py measures.
+py3langid (BSD-3-Clause; depends on numpy only; its model is arrays, no pickle) over lingua: equally accurate, 75 MB
+and one second to load against 650 MB and six, 70 microseconds a sentence against 600 (benchmarks/languages.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 FALLBACK = "english"
-"""For languages without a stemmer: what they hold of Latin words is most often English."""
+"""For languages without a stemmer: Latin words in them are mostly English."""
 STEMMERS = {
     "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "english",
     "eo": "esperanto", "es": "spanish", "et": "estonian", "eu": "basque", "fa": "persian", "fi": "finnish",
@@ -20,21 +20,21 @@ STEMMERS = {
     "pt": "portuguese", "ro": "romanian", "ru": "russian", "sr": "serbian", "sv": "swedish", "ta": "tamil",
     "tr": "turkish",
 }  # fmt: skip
-"""Snowball's algorithm by ISO 639-1 code."""
+"""Snowball algorithm by ISO 639-1 code."""
 OTHERS = ("bg", "he", "ja", "ko", "th", "uk", "vi", "zh")
-"""Known as well, so that their texts are not taken for their neighbours'."""
+"""Detected as well, so that their texts are not mistaken for related languages."""
 _lock = threading.Lock()
 
 
 def stemmer_of(text: str) -> str:
-    """The Snowball algorithm for a text. Raises ValueError where py3langid is not installed."""
+    """The Snowball algorithm for a text. Raises ValueError if py3langid is not installed."""
     code, _ = identifier().classify(text)
     return STEMMERS.get(code, FALLBACK)
 
 
 def identifier() -> Any:
-    """py3langid's model, loaded when first asked for: about a second. Raises ValueError. Thread-safe."""
-    with _lock:  # two threads at once would load it twice
+    """py3langid's model, loaded on first use in about a second. Raises ValueError. Thread-safe."""
+    with _lock:  # prevents two threads from loading it twice
         return _loaded()
 
 

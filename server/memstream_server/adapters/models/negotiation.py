@@ -1,10 +1,10 @@
-"""Which optional parts of a request an endpoint takes, found once by harmless requests.
+"""Finds which optional parts of a request an endpoint accepts, once, with harmless requests.
 
-Rule 1. Parts are left out one after the other until a request succeeds, first those that the error names. Each part
-that was left out is then tried again, unless it was refused as invalid (4xx) by the last request that failed: an
-outage (500) in between, or a refusal of another part, takes nothing away for good.
-Rule 2. At most 1 + 2 x len(parts) requests. They hold no text of a memory: no tenant's words decide how the others'
-are sent.
+Rule 1. Parts are dropped one by one until a request succeeds, beginning with those that the error names. Each dropped
+part is then tried again, unless the last failed request rejected it as invalid (4xx): an outage (500) in between, or
+the rejection of another part, drops no part permanently.
+Rule 2. At most 1 + 2 x len(parts) requests. They contain no text of a memory, so that no tenant's words influence the
+requests of others.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from memstream_server.adapters.models.openai_errors import StatusError
 
 Reply = TypeVar("Reply")
 NEGOTIABLE = frozenset({400, 404, 405, 415, 422, 500, 501})
-"""Statuses that endpoints answer with to a part that they do not know."""
+"""Statuses with which endpoints reject an unknown part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An optional part of a request, and the words by which errors name it."""
+    """An optional part of a request, and the words that name it in errors."""
 
     name: str
     words: tuple[str, ...] = ()
@@ -34,13 +34,13 @@ class Part:
 
 
 Send = Callable[[frozenset[str]], Awaitable[Reply]]
-"""One request with the parts of these names."""
+"""Sends one request with the parts of these names."""
 
 
 async def negotiated(send: Send[Reply], parts: Sequence[Part]) -> tuple[frozenset[str], Reply]:
-    """The names of the parts that the endpoint takes together, and its last reply.
+    """The names of the parts that the endpoint accepts together, and its last reply.
 
-    Raises the first StatusError where it refuses the request without any of them, and whatever else `send` raises.
+    Raises the first StatusError if the endpoint rejects the request without any part, and whatever else `send` raises.
     """
     taken = {part.name: part for part in parts}
     left_out: list[tuple[Part, StatusError]] = []

@@ -1,9 +1,10 @@
-"""Embeddings from a sentence-transformers model exported to ONNX, in this process: no endpoint, no torch.
+"""Embeddings from a sentence-transformers model exported to ONNX, in this process, without torch.
 
-The directory is read by `onnx_files.py`; `1_Pooling/config.json`, where it is there, must ask for the mean.
+`onnx_files.py` reads the directory; `1_Pooling/config.json`, if present, must specify mean pooling.
 
-Rule 1. One thread that does not spin.
-Rule 2. A batch at a time in a worker thread, so that the event loop goes on and a query waits for one batch at most.
+Rule 1. The runtime uses one thread that does not spin.
+Rule 2. A worker thread computes one batch at a time: the event loop is not blocked, and a query waits for at most one
+batch.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from memstream_server.ports.models import EmbeddingModel, ModelRefused
 Floats = npt.NDArray[np.float32]
 BATCH_TEXTS = 32
 CHARACTERS_PER_TOKEN_MAX = 16
-"""Longer texts are cut before they are split into tokens, which would take long only to be thrown away."""
+"""Longer texts are truncated before tokenization, which would otherwise spend time on discarded tokens."""
 _READING = EmbeddingModel(name="", dimension=0)
 
 
 class OnnxEmbedder:
-    """ports.models.Embedder over onnxruntime. Loads in the constructor: a second or so. Use from one event loop."""
+    """ports.models.Embedder with onnxruntime. Use from one event loop. The constructor takes about a second."""
 
     def __init__(self, directory: Path, reading: EmbeddingModel = _READING) -> None:
-        """`reading` says how the model's cosines are read. Raises OnnxModelError."""
+        """`reading` has the scale of the model's cosines. Raises OnnxModelError."""
         file = onnx_files.model_file(directory)
         _check_pooling(directory)
         self._session = onnx_files.session(file)
@@ -41,43 +42,43 @@ class OnnxEmbedder:
         self._tokenizer = onnx_files.tokenizer(directory, self._tokens_max)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="onnx")
         self._dimension = 0
-        self._dimension = self._tried(file)
+        self._dimension = self._try_model(file)
         self._model = replace(reading, name=onnx_files.model_name(directory, file), dimension=self._dimension)
 
     async def model(self) -> EmbeddingModel:
-        """The space, known since loading."""
+        """The space, known from loading."""
         return self._model
 
     async def embed(self, texts: Sequence[str], namespace: str = "") -> Floats:
-        """(len(texts), dimension), rows of unit length. Raises ModelRefused for texts without any token."""
+        """(len(texts), dimension), rows of unit length. Raises ModelRefused for texts without tokens."""
         loop = asyncio.get_running_loop()
         vectors = np.zeros((len(texts), self._dimension), np.float32)
-        # Texts of like length together: a batch is as long as its longest.
+        # Batch texts of similar length: a batch is padded to its longest text.
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for start in range(0, len(order), BATCH_TEXTS):
             places = order[start : start + BATCH_TEXTS]
             batch = [texts[place] for place in places]
-            vectors[places] = await loop.run_in_executor(self._worker, self._vectors, batch)
+            vectors[places] = await loop.run_in_executor(self._worker, self._embed_batch, batch)
         refused = np.flatnonzero(~vectors.any(axis=1)).tolist()
         if refused:
             raise ModelRefused(f"{len(refused)} of {len(texts)} texts have no token of the model's", refused)
         return vectors
 
     async def close(self) -> None:
-        """Let the batch under way end."""
+        """Wait for the current batch."""
         await asyncio.to_thread(self._worker.shutdown)
 
-    def _tried(self, file: Path) -> int:
-        """The dimension of a vector."""
+    def _try_model(self, file: Path) -> int:
+        """The dimension of the model's vectors, from a trial run."""
         try:
-            vectors = self._vectors(["memory"])
+            vectors = self._embed_batch(["memory"])
         except Exception as error:  # the runtime's own exceptions have no public base
             raise OnnxModelError(f"{file} gives no vectors: {str(error)[:300]}") from error
         if vectors.ndim != 2 or not vectors.shape[1]:
             raise OnnxModelError(f"{file} gives no vectors, or its tokenizer no tokens")
         return int(vectors.shape[1])
 
-    def _vectors(self, texts: Sequence[str]) -> Floats:
+    def _embed_batch(self, texts: Sequence[str]) -> Floats:
         cut = [text[: self._tokens_max * CHARACTERS_PER_TOKEN_MAX] for text in texts]
         given = onnx_files.inputs(self._tokenizer.encode_batch(cut))
         mask = given["attention_mask"]
@@ -88,10 +89,10 @@ class OnnxEmbedder:
 
 
 def unit_means(tokens: Floats, mask: npt.NDArray[np.int64]) -> Floats:
-    """(texts, dimension) of unit length: the mean over the tokens that `mask` (texts, tokens) counts.
+    """(texts, dimension), rows of unit length: the mean over the tokens in `mask` (texts, tokens).
 
-    `tokens` is (texts, tokens, dimension), or (texts, dimension) from a model that has pooled already. A text
-    without tokens becomes zeros.
+    `tokens` is (texts, tokens, dimension), or (texts, dimension) from a model that pools itself. A text without tokens
+    becomes zeros.
     """
     means = tokens
     if tokens.ndim == 3:

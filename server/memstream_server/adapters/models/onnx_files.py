@@ -1,7 +1,7 @@
-"""A transformer exported to ONNX, as sentence-transformers writes its directory: session, tokenizer, longest input.
+"""Reads the directory of a sentence-transformers model exported to ONNX: session, tokenizer, input limit.
 
-Read are `model.onnx` (there or in `onnx/`), `tokenizer.json`, `config.json`, and where it is there
-`sentence_bert_config.json` (the longest input).
+Files: `model.onnx` (there or in `onnx/`), `tokenizer.json`, `config.json`, and optionally `sentence_bert_config.json`
+(the input limit).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy.typing as npt
 
 Inputs = dict[str, npt.NDArray[np.int64]]
 TOKENS_MAX = 512
-"""Longest input where the directory does not say."""
+"""Input limit if the directory specifies none."""
 _KNOWN = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class OnnxModelError(ValueError):
-    """The directory holds no model that can be used here; the text says why. The operator must correct it."""
+    """The directory has no usable model; the text says why. The operator must correct it."""
 
 
 def model_file(directory: Path) -> Path:
-    """The exported model. Raises OnnxModelError where there is none."""
+    """The path of the exported model. Raises OnnxModelError if there is none."""
     for file in (directory / "model.onnx", directory / "onnx/model.onnx"):
         if file.is_file():
             return file
@@ -34,15 +34,15 @@ def model_file(directory: Path) -> Path:
 
 
 def model_name(directory: Path, file: Path) -> str:
-    """The directory's name and a hash of the weights: others under the same name are another model."""
+    """The directory's name and a hash of the weights, so that other weights are another model."""
     with file.open("rb") as model:
         digest = hashlib.file_digest(model, lambda: hashlib.blake2b(digest_size=4)).hexdigest()
     return f"{directory.resolve().name}@{digest}"
 
 
 def session(file: Path) -> Any:
-    """An onnxruntime session of one thread that does not spin: two spinning ones beside a busy server take 230 ms for
-    a sentence instead of 18. Raises OnnxModelError.
+    """An onnxruntime session with one thread that does not spin. On a busy server, two spinning threads take 230 ms a
+    sentence instead of 18. Raises OnnxModelError.
     """
     try:
         import onnxruntime
@@ -63,7 +63,7 @@ def session(file: Path) -> Any:
 
 
 def tokenizer(directory: Path, tokens_max: int) -> Any:
-    """The directory's tokenizer, which cuts at `tokens_max` and pads to the longest. Raises OnnxModelError."""
+    """The directory's tokenizer, truncating at `tokens_max` and padding to the longest. Raises OnnxModelError."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -71,24 +71,24 @@ def tokenizer(directory: Path, tokens_max: int) -> Any:
     file = directory / "tokenizer.json"
     try:
         made = Tokenizer.from_file(str(file))
-    except Exception as error:  # what tokenizers raises is Exception itself
+    except Exception as error:  # tokenizers raises plain Exception
         raise OnnxModelError(f"{file} cannot be loaded: {str(error)[:300]}") from error
     padding = made.padding or {}
     made.enable_truncation(tokens_max)
-    # The file may ask for a fixed length, at which every short text would cost as much as the longest.
+    # Override a fixed padding length in the file, with which every short text would cost as much as the longest.
     made.enable_padding(pad_id=padding.get("pad_id", 0), pad_token=padding.get("pad_token", "[PAD]"))
     return made
 
 
 def inputs(encoded: Sequence[Any]) -> Inputs:
-    """What a model may ask for of a batch of encodings: each (texts, tokens)."""
+    """The possible model inputs of a batch of encodings, each (texts, tokens)."""
     columns = ([each.ids for each in encoded], [each.attention_mask for each in encoded])
     types = [each.type_ids for each in encoded]
     return {name: np.array(rows, np.int64) for name, rows in zip(_KNOWN, (*columns, types), strict=True)}
 
 
 def tokens_max(directory: Path) -> int:
-    """The longest input that the model was made for and can take. Raises OnnxModelError."""
+    """The input limit in tokens: what the model was trained for and accepts. Raises OnnxModelError."""
     asked = read_json(directory / "sentence_bert_config.json").get("max_seq_length")
     possible = read_json(directory / "config.json").get("max_position_embeddings")
     limits = [limit for limit in (asked, possible) if isinstance(limit, int) and limit > 0]
@@ -96,7 +96,7 @@ def tokens_max(directory: Path) -> int:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A file's object; an empty one where there is no file. Raises OnnxModelError."""
+    """The JSON object in a file; empty if the file does not exist. Raises OnnxModelError."""
     if not file.is_file():
         return {}
     try:

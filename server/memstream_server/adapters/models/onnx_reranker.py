@@ -1,11 +1,11 @@
-"""A cross-encoder exported to ONNX, in this process: question and text are read together, which costs a pass each.
+"""A cross-encoder exported to ONNX, in this process. It reads question and text together, in one pass per pair.
 
-The directory is read by `onnx_files.py`; the model gives one number a pair (a logit, as those trained on MS MARCO do),
-of which the logistic function makes what it was trained to be: the probability that the text answers the question.
+`onnx_files.py` reads the directory. The model returns one logit per pair (as models trained on MS MARCO do); the
+logistic function turns it into the probability that the text answers the question.
 
-Rule 1. One thread that does not spin.
-Rule 2. A batch at a time in a worker thread, so that the event loop goes on, and a recall that no longer waits leaves
-no more than one batch behind.
+Rule 1. The runtime uses one thread that does not spin.
+Rule 2. A worker thread computes one batch at a time: the event loop is not blocked, and a cancelled recall leaves at
+most one batch running.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from memstream_server.ports.models import ModelUnavailable
 Floats = npt.NDArray[np.float32]
 BATCH_PAIRS = 8
 CHARACTERS_PER_TOKEN_MAX = 16
-"""Longer texts are cut before they are split into tokens, which would take long only to be thrown away."""
+"""Longer texts are truncated before tokenization, which would otherwise spend time on discarded tokens."""
 
 
 class OnnxReranker:
-    """ports.models.Reranker over onnxruntime. Loads in the constructor: a second or so. Use from one event loop."""
+    """ports.models.Reranker with onnxruntime. Use from one event loop. The constructor takes about a second."""
 
     def __init__(self, directory: Path) -> None:
         """Raises OnnxModelError."""
@@ -39,7 +39,7 @@ class OnnxReranker:
         self._characters_max = onnx_files.tokens_max(directory) * CHARACTERS_PER_TOKEN_MAX
         self._tokenizer = onnx_files.tokenizer(directory, onnx_files.tokens_max(directory))
         try:
-            self._closeness("What is remembered?", ["memory"])
+            self._rate_batch("What is remembered?", ["memory"])
         except Exception as error:  # the runtime's own exceptions have no public base
             raise OnnxModelError(f"{file} does not rate pairs of texts: {str(error)[:300]}") from error
         self._name = onnx_files.model_name(directory, file)
@@ -51,25 +51,25 @@ class OnnxReranker:
         return self._name
 
     async def closeness(self, question: str, texts: Sequence[str]) -> Floats:
-        """(len(texts),) in [0, 1]. Raises ModelUnavailable when the runtime fails, or gives what is no number."""
+        """float32[len(texts)] in [0, 1]. Raises ModelUnavailable if the runtime fails or returns non-finite numbers."""
         loop = asyncio.get_running_loop()
         found = np.zeros(len(texts), np.float32)
-        # Texts of like length together: a batch is as long as its longest.
+        # Batch texts of similar length: a batch is padded to its longest text.
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for start in range(0, len(order), BATCH_PAIRS):
             places = order[start : start + BATCH_PAIRS]
             batch = [texts[place] for place in places]
             try:
-                found[places] = await loop.run_in_executor(self._worker, self._closeness, question, batch)
+                found[places] = await loop.run_in_executor(self._worker, self._rate_batch, question, batch)
             except Exception as error:  # the runtime's own exceptions have no public base
                 raise ModelUnavailable(f"{self._name}: {str(error)[:300]}") from error
         return found
 
     async def close(self) -> None:
-        """Let the batch under way end."""
+        """Wait for the current batch."""
         await asyncio.to_thread(self._worker.shutdown)
 
-    def _closeness(self, question: str, texts: Sequence[str]) -> Floats:
+    def _rate_batch(self, question: str, texts: Sequence[str]) -> Floats:
         pairs = [(question[: self._characters_max], text[: self._characters_max]) for text in texts]
         given = onnx_files.inputs(self._tokenizer.encode_batch(pairs))
         (found, *_) = self._session.run(None, {name: given[name] for name in self._inputs})

@@ -1,10 +1,10 @@
-"""Embeddings from any OpenAI-compatible endpoint.
+"""Embeddings from an OpenAI-compatible endpoint.
 
-Rule 1. Attempts, waits and the deadline are resilience.py's; what the endpoint takes is negotiation.py's.
-Rule 2. A reply that is not exactly what was asked for, or has no end, is a failed attempt, never a vector.
-Rule 3. Calls share requests (batches.py). Before texts are blamed, a harmless one is tried: a misconfigured endpoint
-must not strip a memory of vectors. A text that makes the endpoint fail (500) while the harmless one succeeds is
-refused alone: it must not cost the texts of others their vectors.
+Rule 1. resilience.py handles retries, backoff and the deadline; negotiation.py finds the accepted request parts.
+Rule 2. A malformed or oversized reply is a failed attempt, never a vector.
+Rule 3. Concurrent calls share requests (batches.py). Before the embedder refuses texts, it sends a harmless text: a
+misconfigured endpoint must not cost a memory its vectors. If a text makes the endpoint fail (500) while the harmless
+one succeeds, only that text is refused, not the texts in the same request.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUna
 
 Floats = npt.NDArray[np.float32]
 REPLY_BYTES_MAX = 32 << 20
-"""64 vectors of 20,000 numbers, written out."""
+"""64 vectors of 20,000 numbers as decimal text."""
 _HARMLESS = "memory"
-"""What the dimension is asked with."""
+"""The text of the first request, which finds the dimension."""
 _PACKED = Part("encoding_format", ("encoding_format", "encoding format", "base64"))
-"""Vectors as base64 of little-endian float32: a third of the bytes of written numbers."""
+"""Vectors as base64 of little-endian float32: a third of the bytes of decimal text."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIEmbedding:
-    """Settings of the endpoint. `reading` says how the model's cosines are read; its name and dimension are ignored."""
+    """Settings of the endpoint. `reading` has the scale of the model's cosines; its name and dimension are ignored."""
 
     model: str
     base_url: str
     api_key: str = field(default="", repr=False)
-    """Empty for endpoints that need none."""
+    """Empty for endpoints without authentication."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     query: Mapping[str, str] = field(default_factory=dict, repr=False)
     dimensions: int | None = None
-    """Asks the model for shorter vectors; only some can."""
+    """Requests shorter vectors, which only some models support."""
     batch_texts: int = 64
     batch_characters: int = 100_000
     input_characters: int = 8_000
-    """Longer texts are cut: 8,000 characters are 2,000 tokens of English and at most about 8,000 of any language."""
+    """Longer texts are truncated. 8,000 characters are 2,000 tokens of English, at most about 8,000 in any language."""
     concurrency: int = 4
     """Requests in flight."""
     timeout_s: float = 15.0
-    """For one attempt."""
+    """Per attempt."""
     resilience: Resilience = field(default_factory=Resilience)
     reading: EmbeddingModel = field(default_factory=lambda: EmbeddingModel(name="", dimension=0))
 
@@ -73,32 +73,32 @@ class OpenAIEmbedder:
         calls: ResilientCalls | None = None,
         spent: Callable[[float], None] | None = None,
     ) -> None:
-        """`spent` gets the tokens of every reply that says how many it took."""
+        """`spent` is called with the tokens of every reply that reports them."""
         self._settings = settings
         self._client = EndpointClient(
             Endpoint(settings.base_url, settings.api_key, settings.headers, settings.query, settings.timeout_s)
         )
         self._calls = calls or ResilientCalls(settings.resilience)
         self._batches: Batches[Floats] = Batches(
-            self._vectors,
+            self._request_vectors,
             texts_max=settings.batch_texts,
             characters_max=settings.batch_characters,
             concurrency=settings.concurrency,
         )
-        self._asking, self._doubting = SingleFlight(self._ask), SingleFlight(self._harmless)
+        self._asking, self._doubting = SingleFlight(self._ask_model), SingleFlight(self._embed_harmless)
         self._spent = spent
         self._model: EmbeddingModel | None = None
         self._parts: frozenset[str] = frozenset()
-        """What the endpoint takes, once `_model` is known."""
+        """Request parts that the endpoint accepts; valid once `_model` is known."""
 
     async def model(self) -> EmbeddingModel:
-        """The space; the endpoint is asked for its dimension the first time. Raises ModelUnavailable."""
+        """The space. The first call requests a vector for the dimension. Raises ModelUnavailable."""
         return self._model or await self._asking.outcome()
 
     async def embed(self, texts: Sequence[str], namespace: str = "") -> Floats:
         """(len(texts), dimension), rows of unit length.
 
-        Raises ModelUnavailable, or ModelRefused with the places of the texts the model will never take.
+        Raises ModelUnavailable, or ModelRefused with the indices of the texts that the model refuses permanently.
         """
         model = await self.model()
         found = await self._batches.answers([text[: self._settings.input_characters] for text in texts])
@@ -106,7 +106,7 @@ class OpenAIEmbedder:
         if refused and len(refused) == len(texts):
             before = self._parts
             await self._doubting.outcome()
-            if self._parts != before:  # the endpoint is another one: not the texts are to blame
+            if self._parts != before:  # another endpoint answers: the texts are not the reason
                 raise ModelUnavailable("the endpoint takes other requests than it did")
         if refused:
             raise ModelRefused(f"{self._settings.model} refuses {len(refused)} of {len(texts)} texts", refused)
@@ -120,41 +120,41 @@ class OpenAIEmbedder:
         await self._batches.close()
         await self._client.close()
 
-    async def _ask(self) -> EmbeddingModel:
-        dimension = (await self._harmless()).shape[1]
+    async def _ask_model(self) -> EmbeddingModel:
+        dimension = (await self._embed_harmless()).shape[1]
         self._model = replace(self._settings.reading, name=self._settings.model, dimension=dimension)
         return self._model
 
-    async def _vectors(self, texts: list[str]) -> list[Floats | None]:
-        """Of unit length; None of one without a direction. Raises RefusedError, ModelUnavailable."""
+    async def _request_vectors(self, texts: list[str]) -> list[Floats | None]:
+        """Unit vectors; None for a zero vector. Raises RefusedError, ModelUnavailable."""
         dimension = (await self.model()).dimension
         try:
-            found = await self._request(texts, dimension)
+            found = await self._run_request(texts, dimension)
         except ModelUnavailable as error:
             if not _is_internal(error):
                 raise
-            found = await self._doubted(texts, dimension)
+            found = await self._retry_doubted(texts, dimension)
         lengths = np.linalg.norm(found.astype(np.float64), axis=1)
         sound = np.isfinite(lengths) & (lengths > 0)
         unit = (found / np.where(sound, lengths, 1.0)[:, None]).astype(np.float32)
         return [vector if well else None for vector, well in zip(unit, sound, strict=True)]
 
-    async def _doubted(self, texts: list[str], dimension: int) -> Floats:
-        """After an internal error (500). Raises RefusedError where the texts are to blame, and not an outage."""
+    async def _retry_doubted(self, texts: list[str], dimension: int) -> Floats:
+        """Try again after an internal error (500). Raises RefusedError if the texts are the reason, not an outage."""
         await self._doubting.outcome()
         if len(texts) > 1:
             raise RefusedError("the endpoint fails with these texts and no other")
         try:
-            return await self._request(texts, dimension)
+            return await self._run_request(texts, dimension)
         except ModelUnavailable as error:
             if not _is_internal(error):
                 raise
             raise RefusedError(str(error), summary=error.summary) from error
 
-    async def _harmless(self) -> Floats:
-        """A vector of a text no model refuses, and what the endpoint takes. Raises ModelUnavailable."""
+    async def _embed_harmless(self) -> Floats:
+        """Embed a text that no model refuses, after negotiation. Raises ModelUnavailable."""
         try:
-            found = await self._calls.run(self._negotiate)
+            found = await self._calls.run(self._negotiate_parts)
         except RefusedError as error:
             raise ModelUnavailable(f"the endpoint refuses any input: {error}", summary=error.summary) from error
         if not np.isfinite(found).all():
@@ -163,9 +163,9 @@ class OpenAIEmbedder:
             raise ModelUnavailable("the endpoint answers with zeros")
         return found
 
-    async def _negotiate(self) -> Floats:
+    async def _negotiate_parts(self) -> Floats:
         async def send(parts: frozenset[str]) -> dict[str, Any]:
-            return await self._send([_HARMLESS], parts)
+            return await self._send_texts([_HARMLESS], parts)
 
         try:
             self._parts, reply = await negotiated(send, (_PACKED,))
@@ -175,17 +175,17 @@ class OpenAIEmbedder:
             raise TransientError(error.text(harmless=True), summary=error.summary) from error
         return parsed(reply, 1, None, self._spent)
 
-    async def _request(self, texts: list[str], dimension: int) -> Floats:
-        return await self._calls.run(lambda: self._attempt(texts, dimension))
+    async def _run_request(self, texts: list[str], dimension: int) -> Floats:
+        return await self._calls.run(lambda: self._attempt_request(texts, dimension))
 
-    async def _attempt(self, texts: list[str], dimension: int) -> Floats:
+    async def _attempt_request(self, texts: list[str], dimension: int) -> Floats:
         try:
-            reply = await self._send(texts, self._parts)
+            reply = await self._send_texts(texts, self._parts)
         except StatusError as error:
             raise error.translated() from error
         return parsed(reply, len(texts), dimension, self._spent)
 
-    async def _send(self, texts: list[str], parts: frozenset[str]) -> dict[str, Any]:
+    async def _send_texts(self, texts: list[str], parts: frozenset[str]) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self._settings.model, "input": texts}
         if self._settings.dimensions is not None:
             body["dimensions"] = self._settings.dimensions
@@ -198,7 +198,7 @@ class OpenAIEmbedder:
 
 
 def _is_internal(error: ModelUnavailable) -> bool:
-    """Whether all that the endpoint said was 500."""
+    """Whether the endpoint answered 500 without a further reason."""
     attempt = error.__cause__
     status = None if attempt is None else attempt.__cause__
     return isinstance(status, StatusError) and status.status == 500
@@ -207,17 +207,17 @@ def _is_internal(error: ModelUnavailable) -> bool:
 def parsed(
     document: Mapping[str, Any], count: int, dimension: int | None, spent: Callable[[float], None] | None = None
 ) -> Floats:
-    """The (count, dimension) vectors of a reply, by their `index`, as they came (neither of unit length nor finite).
+    """The (count, dimension) vectors of a reply, ordered by `index`, raw (possibly neither unit length nor finite).
 
-    Numbers may come as a list or as base64 of little-endian float32. Raises TransientError for a malformed reply.
-    `spent` gets the tokens that it says it took, where it does.
+    Numbers are a list, or base64 of little-endian float32. Raises TransientError for a malformed reply. `spent` is
+    called with the tokens if the reply reports them.
     """
     items = document.get("data")
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise TransientError("malformed reply: 'data' is no list of objects")
     if len(items) != count:
         raise TransientError(f"malformed reply: {len(items)} vectors came for {count} texts")
-    rows = [_numbers(items[place].get("embedding")) for place in _order(items)]
+    rows = [_read_numbers(items[place].get("embedding")) for place in _item_order(items)]
     lengths = sorted({len(row) for row in rows})
     if lengths != [dimension or lengths[0]] or not lengths[0]:
         wanted = f"not {dimension}" if dimension else "not of one length"
@@ -229,11 +229,11 @@ def parsed(
     return np.stack(rows)
 
 
-def _order(items: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The places of the items in the order of the texts.
+def _item_order(items: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The positions of the items in the order of the texts.
 
-    Without any index they come in that order. Where one item alone has none it is the first: endpoints made of
-    protocol buffers leave out zeros.
+    Items without any `index` are in order. If exactly one item has none, its index is 0: endpoints based on protocol
+    buffers omit zeros.
     """
     given = [item.get("index") for item in items]
     if all(index is None for index in given):
@@ -246,7 +246,7 @@ def _order(items: Sequence[Mapping[str, Any]]) -> list[int]:
     return [found[index] for index in range(len(items))]
 
 
-def _numbers(embedding: object) -> Floats:
+def _read_numbers(embedding: object) -> Floats:
     try:
         if isinstance(embedding, str):
             numbers = np.frombuffer(base64.b64decode(embedding, validate=True), "<f4")
@@ -254,7 +254,7 @@ def _numbers(embedding: object) -> Floats:
             numbers = np.asarray(embedding, np.float32)
     except (ValueError, TypeError, OverflowError, binascii.Error) as error:
         raise TransientError(f"malformed reply: an embedding is no numbers: {type(error).__name__}") from error
-    if numbers.ndim == 2 and len(numbers) == 1:  # some servers have a list of vectors for each text, by its tokens
+    if numbers.ndim == 2 and len(numbers) == 1:  # some servers return a list of vectors per text
         numbers = numbers[0]
     if numbers.ndim != 1:
         raise TransientError("malformed reply: an embedding is no list of numbers")

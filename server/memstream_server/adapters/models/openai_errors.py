@@ -1,8 +1,8 @@
-"""What can go wrong at a model's endpoint, and what memstream does about it: try again, give up, or blame the input.
+"""Errors of a model endpoint, and their consequence: retry, give up, or refuse the input.
 
-Rule 1. The text of an error names the URL (without the values of its query), the status and the error's own code. The
-body may repeat what was sent, which may be another tenant's words: it is shown only where the request was harmless.
-Rule 2. `summary` is what any caller of the server may read: neither address nor body.
+Rule 1. An error text names the URL (without query values), the status and the endpoint's error code. The body may
+echo the request, which may contain another tenant's words: it is shown only for harmless requests.
+Rule 2. `summary` is safe for any caller of the server: it has neither the address nor the body.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from memstream_server.ports.models import ModelUnavailable
 _REFUSALS = frozenset({400, 413, 422})
 _PASSING = frozenset({408, 409, 425, 429})
 _CODE = re.compile(r"[A-Za-z][\w.\-]{0,63}")
-"""A word from a fixed list and no sentence, which might repeat the request."""
+"""An identifier; not a sentence, which might echo the request."""
 
 
 class RefusedError(Exception):
-    """The endpoint does not accept this input (400, 413, 422). `summary` as in ModelError."""
+    """The endpoint rejects this input (400, 413, 422). `summary` as in ModelError."""
 
     def __init__(self, message: str, *, summary: str = "") -> None:
         super().__init__(message)
@@ -32,11 +32,11 @@ class RefusedError(Exception):
 
 
 class MalformedError(ValueError):
-    """A reply is not of the form asked for; the text says where."""
+    """A reply deviates from the required form; the text says where."""
 
 
 class ForeignReplyError(TransientError):
-    """A successful reply that is not of the API that was asked: there may be another program at that address."""
+    """A successful reply that is not of this API: another program may be listening at the address."""
 
     def __init__(self, url: str, what: str, excerpt: str) -> None:
         super().__init__(f"malformed reply: {url} answered with {what}", summary=f"malformed reply: {what}")
@@ -45,7 +45,7 @@ class ForeignReplyError(TransientError):
         """What came of the same request at the other address that was tried."""
 
     def text(self, *, harmless: bool) -> str:
-        """Everything that may be said of it."""
+        """The full error text; with the body if the request was `harmless`."""
         said = f"{self}: {self.excerpt}" if harmless and self.excerpt else str(self)
         return said if self.also is None else f"{said}; {self.also.text(harmless=harmless)}"
 
@@ -72,14 +72,14 @@ class StatusError(Exception):
         return f"HTTP {self.status} ({self.code})" if self.code else f"HTTP {self.status}"
 
     def text(self, *, harmless: bool) -> str:
-        """Everything that may be said of it."""
+        """The full error text; with the body if the request was `harmless`."""
         said = f"{self.url} answered {self.summary}"
         if harmless and self.excerpt:
             said = f"{said}: {self.excerpt}"
         return said if self.also is None else f"{said}; {self.also.text(harmless=harmless)}"
 
     def translated(self, *, harmless: bool = False) -> Exception:
-        """RefusedError, TransientError, or ModelUnavailable (wrong key, model, address)."""
+        """The error as RefusedError, TransientError, or ModelUnavailable (wrong key, model or address)."""
         text = self.text(harmless=harmless)
         if self.status in _REFUSALS:
             return RefusedError(text, summary=self.summary)
@@ -89,7 +89,7 @@ class StatusError(Exception):
 
 
 def error_code(body: bytes) -> str:
-    """The error's code, type or status in a body, whichever server made it; empty where there is none."""
+    """The code, type or status of an error body of any server; empty if there is none."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -104,7 +104,7 @@ def error_code(body: bytes) -> str:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait: `retry-after-ms`, or `Retry-After` in seconds or as an HTTP date; None if there is none."""
+    """Seconds to wait by `retry-after-ms`, or by `Retry-After` in seconds or as an HTTP date; None without a header."""
     try:
         if "retry-after-ms" in headers:
             return max(0.0, float(headers["retry-after-ms"]) / 1000)
@@ -114,12 +114,12 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         if asked.replace(".", "", 1).isdigit():
             return float(asked)
         return max(0.0, (parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):  # not a number, not a date, or a date without a zone
+    except (ValueError, TypeError):  # neither a number nor a date with a time zone
         return None
 
 
 def parsed_object(body: bytes) -> Any:
-    """JSON. Raises MalformedError."""
+    """Parse JSON. Raises MalformedError."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Caches of what is computed of words, one for each namespace.
+"""Caches of word computations, one per namespace.
 
-They change no result, but whether a word is in one can be told from the time that an answer takes (recall reports its
-steps in microseconds): one cache for all would tell a tenant which words another one has used.
+A shared cache would leak which words other tenants use, through timing: a cached word is faster, and recall reports
+its steps in microseconds.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Cache = TypeVar("Cache", bound=_Sized)
 
 
 class PerNamespace(Generic[Cache]):
-    """Makes a cache when it is first asked for. Together they have at most about `entries_max` entries: beyond that
-    those that were asked for least recently are dropped whole. Thread-safe."""
+    """Creates a cache on first use. All caches together hold about `entries_max` entries at most; beyond that, the
+    least recently used caches are dropped. Thread-safe."""
 
     def __init__(self, make: Callable[[str], Cache], entries_max: int) -> None:
-        """`make` gets the key's second part."""
+        """`make` is called with the `kind`."""
         self._make = make
         self._entries_max = entries_max
         self._caches: OrderedDict[tuple[str, str], Cache] = OrderedDict()
@@ -34,13 +34,13 @@ class PerNamespace(Generic[Cache]):
         self._lock = threading.Lock()
 
     def of(self, namespace: str, kind: str = "") -> Cache:
-        """The cache of a namespace, of a kind where there are several. Raises what `make` raises."""
+        """The cache of a namespace and kind. Raises what `make` raises."""
         key = (namespace, kind)
         with self._lock:
             if self._last is not None:
-                self._count(self._last)  # it may have grown since
+                self._count_entries(self._last)  # it may have grown since its last count
             while self._entries > self._entries_max:
-                self._drop()
+                self._drop_oldest()
             cache = self._caches.get(key)
             if cache is None:
                 cache = self._caches[key] = self._make(kind)
@@ -49,12 +49,12 @@ class PerNamespace(Generic[Cache]):
             self._last = key
             return cache
 
-    def _count(self, key: tuple[str, str]) -> None:
+    def _count_entries(self, key: tuple[str, str]) -> None:
         size = len(self._caches[key])
         self._entries += size - self._counted[key]
         self._counted[key] = size
 
-    def _drop(self) -> None:
+    def _drop_oldest(self) -> None:
         key, _ = self._caches.popitem(last=False)
         self._entries -= self._counted.pop(key)
         if key == self._last:

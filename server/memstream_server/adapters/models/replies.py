@@ -1,9 +1,9 @@
-"""The answer in a chat completion, as models and servers wrap it.
+"""Extracts the answer from a chat completion, in the wrappings that models and servers use.
 
-Rule 1. What is taken off: thoughts (`<think>`, with and without its opening tag), words before and after the answer,
-fences, the wrapper of a tool call, content as a list of parts.
-Rule 2. The answer is the one JSON object of the form asked for. Where a reply has two that differ it has none: one of
-them may be the words of a text that the model repeats.
+Rule 1. Wrappings: thoughts (`<think>`, with or without the opening tag), words before and after the answer, code
+fences, a tool call, content as a list of parts.
+Rule 2. The answer is the only JSON object of the required form. Two different ones are malformed: one of them may come
+from a text that the model quotes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from memstream_server.adapters.models.openai_errors import MalformedError, Refus
 
 Value = TypeVar("Value")
 Read = Callable[[Any], Value]
-"""What a question makes of the JSON of its answer. Raises MalformedError for another form."""
+"""Reads a value from the JSON of an answer. Raises MalformedError for another form."""
 _OBJECTS_MAX = 64
-"""Places in a reply where an object is looked for."""
+"""Limit of candidate objects in a reply."""
 _TAG = r"(?:think|thinking|thought|reasoning)"
 _THOUGHT_BEGINS = re.compile(rf"\A\s*<{_TAG}>", re.IGNORECASE)
 _THOUGHT_ENDS = re.compile(rf"</{_TAG}>", re.IGNORECASE)
@@ -29,14 +29,14 @@ _CALL_FIELDS = frozenset({"name", "arguments", "parameters", "type", "id", "func
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request as the endpoint counts them."""
+    """Tokens of one request, as the endpoint reports them."""
 
     prompt: int
     completion: int
 
 
 def usage_of(reply: Mapping[str, Any]) -> Usage:
-    """The tokens a reply says it took; zeros where it does not say."""
+    """The tokens that a reply reports; zeros if it reports none."""
     said = reply.get("usage")
     counts = [said.get(name) if isinstance(said, dict) else 0 for name in ("prompt_tokens", "completion_tokens")]
     prompt, completion = (count if isinstance(count, int) and count > 0 else 0 for count in counts)
@@ -44,9 +44,9 @@ def usage_of(reply: Mapping[str, Any]) -> Usage:
 
 
 def answer_of(reply: Mapping[str, Any], read: Read[Value]) -> Value:
-    """What `read` makes of the answer in a reply.
+    """The value that `read` returns for the answer in a reply.
 
-    Raises RefusedError when the model refuses to answer, MalformedError for a reply without an answer of the form.
+    Raises RefusedError if the model refuses, MalformedError for a reply without an answer of the required form.
     """
     try:
         choice = reply["choices"][0]
@@ -55,13 +55,13 @@ def answer_of(reply: Mapping[str, Any], read: Read[Value]) -> Value:
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise MalformedError(f"not a chat completion: {type(error).__name__}") from error
     if refusal or reason == "content_filter" or _is_refused(content):
-        raise RefusedError("the model refuses to answer")  # its words may be a memory's, which no log shows
+        raise RefusedError("the model refuses to answer")  # without its words, which may quote a memory
     if reason == "length":
         raise MalformedError("the answer was cut short")
-    text = _text_of(content)
+    text = _content_text(content)
     if text.strip():
         return _read_text(text, read)
-    if (call := _called(message)) is not None:
+    if (call := _tool_arguments(message)) is not None:
         return read(call)
     return _read_reasoning(message, read)
 
@@ -70,8 +70,8 @@ def _is_refused(content: Any) -> bool:
     return isinstance(content, list) and any(isinstance(part, dict) and part.get("refusal") for part in content)
 
 
-def _text_of(content: Any) -> str:
-    """The text of a content: a string, or parts of which some are thoughts."""
+def _content_text(content: Any) -> str:
+    """The text of a content, which is a string or a list of parts; without thoughts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -86,34 +86,34 @@ def _text_of(content: Any) -> str:
     return "".join(texts)
 
 
-def _called(message: Mapping[str, Any]) -> Any:
-    """The arguments of the one tool that the model calls instead of answering; None without one."""
+def _tool_arguments(message: Mapping[str, Any]) -> Any:
+    """The arguments of the only tool call; None without one."""
     calls = message.get("tool_calls")
     call = calls[0] if isinstance(calls, list) and len(calls) == 1 else {"function": message.get("function_call")}
     function = call.get("function") if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
-    return _loaded(arguments) if isinstance(arguments, str) else arguments
+    return _load_json(arguments) if isinstance(arguments, str) else arguments
 
 
 def _read_reasoning(message: Mapping[str, Any], read: Read[Value]) -> Value:
-    """Some servers take a whole answer for reasoning. Reasoning with anything around the JSON is no answer."""
+    """Read an answer from the reasoning field, where some servers misplace it. Only bare JSON counts as an answer."""
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if not isinstance(reasoning, str) or not reasoning.strip():
         raise MalformedError("no answer in the reply")
     try:
-        return read(_loaded(reasoning))
+        return read(_load_json(reasoning))
     except MalformedError as error:
         raise MalformedError("no answer in the reply, only reasoning") from error
 
 
 def _read_text(text: str, read: Read[Value]) -> Value:
     try:
-        return _read_value(_loaded(text), read)
+        return _read_value(_load_json(text), read)
     except MalformedError as error:
         failure = error
     for rest in _without_thoughts(text):
         found: list[Value] = []
-        for value in _objects(rest):
+        for value in _find_objects(rest):
             try:
                 answer = _read_value(value, read)
             except MalformedError as error:
@@ -129,7 +129,7 @@ def _read_text(text: str, read: Read[Value]) -> Value:
 
 
 def _read_value(value: Any, read: Read[Value]) -> Value:
-    """Of the value, or of the arguments of the tool call that it describes."""
+    """Read the value, or the arguments if it describes a tool call."""
     try:
         return read(value)
     except MalformedError:
@@ -140,11 +140,11 @@ def _read_value(value: Any, read: Read[Value]) -> Value:
         arguments = call.get("arguments", call.get("parameters"))
         if arguments is None:
             raise
-        return read(_loaded(arguments) if isinstance(arguments, str) else arguments)
+        return read(_load_json(arguments) if isinstance(arguments, str) else arguments)
 
 
 def _without_thoughts(text: str) -> Iterator[str]:
-    """What may be the answer: the text after each end of a thought, or all of it. A thought may speak of such ends."""
+    """Candidates for the answer: the text after each end tag of a thought (a thought may quote one), or all of it."""
     ends = [end.end() for end in _THOUGHT_ENDS.finditer(text)]
     if ends:
         yield from (text[end:] for end in dict.fromkeys((ends[0], ends[-1])))
@@ -154,8 +154,8 @@ def _without_thoughts(text: str) -> Iterator[str]:
         yield text
 
 
-def _objects(text: str) -> Iterator[Any]:
-    """The JSON objects in a text, none of them part of another."""
+def _find_objects(text: str) -> Iterator[Any]:
+    """The outermost JSON objects in a text."""
     decoder = json.JSONDecoder()
     place = 0
     for _ in range(_OBJECTS_MAX):
@@ -172,7 +172,7 @@ def _objects(text: str) -> Iterator[Any]:
             yield value
 
 
-def _loaded(text: str) -> Any:
+def _load_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Calls to a model endpoint that fails now and then: attempts, backoff, one deadline, and a circuit breaker.
+"""Calls to an unreliable model endpoint: retries, backoff, a deadline, and a circuit breaker.
 
-The retry loop is tenacity's (Apache-2.0, maintained, async), fed with our own wait so that Retry-After is
-honoured. The breaker is here: the asyncio breakers on PyPI are unmaintained, and it is one counter and one time.
+The retry loop is tenacity's (Apache-2.0, maintained, async), with our own wait function, which honours Retry-After.
+The breaker is our own: asyncio breakers on PyPI are unmaintained, and it is one counter and one timestamp.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Answer = TypeVar("Answer")
 
 
 class TransientError(Exception):
-    """One attempt failed in a way that another may not. `retry_after_s`: what the endpoint asked for, if it did.
+    """A failed attempt that may succeed on retry. `retry_after_s`: as the endpoint requests, if it does.
 
-    `summary` is what any caller of the server may read of it; the message where there is none.
+    `summary` is safe for any caller of the server; defaults to the message.
     """
 
     def __init__(self, message: str, retry_after_s: float | None = None, *, summary: str = "") -> None:
@@ -34,29 +34,29 @@ class TransientError(Exception):
 
 
 class AnsweredError(TransientError):
-    """The endpoint answered, if not as it was asked: perhaps because of the texts, which say nothing of others'."""
+    """The endpoint gave a malformed answer, perhaps because of the texts: no evidence of an outage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """How long and how often a call is tried."""
+    """Limits of the attempts of a call."""
 
     attempts: int = 4
-    """Tries of one call, the first included; at least 1."""
+    """Attempts per call, including the first; at least 1."""
     deadline_s: float = 30.0
-    """For one call with all its tries and waits."""
+    """Per call, including all attempts and waits."""
     backoff_s: float = 0.25
-    """Longest wait before the second try; doubles with every try, and a random share of it is waited."""
+    """Maximum wait before the second attempt; doubles with every attempt. The wait is a random share of it."""
     backoff_max_s: float = 8.0
-    """A longer Retry-After is not waited for: the call fails at once."""
+    """A call with a longer Retry-After fails immediately."""
     failures_to_open: int = 5
-    """Failed calls in a row after which the endpoint is left alone."""
+    """Consecutive failed calls that open the circuit."""
     open_s: float = 10.0
-    """How long it is left alone; then one call tries it."""
+    """How long the circuit stays open before one call probes the endpoint."""
 
 
 class CircuitBreaker:
-    """Refuses calls while an endpoint is down. One probe at a time once `open_s` has passed."""
+    """Rejects calls while an endpoint is down. After `open_s`, admits one probe at a time."""
 
     def __init__(self, failures_to_open: int, open_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._failures_to_open = failures_to_open
@@ -64,16 +64,16 @@ class CircuitBreaker:
         self._clock = clock
         self._failures = 0
         self._closed_at = 0.0
-        """When calls are let through again, while open."""
+        """While open: when the next probe is admitted."""
         self._last = self._last_summary = ""
 
     @property
     def open(self) -> bool:
-        """Whether the last calls failed so often that the next one is refused or is a probe."""
+        """Whether the next call is rejected or is a probe."""
         return self._failures >= self._failures_to_open
 
     def admit(self) -> None:
-        """Raises ModelUnavailable while the endpoint is left alone."""
+        """Raises ModelUnavailable while the circuit is open."""
         if not self.open:
             return
         wait_s = self._closed_at - self._clock()
@@ -82,14 +82,14 @@ class CircuitBreaker:
                 f"circuit open for {wait_s:.1f} s ({self._failures} failures): {self._last}",
                 summary=self._last_summary,
             )
-        self._closed_at = self._clock() + self._open_s  # this caller is the probe; the next ones wait for it
+        self._closed_at = self._clock() + self._open_s  # this call is the probe; reject others meanwhile
 
     def succeeded(self) -> None:
-        """The endpoint answered (a refusal of the input is an answer)."""
+        """Record an answer, which may be a refusal of the input."""
         self._failures = 0
 
     def failed(self, error: ModelUnavailable) -> None:
-        """A call failed after all its tries."""
+        """Record a call that failed after all attempts."""
         self._failures += 1
         self._last, self._last_summary = str(error), error.summary
         if self.open:
@@ -97,7 +97,7 @@ class CircuitBreaker:
 
 
 class ResilientCalls:
-    """Runs calls against one endpoint under a `Resilience`, with a breaker they share."""
+    """Runs calls to one endpoint under a `Resilience`, with a shared breaker."""
 
     def __init__(
         self,
@@ -110,17 +110,17 @@ class ResilientCalls:
         self.breaker = CircuitBreaker(settings.failures_to_open, settings.open_s, clock)
 
     async def run(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
-        """The attempt's answer. `TransientError` is tried again; anything else it raises goes to the caller as it is
-        (ModelUnavailable counts as a failure, the rest as an answer).
+        """The answer of `attempt`. Retries TransientError; propagates any other exception (ModelUnavailable counts as a
+        failure, any other as an answer).
 
-        Raises ModelUnavailable when tries or time run out, or the breaker is open.
+        Raises ModelUnavailable when attempts or time run out, or while the circuit is open.
         """
         self.breaker.admit()
         try:
             async with asyncio.timeout(self._settings.deadline_s):
-                answer = await self._tried(attempt)
+                answer = await self._try_repeatedly(attempt)
         except (TransientError, TimeoutError) as error:
-            failure = self._failure(error)
+            failure = self._unavailable_error(error)
             if isinstance(error, AnsweredError):
                 self.breaker.succeeded()
             else:
@@ -130,22 +130,22 @@ class ResilientCalls:
             self.breaker.failed(error)
             raise
         except asyncio.CancelledError:
-            raise  # the caller gave up, which says nothing of the endpoint
+            raise  # the caller cancelled: no evidence about the endpoint
         except Exception:
-            self.breaker.succeeded()  # it answered, if only to refuse
+            self.breaker.succeeded()  # a refusal is an answer
             raise
         self.breaker.succeeded()
         return answer
 
-    def _failure(self, error: TransientError | TimeoutError) -> ModelUnavailable:
+    def _unavailable_error(self, error: TransientError | TimeoutError) -> ModelUnavailable:
         if isinstance(error, TransientError):
             return ModelUnavailable(str(error), summary=error.summary)
         return ModelUnavailable(f"no answer within {number_text(self._settings.deadline_s)} s")
 
-    async def _tried(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _try_repeatedly(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(TransientError),
-            stop=lambda state: stop_after_attempt(self._settings.attempts)(state) or self._too_long(state),
+            stop=lambda state: stop_after_attempt(self._settings.attempts)(state) or self._is_wait_too_long(state),
             wait=self._wait_s,
             sleep=self._sleep,
             reraise=True,
@@ -154,19 +154,19 @@ class ResilientCalls:
         async def once() -> Answer:
             return await attempt()
 
-        return await retrying(once)  # a lambda that gives a coroutine would not be awaited
+        return await retrying(once)  # tenacity does not await the coroutine of a lambda
 
-    def _asked_s(self, state: RetryCallState) -> float | None:
+    def _retry_after_s(self, state: RetryCallState) -> float | None:
         error = state.outcome.exception() if state.outcome is not None else None
         return error.retry_after_s if isinstance(error, TransientError) else None
 
-    def _too_long(self, state: RetryCallState) -> bool:
-        asked_s = self._asked_s(state)
+    def _is_wait_too_long(self, state: RetryCallState) -> bool:
+        asked_s = self._retry_after_s(state)
         return asked_s is not None and asked_s > self._settings.backoff_max_s
 
     def _wait_s(self, state: RetryCallState) -> float:
-        asked_s = self._asked_s(state)
+        asked_s = self._retry_after_s(state)
         longest_s = min(self._settings.backoff_s * 2 ** (state.attempt_number - 1), self._settings.backoff_max_s)
         jittered_s: float = longest_s * random.random()
-        # Full jitter spreads clients (AWS Architecture Blog, 2015); never earlier than the endpoint asked for.
+        # Full jitter spreads clients (AWS Architecture Blog, 2015); never earlier than Retry-After.
         return jittered_s if asked_s is None else asked_s + jittered_s

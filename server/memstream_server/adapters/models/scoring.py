@@ -1,11 +1,11 @@
-"""Importance by an LLM: several texts a question, each rated 1 to 10 (Generative Agents, arXiv 2304.03442, 4.1).
+"""Importance by an LLM: several texts per question, each rated 1 to 10 (Generative Agents, arXiv 2304.03442, 4.1).
 
-Rule 1. A refused batch is halved until the refused texts stand alone; when nothing of a call is taken, a harmless
-text is tried before the texts are blamed.
-Rule 2. The scores of a call that failed in part are kept until it is repeated and succeeds, so that a memory that waits
-for its scorer gets on even where the budget lets through less than one call needs.
-Rule 3. They are kept for that memory alone, and none of a call that succeeded: what a text was rated, and whether the
-model was asked about it, depends on nobody else's texts.
+Rule 1. A refused batch is split in halves until the refused texts are isolated. If all texts of a call are refused,
+the scorer sends a harmless text before it refuses them.
+Rule 2. The scores of a partly failed call are cached until a retry succeeds, so that a memory that waits for its scorer
+makes progress even if the budget is less than one call needs.
+Rule 3. The cache is per memory, and holds no scores of a successful call: neither the score of a text nor the fact
+that the model was called depends on the texts of others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from memstream_server.core.rendering import clip_for_index
 from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 
 KEPT_MAX = 1_024
-"""Scores kept of one memory."""
+"""Cached scores per memory."""
 MEMORIES_MAX = 128
-"""Memories of which scores are kept, while their scorer fails."""
+"""Memories with cached scores."""
 
 
 class ChatScorer:
-    """ports.models.Scorer. Long texts are clipped as they are for the lexical index."""
+    """ports.models.Scorer. Long texts are clipped as for the lexical index."""
 
     def __init__(
         self, chat: ChatModel, guidance: Template, batch_texts: int = 20, batch_characters: int = 12_000
@@ -39,29 +39,29 @@ class ChatScorer:
         self._batch_texts = batch_texts
         self._batch_characters = batch_characters
         self._kept: OrderedDict[str, dict[bytes, float]] = OrderedDict()
-        """By memory and digest of the text."""
+        """By memory and text digest."""
 
     async def score(self, texts: Sequence[str], account: Account | None = None) -> list[float]:
-        """n/10 of each text. Raises ModelUnavailable, or ModelRefused with the places that are refused for good."""
-        digests = [_digest(text) for text in texts]
+        """n/10 for each text. Raises ModelUnavailable, or ModelRefused with the indices of the refused texts."""
+        digests = [_text_digest(text) for text in texts]
         known = self._kept.get(account.memory, {}) if account is not None else {}
         found = {place: known[digest] for place, digest in enumerate(digests) if digest in known}
         clipped = [clip_for_index(text) for text in texts]
-        batches = self._batches(clipped, [place for place in range(len(texts)) if place not in found])
+        batches = self._split_batches(clipped, [place for place in range(len(texts)) if place not in found])
         try:
             await self._fill_all(found, clipped, batches, account)
             refused = [place for place in range(len(texts)) if place not in found]
             if refused and not found:
-                await self._harmless(account)
+                await self._ask_harmless(account)
             if refused:
                 raise ModelRefused(f"{len(refused)} of {len(texts)} texts are refused", refused)
         except BaseException:
-            self._keep(account, {digests[place]: score for place, score in found.items()})
+            self._keep_scores(account, {digests[place]: score for place, score in found.items()})
             raise
-        self._drop(account, digests)
+        self._drop_scores(account, digests)
         return [found[place] for place in range(len(texts))]
 
-    def _batches(self, texts: Sequence[str], places: Sequence[int]) -> Iterator[list[int]]:
+    def _split_batches(self, texts: Sequence[str], places: Sequence[int]) -> Iterator[list[int]]:
         batch: list[int] = []
         room = self._batch_characters
         for place in places:
@@ -80,40 +80,40 @@ class ChatScorer:
         batches: Iterable[list[int]],
         account: Account | None,
     ) -> None:
-        """Write the scores of all that are not refused; of what succeeded also where some fail."""
+        """Set the scores of all texts that are not refused; after a failure, those of the batches that succeeded."""
         done = await asyncio.gather(
-            *(self._fill(found, texts, places, account) for places in batches), return_exceptions=True
+            *(self._fill_batch(found, texts, places, account) for places in batches), return_exceptions=True
         )
         for failure in done:
             if isinstance(failure, BaseException):
                 raise failure
 
-    async def _fill(
+    async def _fill_batch(
         self, found: dict[int, float], texts: Sequence[str], places: list[int], account: Account | None
     ) -> None:
-        """Write the scores of `places` that are not refused."""
+        """Set the scores of those `places` that are not refused."""
         try:
-            scores = await self._ask([texts[place] for place in places], account)
+            scores = await self._ask_scores([texts[place] for place in places], account)
         except RefusedError:
             middle = len(places) // 2
             for half in (places[:middle], places[middle:]) if middle else ():
-                await self._fill(found, texts, half, account)
+                await self._fill_batch(found, texts, half, account)
             return
         found.update(zip(places, scores, strict=True))
 
-    async def _ask(self, texts: list[str], account: Account | None) -> list[float]:
+    async def _ask_scores(self, texts: list[str], account: Account | None) -> list[float]:
         data = {"texts": numbered(texts)}
         question = Question(Role.SCORER, self._guidance, data, answers.SCORES, harmless=texts == [HARMLESS])
         return await self._chat.ask(question, lambda answer: answers.scores(answer, len(texts)), account)
 
-    async def _harmless(self, account: Account | None) -> None:
+    async def _ask_harmless(self, account: Account | None) -> None:
         try:
-            await self._ask([HARMLESS], account)
+            await self._ask_scores([HARMLESS], account)
         except RefusedError as error:
             self._chat.doubt()
             raise ModelUnavailable(f"the endpoint refuses any text: {error}", summary=error.summary) from error
 
-    def _keep(self, account: Account | None, scores: dict[bytes, float]) -> None:
+    def _keep_scores(self, account: Account | None, scores: dict[bytes, float]) -> None:
         if account is None or not account.memory or not scores:
             return
         kept = self._kept.setdefault(account.memory, {})
@@ -123,7 +123,7 @@ class ChatScorer:
         if len(self._kept) > MEMORIES_MAX:
             self._kept.popitem(last=False)
 
-    def _drop(self, account: Account | None, digests: Iterable[bytes]) -> None:
+    def _drop_scores(self, account: Account | None, digests: Iterable[bytes]) -> None:
         kept = self._kept.get(account.memory) if account is not None else None
         if account is None or kept is None:
             return
@@ -133,5 +133,5 @@ class ChatScorer:
             del self._kept[account.memory]
 
 
-def _digest(text: str) -> bytes:
+def _text_digest(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Work that several callers need at the same time and that is done once for all of them."""
+"""Single flight: concurrent callers share one run of a task."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """One run at a time: whoever asks during a run gets its outcome, an error too. Use from one event loop."""
+    """One run at a time: callers during a run share its result or error. Use from one event loop."""
 
     def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
         self._work = work
         self._run: asyncio.Task[T] | None = None
 
     async def outcome(self) -> T:
-        """Of the run under way, or of a new one. A caller that is cancelled takes nothing from the others."""
+        """The result of the current run, or of a new one. The cancellation of one caller does not affect the others."""
         if self._run is None:
-            self._run = asyncio.create_task(self._do())
-            self._run.add_done_callback(self._end)
+            self._run = asyncio.create_task(self._run_work())
+            self._run.add_done_callback(self._end_run)
         run = self._run
         await asyncio.wait({run})
         if run.cancelled():
@@ -30,15 +30,15 @@ class SingleFlight(Generic[T]):
         return run.result()
 
     async def close(self) -> None:
-        """Cancel the run under way."""
+        """Cancel the current run."""
         if self._run is not None:
             self._run.cancel()
             await asyncio.gather(self._run, return_exceptions=True)
 
-    async def _do(self) -> T:
+    async def _run_work(self) -> T:
         return await self._work()
 
-    def _end(self, run: asyncio.Task[T]) -> None:
+    def _end_run(self, run: asyncio.Task[T]) -> None:
         self._run = None
         if not run.cancelled():
-            run.exception()  # seen, though all who asked may have been cancelled
+            run.exception()  # mark as retrieved: all callers may have been cancelled

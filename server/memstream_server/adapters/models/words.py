@@ -1,9 +1,9 @@
-"""Text to words and stems: what the analyzer and the hashing embedder share.
+"""Words and stems of a text, for the analyzer and the hashing embedder.
 
-Words are runs of letters and digits with their combining marks, lowercased, apostrophes inside them kept for the
-stemmer; scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese), and Korean, whose words take many
-endings, become their characters and pairs of these. English has a stop list. Other languages have none: the lists at
-hand are unmaintained or of unclear licence, and idf already weighs frequent words down.
+Words are runs of letters and digits with their combining marks, lowercased, with inner apostrophes for the stemmer.
+Scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese), and Korean, whose words take many endings, are
+split into characters and character pairs. English has a stop list. Other languages have none: the available lists are
+unmaintained or have unclear licences, and idf already gives frequent words little weight.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import unicodedata
 import Stemmer
 
 WORD_CHARACTERS_MAX = 64
-"""Longer words (encoded data) are cut, so that no cache fills up with them."""
+"""Longer words (encoded data) are truncated, to bound the caches."""
 
 _UNSPACED = "\u0e01-\u0e4e\u0e81-\u0ecd\u1000-\u103f\u1050-\u109f\u1780-\u17d3"
 _CJK = "\u3005\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
 _PIECED = _UNSPACED + _CJK
 _MARKS = "".join(mark for mark in map(chr, range(0x300, 0x2000)) if unicodedata.category(mark)[0] == "M")
-"""What \\w leaves out: without its vowel signs Hindi, say, falls into single consonants."""
+"""Combining marks, which \\w excludes: without vowel signs, Hindi words would break into single consonants."""
 _ASCII_WORD = re.compile(r"[a-z0-9]+(?:'[a-z0-9]+)*")
 _LETTERS = rf"[^\W_{_PIECED}]+(?:[{_MARKS}]+[^\W_{_PIECED}]*)*"
 _WORD = re.compile(rf"[{_PIECED}]+|{_LETTERS}(?:'{_LETTERS})*")
@@ -46,20 +46,20 @@ STOP_WORDS = {
 
 
 def words(text: str) -> list[str]:
-    """Words in order, lowercased; where no spaces part them, characters, each followed by the pair it starts."""
+    """The words in order, lowercased; in scripts without spaces, characters, each followed by the pair it starts."""
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
     folded = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'")
     found: list[str] = []
     for word in _WORD.findall(folded):
         if _PIECED_START.match(word):
-            found += _pieces(word)
+            found += _split_pieces(word)
         else:
             found.append(word)
     return found
 
 
-def _pieces(run: str) -> list[str]:
+def _split_pieces(run: str) -> list[str]:
     found: list[str] = []
     for place, character in enumerate(run):
         found.append(character)
@@ -69,13 +69,13 @@ def _pieces(run: str) -> list[str]:
 
 
 class Stems:
-    """Word to stem in one language; "" for stop words. Thread-safe; callers cache what they make of a stem.
+    """Stems of words in one language; "" for stop words. Thread-safe; callers do their own caching.
 
-    Without the stemmer's own cache, which would be that of all namespaces.
+    The stemmer's own cache is disabled, because it would be shared by all namespaces.
     """
 
     def __init__(self, language: str) -> None:
-        """`language`: a Snowball algorithm's name. Raises ValueError for one that does not exist."""
+        """`language`: the name of a Snowball algorithm. Raises ValueError for an unknown name."""
         try:
             self._stemmer = Stemmer.Stemmer(language, 0)
         except KeyError as error:
@@ -86,11 +86,11 @@ class Stems:
     def stem(self, word: str) -> str:
         if word in self._stop:
             return ""
-        with self._lock:  # a Snowball stemmer must not be used by two threads at once
+        with self._lock:  # Snowball stemmers are not thread-safe
             stem: str = self._stemmer.stemWord(word[:WORD_CHARACTERS_MAX])
         return stem
 
 
 def languages() -> list[str]:
-    """Names of the stemmers there are, ascending."""
+    """The names of the available stemmers, ascending."""
     return sorted(Stemmer.algorithms())

@@ -5,14 +5,13 @@ A field that is not there has its default; one that is not known is refused: not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from memstream_server.core.policy import Policy
+from memstream_server.core.policy import PROFILES, Policy, Profile
 from memstream_server.core.values import FragmentKind, MemoryKind, MetadataValue, Tier
 from memstream_server.ports.conversations import PlanState
 
@@ -45,12 +44,13 @@ def _bounded(kind: Any, meta: Any) -> Any:
 
 
 def _struct_of(dataclass: Any) -> Any:
-    """A dataclass of tunables as a struct that refuses what it does not know, and misses what it lacks."""
+    """A dataclass of tunables as a struct that refuses unknown fields. All fields but the profile may be missing."""
     hints = get_type_hints(dataclass)
-    typed = [
-        (item.name, _struct_of(hints[item.name]) if is_dataclass(hints[item.name]) else _hint(hints[item.name], item))
-        for item in fields(dataclass)
-    ]
+    typed: list[Any] = []
+    for item in fields(dataclass):
+        hint = hints[item.name]
+        kind = _struct_of(hint) if is_dataclass(hint) else _hint(hint, item)
+        typed.append((item.name, kind) if hint is Profile else (item.name, kind | UnsetType, UNSET))
     return msgspec.defstruct(dataclass.__name__, typed, forbid_unknown_fields=True, kw_only=True, frozen=True)
 
 
@@ -270,32 +270,26 @@ def schema() -> dict[str, Any]:
     }
 
 
-def policy_line(policy: Any, kind: Any = PolicyLine) -> Any:
+def policy_line(policy: Policy) -> Any:
     """A policy as its line's struct."""
-    hints = dict(_fields(kind))
-    return kind(
-        **{
-            item.name: policy_line(value, hints[item.name]) if is_dataclass(value) else value
-            for item in fields(policy)
-            for value in [getattr(policy, item.name)]
-        }
-    )
+    return msgspec.convert(policy, PolicyLine, from_attributes=True)
 
 
-def policy_of(line: Any, dataclass: Any = Policy) -> Policy:
-    """The policy of a line."""
-    hints = get_type_hints(dataclass)
-    values = {
-        item.name: policy_of(value, hints[item.name]) if isinstance(value, msgspec.Struct) else value
-        for item in fields(dataclass)
-        for value in [getattr(line, item.name)]
-    }
-    made: Policy = dataclass(**values)
+def policy_of(line: Any) -> Policy:
+    """The policy of a line. A field that the export does not have takes the default of the line's profile."""
+    made: Policy = _overlay(PROFILES[line.profile], line)
     return made
 
 
-def _fields(struct: Any) -> Iterator[tuple[str, Any]]:
-    return ((item.name, item.type) for item in msgspec.structs.fields(struct))
+def _overlay(defaults: Any, line: Any) -> Any:
+    present = {name: value for name in line.__struct_fields__ if (value := getattr(line, name)) is not UNSET}
+    return replace(
+        defaults,
+        **{
+            name: _overlay(getattr(defaults, name), value) if isinstance(value, msgspec.Struct) else value
+            for name, value in present.items()
+        },
+    )
 
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""The prompts: what the LLM is told to judge, in text files that an operator may replace.
+"""The prompts: instructions to the LLM, in text files that an operator may replace.
 
-A file holds the guidance alone. The form of the answer and the warning that texts are data are added by the code
-(openai_chat.py), so that a replaced file can break neither.
+A file contains the instructions only. The code (openai_chat.py) adds the form of the answer and the warning that texts
+are data, so that a replaced file cannot break them.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from string import Template
 
 SUFFIX = ".txt"
 ALLOWED = {"questions": {"count"}, "reflection": {"count"}}
-"""Placeholders ($count) a prompt may use, by name."""
+"""Allowed placeholders ($count), by prompt."""
 
 
 class PromptError(ValueError):
-    """A prompt file cannot be used; the text names it and says why. The operator must correct it."""
+    """A prompt file is invalid; the text names it and says why. The operator must correct it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """One template for each question asked of the LLM; the field's name is the file's."""
+    """One template per kind of question; the field name is the file name."""
 
     importance: Template
     """Rate texts from 1 to 10."""
     insight: Template
-    """What similar texts say together, when enhancement promotes one."""
+    """Insights from similar texts, when enhancement promotes a fragment."""
     questions: Template
-    """The $count most salient questions the latest texts can answer."""
+    """The $count most salient questions that the latest texts can answer."""
     reflection: Template
-    """At most $count insights that answer a question, with their evidence."""
+    """At most $count insights that answer a question, with evidence."""
 
 
 def load_prompts(directory: Path | None = None) -> Prompts:
-    """The prompts, each from `directory` where it has the file. Raises PromptError."""
+    """The prompts; each file in `directory` replaces the default. Raises PromptError."""
     names = [each.name for each in fields(Prompts)]
     if directory is not None:
         _check_directory(directory, names)
-    return Prompts(**{name: _template(name, directory) for name in names})
+    return Prompts(**{name: _load_template(name, directory) for name in names})
 
 
 def _check_directory(directory: Path, names: list[str]) -> None:
@@ -51,7 +51,7 @@ def _check_directory(directory: Path, names: list[str]) -> None:
         raise PromptError(f"{directory} has {', '.join(unknown)}; prompts are {known}")
 
 
-def _template(name: str, directory: Path | None) -> Template:
+def _load_template(name: str, directory: Path | None) -> Template:
     own = None if directory is None else directory / f"{name}{SUFFIX}"
     source = files(__name__) / f"{name}{SUFFIX}" if own is None or not own.is_file() else own
     try:

@@ -1,0 +1,10 @@
+"""The registry of embedders."""
+
+from __future__ import annotations
+
+from memstream_server.app.models import EMBEDDERS
+from memstream_server.settings import EmbeddingKind
+
+
+def test_every_embedding_kind_has_a_builder() -> None:
+    assert set(EMBEDDERS) == set(EmbeddingKind)
