@@ -1,6 +1,6 @@
-"""Vectors of another space than the one in force: what lacks one, keeping those that were made, removing a space's.
+"""Vectors in an embedding space that is not in force: find fragments without one, add them, delete a space's vectors.
 
-They belong to no revision: nothing that recalls read changes by them, until their space is put in force.
+These writes raise no revision: recall does not use a space until it is put in force.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LACKING = _STORED.where(not_(VECTORED))
 _LACKING_COMPARED = _STORED.where(or_(not_(VECTORED), and_(_HELD, not_(_COMPARABLE))))
 _VECTORED = select(func.count()).select_from(vectors).where(vectors.c.model == _model)
 _FRAGMENTS = select(func.count()).select_from(fragments)
-# Locked, so that no commit of another process comes between looking at the version and writing.
+# Locked, so that no other process commits between the comparison of the version and the write.
 _MEMORY = select(memories.c.number).where(memories.c.uid == bindparam("u")).with_for_update(key_share=True)
 _NOW = select(fragments.c.id, *FRAGMENT).where(fragments.c.memory == bindparam("m"), fragments.c.id.in_(_ids))
 _VECTORS = bulk.insertion(vectors, ("key", "model"))
@@ -128,7 +128,7 @@ def keys(connection: Connection, model: str, after: int, limit: int) -> list[int
 
 
 def drop_vectors(connection: Connection, model: str, doomed: Sequence[int]) -> None:
-    """The last, empty slice takes what was compared in short-term, of which there is little."""
+    """Delete the vectors under the keys of one page; an empty page deletes the space's anchor vectors, which are few."""
     if not doomed:
         connection.execute(_DROP_COMPARED, {"model": model})
     for start in range(0, len(doomed), IDS_MAX):

@@ -1,6 +1,6 @@
-"""The port of conversations in the journal's database: same file, same writer, same snapshots.
+"""`ports.conversations.ConversationStore` on the journal's database: same file, writer and snapshots.
 
-Lists are bounded by a page, so rows are read one by one.
+A page limits every list, so rows are read without bulk statements.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class SqlConversations:
         await self._write(lambda c: staging.discard(c, staged), 1_000, False)
 
     async def _commit(self, work: Callable[[Connection], T], rows: int, adds: bool, answer: AnswerOf[T]) -> T:
-        """What the work does and the answer that says so, in one transaction."""
+        """Run the work and store the answer to the request in one transaction."""
 
         def both(connection: Connection) -> T:
             done = work(connection)
@@ -138,7 +138,7 @@ def _number(connection: Connection, conversation: ConversationName) -> int:
 
 
 def _made(connection: Connection, conversation: ConversationName, now_us: int) -> Row[Any]:
-    """The conversation's row, new if it was not there."""
+    """The conversation's row, inserted if it does not exist."""
     found = _found(connection, conversation)
     if found is not None:
         return found
@@ -178,7 +178,7 @@ def _complete(connection: Connection, conversation: ConversationName, now_us: in
 
 
 def _delete(connection: Connection, table: Table, conversation: ConversationName) -> int:
-    """All rows of a conversation: in one transaction, because the answer says how many."""
+    """Delete all rows of a conversation in one transaction, because the answer has their number."""
     low, high = span(_number(connection, conversation))
     return connection.execute(delete(table).where(table.c.key.between(low, high))).rowcount
 

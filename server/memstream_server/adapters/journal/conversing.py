@@ -1,4 +1,4 @@
-"""Conversations, checked: part of `memstream verify`."""
+"""`memstream verify`: checks conversations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PLANS = (
 
 @dataclass(frozen=True, slots=True)
 class _Checking:
-    """One conversation being checked."""
+    """The conversation that is checked."""
 
     connection: Connection
     row: Row[Any]
@@ -46,13 +46,13 @@ class _Checking:
 
 
 def check_conversation(looked: Looked, number: int, report: Report) -> None:
-    """One conversation, in one snapshot. What cannot be read is among the violations."""
+    """Check one conversation in one snapshot. Unreadable rows become violations."""
     name = f"conversation number {number}"
     try:
         with looked.engine.begin() as connection:
             row = connection.execute(select(conversations).where(conversations.c.number == number)).one_or_none()
             if row is None:
-                return  # discarded since, by the server that runs
+                return  # a running server has discarded it
             name = _named(row)
             report.saw("conversations")
             checking = _Checking(connection, row, report)
@@ -78,8 +78,8 @@ def _check_status(checking: _Checking) -> None:
 
 
 def _check_messages(checking: _Checking) -> None:
-    """Messages leave all at once, so that those there are have no gap and end with the last. Those that an import
-    puts aside (in the namespace of no name) are still coming."""
+    """Messages are only deleted all at once, so numbers have no gap and end at the last one. An import that is staging
+    messages (empty namespace) has not written all of them yet."""
     last = 0
     for key, sender, receiver, current_goal, payload in pages(checking.connection, _MESSAGES, *_keys(checking)):
         checking.report.saw("messages")

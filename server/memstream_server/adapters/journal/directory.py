@@ -1,8 +1,8 @@
-"""The data directory: who holds it, which format it has, and how a backup is put into one.
+"""The data directory: its lock, its format, opening its journal, backup and restore.
 
-format       what this directory is and the version of its layout
-lock         locked while a server runs; says which
-journal.db   the journal (with -wal and -shm beside it)
+format       names the directory and its layout version
+lock         locked while a server runs; holds the server's pid and host
+journal.db   the journal (with -wal and -shm files)
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from memstream_server.engine.clock import Clock, Ids
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, Unreadable
 
 FORMAT = 1
-"""Version of the directory's layout; the tables have their own (migrate.py)."""
+"""Version of the directory's layout; tables have their own version (migrate.py)."""
 _FORMAT_TEXT = "memstream data directory, format {}\n"
 GENERATION = "index_generation"
-"""Meta value raised by every restore: an index filled under another generation belongs to another history."""
+"""Meta value that every restore raises: an index with an older generation belongs to another history."""
 
 
 def journal_path(data_dir: Path) -> Path:
@@ -42,9 +42,9 @@ def _unfinished(data_dir: Path) -> Path:
 
 
 def acquire(data_dir: Path) -> int:
-    """Make the directory if need be and lock it: returns the descriptor that holds the lock. Raises Unreadable.
+    """Make the directory if necessary and lock it; returns the lock's file descriptor. Raises Unreadable.
 
-    flock, not lockf: two servers of one process exclude each other too, and a child process does not inherit it.
+    flock, not lockf: it also excludes a second server in the same process, and child processes do not inherit it.
     """
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -62,15 +62,15 @@ def acquire(data_dir: Path) -> int:
 
 
 def holder(lock: int) -> str:
-    """Who holds the lock that this descriptor could not get, for people."""
+    """Name the process that holds the lock, for display."""
     named = os.pread(lock, 200, 0).decode(errors="replace").strip()
-    if not named or alive(named) is False:  # who only looks does not write its name
+    if not named or alive(named) is False:  # a read-only opener does not write its name
         return "another process (memstream verify or doctor?)"
     return named
 
 
 def alive(holder: str) -> bool | None:
-    """Whether the process a lock names runs; None where that cannot be known from here."""
+    """Whether the process named in the lock file runs; None if this host cannot tell."""
     named = re.fullmatch(r"pid (\d+) on (.+)", holder)
     if named is None or named[2] != socket.gethostname():
         return None
@@ -89,7 +89,7 @@ def release(lock: int) -> None:
 
 @contextmanager
 def held(data_dir: Path) -> Iterator[None]:
-    """The directory's lock for the length of a block."""
+    """Hold the directory's lock during a block."""
     lock = acquire(data_dir)
     try:
         yield
@@ -98,13 +98,13 @@ def held(data_dir: Path) -> Iterator[None]:
 
 
 def check_format(data_dir: Path) -> None:
-    """Write the format file of a new directory, or see that this server can read an old one. Raises Unreadable."""
+    """Write the format file of a new directory, or check that this server can read an old one. Raises Unreadable."""
     if not read_format(data_dir):
         _write(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
 
 
 def read_format(data_dir: Path) -> bool:
-    """Whether there is a format file, of a format this server reads; without one there is no journal either.
+    """Whether there is a format file, with a format that this server reads. Without one there must be no journal.
 
     Raises Unreadable.
     """
@@ -135,7 +135,7 @@ def read_format(data_dir: Path) -> bool:
 
 
 def check_log(data_dir: Path) -> None:
-    """See that no commit in the journal's write-ahead log would be passed over silently. Raises Unreadable."""
+    """Check that SQLite would not silently skip a commit in the write-ahead log. Raises Unreadable."""
     file = sqlite.wal_of(journal_path(data_dir))
     if damage := wal.read_wal(file).damage:
         raise Unreadable(
@@ -144,7 +144,7 @@ def check_log(data_dir: Path) -> None:
 
 
 class DirectoryDatabase:
-    """`database.Database` of a data directory, on SQLite. Made by `open_database`."""
+    """`database.Database` on SQLite in a data directory. Made by `open_database`."""
 
     def __init__(self, data_dir: Path, lock: int, full: Callable[[], str | None], readers: int) -> None:
         path = journal_path(data_dir)
@@ -165,7 +165,7 @@ class DirectoryDatabase:
         return sqlite.translated(error)
 
     def full(self) -> str | None:
-        """Asked of the file system before every group, so that the disk is never quite full."""
+        """Measured before every group, so that the disk never fills up completely."""
         return self._full()
 
     def scrub(self) -> None:
@@ -177,7 +177,7 @@ class DirectoryDatabase:
         backup(self._data_dir, target)
 
     def close(self) -> None:
-        """Idempotent, but for the lock."""
+        """Close all connections and release the lock. Call once: the lock's descriptor is closed."""
         self.reader.dispose()
         self.writer.dispose()
         release(self._lock)
@@ -186,9 +186,9 @@ class DirectoryDatabase:
 def open_database(
     data_dir: Path, *, readers: int, free_bytes: Callable[[], int] | None, reserve_bytes: int
 ) -> DirectoryDatabase:
-    """Lock a directory and see that its journal is sound and of this version, making or migrating it. Blocking.
+    """Lock a directory, check its journal, and create or migrate its tables. Blocking.
 
-    Raises Unreadable when the directory is damaged, of a newer format, or held by another server.
+    Raises Unreadable if the directory is damaged, has a newer format, or another server holds it.
     """
     lock = acquire(data_dir)
     engine = sqlite.writer_engine(journal_path(data_dir))
@@ -210,7 +210,7 @@ def open_database(
 
 
 def _full(log: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str | None:
-    """Why data cannot be added, or None."""
+    """Why no data can be added, or None."""
     free, needed = free_bytes(), reserve_bytes + sqlite.wal_bytes(log)
     if free >= needed:
         return None
@@ -226,7 +226,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def sync(directory: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make the entries of a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -235,7 +235,7 @@ def sync(directory: Path) -> None:
 
 
 def backup(data_dir: Path, target: Path) -> None:
-    """A copy of the journal, whole or not there at all. Raises AlreadyExists, StorageFull."""
+    """Write a copy of the journal, complete or not at all. Raises AlreadyExists, StorageFull."""
     if target.exists():
         raise AlreadyExists(f"{target} exists: name a new file")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
@@ -248,12 +248,12 @@ def backup(data_dir: Path, target: Path) -> None:
 def restore(source: Path, data_dir: Path, *, force: bool = False) -> None:
     """Put a backup into a data directory that no server holds.
 
-    What happened after the backup never did, and the numbers of its revisions will be given again: so every memory
-    gets a new uid, by which a cursor or a copy from before is known to be void, and GENERATION is raised. The whole
-    index is entered in the outbox again. With `force` the journal that was there is lost.
+    History after the backup is lost, and its revision numbers will be used again. So every memory gets a new uid, which
+    invalidates older cursors and copies, GENERATION is raised, and the whole index is entered in the outbox again.
+    `force` deletes the journal that is in the directory.
 
-    Raises AlreadyExists when the directory holds anything and `force` is not given, and Unreadable when the backup is
-    damaged, of a newer format, or the directory is in use.
+    Raises AlreadyExists if the directory holds anything and `force` is not given, and Unreadable if the backup is
+    damaged or of a newer format, or the directory is in use.
     """
     if not source.is_file():
         raise Unreadable(f"there is no backup {source}")
@@ -265,7 +265,7 @@ def restore(source: Path, data_dir: Path, *, force: bool = False) -> None:
 
 
 def _replace(source: Path, data_dir: Path) -> None:
-    """A crash on the way leaves the unfinished file, with which the directory is not opened."""
+    """A crash leaves the unfinished file; `read_format` then refuses to open the directory."""
     fresh, journal = _unfinished(data_dir), journal_path(data_dir)
     _remove(fresh)
     try:
@@ -277,7 +277,7 @@ def _replace(source: Path, data_dir: Path) -> None:
         raise
     sqlite.settled(fresh)
     _remove(journal)
-    shutil.rmtree(data_dir / "milvus", ignore_errors=True)  # of the other history, and filled again in any case
+    shutil.rmtree(data_dir / "milvus", ignore_errors=True)  # belongs to the old history; the outbox refills it
     (data_dir / "format").unlink(missing_ok=True)
     _write(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
     fresh.rename(journal)

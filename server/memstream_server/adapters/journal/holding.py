@@ -1,4 +1,4 @@
-"""What a memory holds, checked against its event log: part of `memstream verify`."""
+"""`memstream verify`: checks a memory's fragments against its event log."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ _OUTBOX = (
 
 @dataclass(slots=True)
 class _Listing:
-    """A memory's fragments as its listing has them."""
+    """A memory's fragments, as read from the fragments table."""
 
     places: dict[str, Place] = field(default_factory=dict)
     models: dict[int, str] = field(default_factory=dict)
     """The space of each fragment's vector by key; empty for none."""
     ids: dict[int, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    """A fragment that each source, not yet seen, is named by."""
+    """Source id -> a fragment that names it; sources that are found are removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Checking:
-    """One memory being checked."""
+    """The memory that is checked."""
 
     connection: Connection
     memory: Row[Any]
@@ -83,7 +83,7 @@ class _Checking:
 
 
 def check_fragments(connection: Connection, memory: Row[Any], name: str, space: Space | None, report: Report) -> None:
-    """Everything about a memory but its producers. Raises DBAPIError and JournalError for what cannot be read."""
+    """Check everything of a memory except its producers. Raises DBAPIError and JournalError for unreadable rows."""
     checking = _Checking(connection, memory, name, report)
     enhancements = _anchors(checking)
     listing = _listed(checking, enhancements)
@@ -178,7 +178,7 @@ def _check_vectors(checking: _Checking, listing: _Listing, space: Space | None) 
 
 
 def _vector_rows(checking: _Checking) -> Iterator[list[Any]]:
-    """Not `pages`: a fragment may have vectors of two spaces, which a page must not part."""
+    """Not `pages`: a fragment may have vectors of two spaces, and both must be in the same page."""
     low, high = span(checking.memory.number)
     while True:
         rows = fetch(checking.connection, _VECTORS, {"low": low, "high": high, "limit": PAGE_ROWS})
@@ -191,7 +191,7 @@ def _vector_rows(checking: _Checking) -> Iterator[list[Any]]:
 
 
 def _outbox(checking: _Checking, listing: _Listing) -> dict[str, None]:
-    """Fragments that wait to be put into the index and are not listed."""
+    """Fragments with an outbox entry that are not in the fragments table."""
     entered: dict[str, None] = {}
     after = 0
     while True:
@@ -244,7 +244,7 @@ def _check_log(checking: _Checking, listing: _Listing, entered: dict[str, None])
 
 
 def _follow(checking: _Checking, places: dict[str, Place], event: Event, revision: int, *, whole: bool) -> None:
-    """Fold one event in. A log that should be whole and is not goes on like one that was compacted."""
+    """Fold one event. A gap in a log that should be complete is reported, and folding continues as after compaction."""
     try:
         if whole:
             fold(places, event)

@@ -1,4 +1,4 @@
-"""Reading all of an active memory in one snapshot: what decides how fast a memory wakes up."""
+"""Load an active memory in one snapshot. Determines how long an activation takes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _PRODUCERS = select(producers).where(producers.c.memory == _number).order_by(pro
 
 
 class _Kept:
-    """Where nobody else gathers."""
+    """Collects the blocks if the caller passes no Gathering."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -115,26 +115,26 @@ def load(connection: Connection, uid: str, model: str, vectors_max: int, into: G
 
 
 def _blocks(connection: Connection, uid: str, number: int, model: str, all_vectors: bool) -> Iterator[Block]:
-    """A page each, fragments and vectors of the same keys."""
+    """One block per page: the fragments and vectors of the same keys."""
     for keys, blobs, counts, times, packed in column_pages(connection, _PAGE, *span(number)):
         found, vectors, having = _vectors(connection, uid, (keys[0], keys[-1]), model, all_vectors)
         models = [model if has else "" for has in _among(keys, having)]
         fragments = codec.decode_fragments(blobs, counts, times, models)
-        if found != keys:  # of a fragment that is gone none is wanted
+        if found != keys:  # skip vectors whose fragment is gone
             vectors = vectors[_among(found, keys)]
         yield Block(fragments, *codec.decode_terms_of_all(packed), np.array(_among(keys, found)), vectors)
 
 
 def _among(keys: list[int], others: list[int]) -> list[bool]:
-    """Which keys are among the others; mostly all are, being the same."""
+    """For each key, whether it is among the others; usually both lists are equal."""
     return [True] * len(keys) if keys == others else np.isin(keys, others).tolist()
 
 
 def _vectors(
     connection: Connection, uid: str, keys: tuple[int, int], model: str, all_vectors: bool
 ) -> tuple[list[int], npt.NDArray[np.float32], list[int]]:
-    """(keys of the vectors read, these vectors, keys that have one); not `all_vectors`: only those that the index
-    cannot have yet."""
+    """(keys of the vectors read, these vectors, keys that have a vector). Without `all_vectors` it reads only vectors
+    that may not be in the index yet."""
     values: dict[str, Any] = {"low": keys[0], "high": keys[1], "limit": PAGE_ROWS, "model": model}
     if all_vectors:
         found, packed = fetch_columns(connection, _VECTOR_PAGE, values)
@@ -145,7 +145,7 @@ def _vectors(
 
 
 def _matrix(packed: Packed) -> npt.NDArray[np.float32]:
-    """A vector a row."""
+    """One vector per row."""
     rows = len(packed.sizes)
     return np.frombuffer(packed.data, "<f4").reshape(rows, -1 if rows else 0)
 

@@ -1,8 +1,8 @@
-"""Opening a journal to look at it: nothing in the directory, the file or the database is changed by it.
+"""Open a journal read-only, without any change to the directory, the file or the database.
 
-SQLite writes even for a reader: it makes a -shm file, and whoever closes a journal last folds the -wal file into it.
-So a journal that no server has open is read through a VFS without locks, with its log's index in RAM; one that is in
-use is read beside its server, as by any other reader, and a lone file as one that cannot change.
+SQLite writes even for a reader: it creates a -shm file, and the last connection that closes checkpoints the -wal file.
+So a journal that no server has open is read through a VFS without locks, with the WAL index in RAM. A journal in use is
+read like by any other reader. A single file (a backup) is opened as immutable.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from memstream_server.ports.journal.errors import JournalError, Unreadable
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A journal opened for reading alone."""
+    """A journal that is open for reading only."""
 
     engine: Engine
     in_use: str
-    """Who has it open, for people; empty when nobody has."""
+    """The server that has it open, for display; empty if there is none."""
 
     def translated(self, error: DBAPIError) -> JournalError:
-        """The port's error for one of the driver's."""
+    """The port's error for a driver error."""
         if self.engine.dialect.name == "sqlite":
             return sqlite.translated(error)
         return Unreadable(postgres.why_not(error))
@@ -39,9 +39,9 @@ class Looked:
 
 @contextmanager
 def in_use(data_dir: Path) -> Iterator[str]:
-    """Who holds a data directory; empty when nobody does, and then no server can take it during the block.
+    """The process that holds a data directory. Empty if there is none; then no server can take it during the block.
 
-    Nothing is written, a lock file that is not there is not made. Raises OSError.
+    Writes nothing, and does not create a missing lock file. Raises OSError.
     """
     try:
         lock = os.open(data_dir / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -61,7 +61,7 @@ def in_use(data_dir: Path) -> Iterator[str]:
 
 @contextmanager
 def data_directory(data_dir: Path) -> Iterator[Looked]:
-    """The journal of a data directory, whether a server has it open or not. Raises Unreadable, OSError."""
+    """Open the journal of a data directory, in use or not. Raises Unreadable, OSError."""
     journal = directory.journal_path(data_dir)
     if not journal.is_file():
         raise Unreadable(f"there is no journal in {data_dir}")
@@ -79,7 +79,7 @@ def data_directory(data_dir: Path) -> Iterator[Looked]:
 
 @contextmanager
 def backup_file(file: Path) -> Iterator[Looked]:
-    """A backup. Raises Unreadable."""
+    """Open a backup. Raises Unreadable."""
     if not file.is_file():
         raise Unreadable(f"there is no file {file}")
     engine = _engine(file, mode="ro", immutable="1")
@@ -91,7 +91,7 @@ def backup_file(file: Path) -> Iterator[Looked]:
 
 @contextmanager
 def database(url: str) -> Iterator[Looked]:
-    """The journal of a PostgreSQL database, without taking its lock. Raises Unreadable."""
+    """Open the journal of a PostgreSQL database without taking its lock. Raises Unreadable."""
     engine = postgres.looking_engine(postgres.url_of(url))
     try:
         with engine.begin() as connection:
@@ -104,7 +104,7 @@ def database(url: str) -> Iterator[Looked]:
 
 
 def check_version(connection: Connection) -> None:
-    """Raises Unreadable when what is there is no journal of this version."""
+    """Raises Unreadable if the database is not a journal of this version."""
     if not migrate.is_journal(connection):
         raise Unreadable("this is no memstream journal")
     revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()

@@ -1,4 +1,4 @@
-"""A memory's producers, their receipts and what waits to be stored, checked: part of `memstream verify`."""
+"""`memstream verify`: checks a memory's producers, their receipts and the receipts that are not yet stored."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PENDING = (
 
 
 def check_producers(connection: Connection, memory: Row[Any], name: str, report: Report) -> None:
-    """Raises DBAPIError and JournalError for what cannot be read."""
+    """Raises DBAPIError and JournalError for unreadable rows."""
     known: dict[str, tuple[int, int]] = {}
     for producer, received, stored in connection.execute(_PRODUCERS, {"number": memory.number}):
         known[producer] = received, stored
@@ -67,7 +67,7 @@ def check_producers(connection: Connection, memory: Row[Any], name: str, report:
 def _check_receipts(
     connection: Connection, number: int, producer: str, received: int, name: str, report: Report
 ) -> None:
-    """What repeats are known by: all of the latest SEQUENCES_KEPT numbers."""
+    """Receipts detect repeats: those of the latest SEQUENCES_KEPT numbers must exist."""
     last = begun = 0
     more = True
     while more:

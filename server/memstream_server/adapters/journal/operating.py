@@ -1,4 +1,4 @@
-"""Operations, checked, and those that have not ended described: part of `memstream verify` and `doctor`."""
+"""`memstream verify` and `doctor`: checks operations and describes unfinished ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 _TIME_MAX_US = 1 << 57
-"""In the year 6537: what a datetime can hold."""
+"""In the year 6537, within the range of datetime."""
 
 
 def check_operations(connection: Connection, report: Report) -> None:
-    """Raises DBAPIError for what cannot be read."""
+    """Raises DBAPIError for unreadable rows."""
     for row in connection.execute(select(operations).order_by(operations.c.id)):
         report.saw("operations")
         for text in _flaws(row):
@@ -30,7 +30,7 @@ def check_operations(connection: Connection, report: Report) -> None:
 
 
 def unfinished(connection: Connection) -> Iterator[tuple[str, str]]:
-    """(id, what it is, how far, and who does it) of each operation that has not ended, the oldest first."""
+    """(id, description with progress and owner) of each unfinished operation, oldest first."""
     known = {*connection.execute(select(processes.c.number)).scalars()}
     waiting = operations.c.state.in_([state.value for state in UNFINISHED])
     for row in connection.execute(select(operations).where(waiting).order_by(operations.c.id)):

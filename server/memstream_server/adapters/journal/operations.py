@@ -1,4 +1,4 @@
-"""The port of operations in the journal's database. Few rows, so they are found by reading along the primary key."""
+"""`ports.operations.Operations` on the journal's database. Rows are few: queries scan along the primary key."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _create(connection: Connection, operation: Operation, answer: Answer | None)
 
 
 def _progress(operation: Operation) -> dict[str, Any]:
-    """The columns that change while it is worked on."""
+    """The columns that change while the operation runs."""
     return {
         "state": operation.state.value,
         "done": operation.done,

@@ -1,4 +1,4 @@
-"""The index's outbox: what is entered, what of it waits, what is done; and what of a memory belongs in the index."""
+"""The index outbox: entries added, waiting and done; and which fragments of a memory belong in the index."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def done(connection: Connection, ids: Sequence[int]) -> None:
 
 
 def empty(connection: Connection) -> None:
-    """Enter the removal of everything that an index may have under the memories' present uids."""
+    """Enter the deletion of everything that an index may hold under the memories' present uids."""
     connection.execute(_EMPTY)
 
 
 def refill(connection: Connection) -> int:
-    """The upserts that waited are covered by the new entries; deletions stay, for an index that was not empty."""
+    """New upserts replace those that waited. Deletions stay, for an index that was not empty."""
     connection.execute(_CLEAR_UPSERTS)
     return connection.execute(_REFILL).rowcount
 
@@ -119,10 +119,10 @@ def refill(connection: Connection) -> int:
 
 
 def entries(connection: Connection, limit: int, model: str | None) -> list[tuple[IndexEntry, Indexable | None]]:
-    """What an entry's fragment is now, not what it was when the entry was made.
+    """Entries with the fragment's present content, not that of the time of the entry.
 
-    Of several entries for a fragment, all get what the last gets: however they are grouped into upserts and
-    deletions, the index ends where the journal is.
+    All entries of a fragment get the content of its last entry: in whatever groups they are applied, the index ends
+    up equal to the journal.
     """
     entries: list[IndexEntry] = []
     last: dict[tuple[str, str], Indexable | None] = {}

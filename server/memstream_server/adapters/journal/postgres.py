@@ -1,9 +1,9 @@
-"""All that is PostgreSQL's own: connections, how durable they are, who holds the database, errors.
+"""Everything specific to PostgreSQL: connections, durability, locks, errors.
 
-Rule 1. A server's writer holds session locks from its first statement to its end: SINGLE, for itself or shared with
-other servers, and, once it has a process number, that number's own. A writer that lost its connection therefore begins
-again only when its old session, and with it a COMMIT that was under way, has ended: what is read after that is final.
-Rule 2. Nothing here keeps a URL's password but the engines, and no text that leaves has it.
+Rule 1. The writer's session holds session locks from its first statement to its end: SINGLE, exclusively or shared with
+other servers, and, once the process has a number, the lock of that number. So a writer that lost its connection starts
+again only after its old session, and any COMMIT in it, has ended: what it reads then is final.
+Rule 2. Only the engines keep a URL's password; no text contains it.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from memstream_server.ports.journal.errors import (
 logger = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 5.0
-"""How long a session waits for one of its own server that is still ending, before it calls the database in use."""
+"""How long a session waits for an earlier session of the same server to end, before the database counts as in use."""
 LOCK_PAUSE_S = 0.1
 SINGLE, MIGRATING, LEADING, NAMING = 0x6D656D73, 0x6D656D6D, 0x6D656D6C, 0x6D656D6E
-"""First keys of the advisory locks (of servers that write, of a migration, of the one server among several that does
-what only one may do, of who gives a memory a name where their number is limited); the second is the schema's hash."""
+"""First keys of the advisory locks: of servers that write, of a migration, of the leader among several servers, and of
+naming a memory in a namespace with a limit. The second key is the schema's hash."""
 SCHEMA = "hashtext(coalesce(current_schema(), ''))"
 PREPARED_MAX = 500
-"""Statements prepared on a connection: bulk.py has some 40 texts a table."""
+"""Prepared statements per connection: bulk.py has some 40 texts a table."""
 SERVER_VERSION_MIN = 12
 PATIENCE: Mapping[str, Any] = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,  # a COMMIT that nobody answers is given up after so many milliseconds
+    "tcp_user_timeout": 30_000,  # milliseconds until an unanswered COMMIT is given up
 }
-"""libpq's parameters where the URL gives no others: a network that swallows packets is found out in half a minute."""
+"""Defaults of libpq's parameters unless the URL sets them: packet loss is detected within half a minute."""
 _SESSION = (
-    "SET tcp_keepalives_idle = 30",  # a server's lock outlives its machine by a minute, not by hours
+    "SET tcp_keepalives_idle = 30",  # the lock of a machine that failed is free after a minute, not after hours
     "SET tcp_keepalives_interval = 10",
     "SET tcp_keepalives_count = 3",
-    # What is acknowledged survives power loss: never weaker than this, but as much stronger as the database has it.
+    # An acknowledged commit survives power loss: never weaker than `on`, but as strong as the database is set up.
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
 )
 _HOLDER = (
@@ -75,18 +75,18 @@ _END_HOLDER = (
 _TABLE_EXISTS = "42P07"
 _DISK_FULL = "53100"
 _LOCKED_OUT = ("40P01", "55P03")
-"""A deadlock with another server, or a row that one of them keeps: undone to the savepoint, nothing else is lost."""
+"""A deadlock with another server or a row that it locks: rolling back the savepoint loses nothing else."""
 _FOR_GOOD = ("28", "3D", "3F", "42", "XX")
-"""Classes of errors that no retry cures: credentials, names, privileges, damage."""
+"""SQLSTATE classes that no retry fixes: credentials, names, privileges, damage."""
 
 
 def lock_of(number: str) -> str:
-    """The key of a process's own advisory lock, where `number` is an SQL expression for the process's number."""
+    """The key of a process's own advisory lock; `number` is an SQL expression for the process's number."""
     return f"hashtextextended('memstream process ' || coalesce(current_schema(), '') || ' ' || ({number})::text, 0)"
 
 
 def url_of(text: str) -> URL:
-    """A journal's URL with its driver. Raises Unreadable when it is none, or psycopg is not installed."""
+    """A journal's URL with its driver. Raises Unreadable if it is not a valid URL or psycopg is not installed."""
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
@@ -99,15 +99,15 @@ def url_of(text: str) -> URL:
 
 
 class Session:
-    """The writer's connection to the database, while it lasts."""
+    """The writer's current connection to the database."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
         self._poll = select.poll()
-        self._poll.register(raw.fileno(), getattr(select, "POLLRDHUP", 0))  # hang-ups are always told
+        self._poll.register(raw.fileno(), getattr(select, "POLLRDHUP", 0))  # poll always reports POLLHUP
 
     def alive(self) -> bool:
-        """False once the other side has closed it, used or not. Takes a microsecond; from any thread."""
+        """False after the other side has closed the connection. Takes a microsecond; callable from any thread."""
         return not self._raw.closed and not self._poll.poll(0)
 
 
@@ -120,18 +120,18 @@ class PostgresDatabase:
         self.description = "postgresql"
         self.name = _name()
         self.number: int | None = None
-        """Of this process among the servers of the database, once it has joined (processes.py)."""
+        """Number of this process among the servers of the database, once it has joined (processes.py)."""
         self.session: Session | None = None
         self._shared = shared
         self._lease_ms = max(1, round(lease_s * 1_000))
-        # One connection that stays: a NullPool would let go of the lock between opening and the first write.
+        # A pool of one: a NullPool would release the lock between opening and the first write.
         self.writer = _engine(url, "READ COMMITTED", pool_size=1)
         self.reader = _engine(url, "REPEATABLE READ", pool_size=readers)
         event.listen(self.writer, "connect", lambda raw, _: self._hold(raw))
         event.listen(self.reader, "connect", lambda raw, _: _read_only(raw))
 
     def commit(self, connection: Connection) -> None:
-        """COMMIT of a transaction that failed unnoticed would roll back, and psycopg say nothing."""
+        """Checks the status first: COMMIT of a failed transaction rolls back, and psycopg does not report it."""
         from psycopg.pq import TransactionStatus
 
         status = connection.connection.driver_connection.info.transaction_status  # type: ignore[union-attr]  # psycopg's
@@ -140,7 +140,7 @@ class PostgresDatabase:
         connection.commit()
 
     def refused(self, error: DBAPIError) -> bool:
-        """Constraints, and values that PostgreSQL cannot hold."""
+        """Constraint violations, and values that PostgreSQL cannot store."""
         return _is_data_error(error) or _state(error).startswith("23") or _state(error) in _LOCKED_OUT
 
     def translated(self, error: DBAPIError) -> JournalError:
@@ -157,20 +157,20 @@ class PostgresDatabase:
         return OutcomeUnknown(text)
 
     def full(self) -> str | None:
-        """The database's disk is out of sight: it says itself when it is full."""
+        """None: a full disk shows up as an error of the database."""
         return None
 
     def backup(self, target: Path) -> None:
-        """Not ours to make."""
+        """Always raises JournalError."""
         raise JournalError("the journal is on PostgreSQL: back it up with pg_dump")
 
     def close(self) -> None:
-        """The locks go with their session."""
+        """The locks end with their session."""
         self.reader.dispose()
         self.writer.dispose()
 
     def _hold(self, raw: Any) -> None:
-        """Make a new connection a writer's. Raises Unreadable when another session has the locks; closes it then."""
+        """Take the writer's locks on a new connection. If another session has them, close it and raise Unreadable."""
         try:
             _run(raw, *_SESSION, *self._bounds())
             until = time.monotonic() + LOCK_WAIT_S
@@ -194,30 +194,31 @@ class PostgresDatabase:
         return [*own, single]
 
     def _bounds(self) -> tuple[str, ...]:
-        """A server that stops inside a transaction, or waits for one that did, must not hold up the others."""
+        """A server that stops inside a transaction, or waits for one that did, must not block the others."""
         return (
             f"SET idle_in_transaction_session_timeout = {self._lease_ms}",
             f"SET lock_timeout = {max(1, self._lease_ms // 2)}",
         )
 
     def _end_former(self, raw: Any) -> None:
-        """The session this process had before: its end may have been lost on the way to the database."""
+        """End this process's previous session: the database may not have seen that its connection broke."""
         if self.number is not None:
             _run(raw, _END_HOLDER.format(lock=lock_of(str(self.number))))
 
 
 def open_database(url: str, *, readers: int, shared: bool = False, lease_s: float = 10.0) -> PostgresDatabase:
-    """Connect, take the locks, make or migrate the tables. Blocking.
+    """Connect, take the locks, create or migrate the tables. Blocking.
 
-    shared: with other servers that are opened so; otherwise alone. lease_s: how long nobody waits for a server that
-    stopped. Raises Unreadable when the database cannot be reached, used or understood, or another server holds it.
+    shared: share the database with other servers opened in the same way; otherwise hold it alone. lease_s: limits how
+    long other servers wait for one that stopped. Raises Unreadable if the database cannot be reached or used, has
+    unknown tables, or another server holds it.
     """
     database = PostgresDatabase(url_of(url), readers, shared, lease_s)
     try:
         with database.writer.begin() as connection:
             database.description = _checked(connection)
             connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
-            # Of servers that start at once all migrate, one after the other; the later ones find nothing to do.
+            # Servers that start at the same time migrate one after the other; later ones find nothing to do.
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING}, {SCHEMA})")
             migrate.upgrade(connection)
     except DBAPIError as error:
@@ -230,26 +231,26 @@ def open_database(url: str, *, readers: int, shared: bool = False, lease_s: floa
 
 
 def looking_engine(url: URL) -> Engine:
-    """One connection that only reads, beside whoever holds the database; each transaction is one snapshot."""
+    """One read-only connection that needs no lock; each transaction is one snapshot."""
     engine = _engine(url, "REPEATABLE READ", pool_size=1)
     event.listen(engine, "connect", lambda raw, _: _read_only(raw))
     return engine
 
 
 def holder(connection: Connection) -> str:
-    """The server that holds the database; empty when none does."""
+    """The server that holds the database; empty if there is none."""
     return connection.exec_driver_sql(_HOLDER).scalar() or ""
 
 
 def fetch(
     connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
 ) -> list[list[Any]]:
-    """All rows of `statement`, in its order. psycopg reads them in C, without giving the interpreter lock away."""
+    """All rows of `statement` in its order. psycopg reads them in C without releasing the interpreter lock."""
     return [list(row) for row in connection.execute(statement, parameters)]
 
 
 def columns(connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]) -> list[Column]:
-    """The same by column, of integers and blobs."""
+    """Like `fetch`, by column: integers and blobs."""
     found = connection.execute(statement, parameters).all()
     apart: list[Sequence[Any]] = list(zip(*found, strict=True)) if found else [()] * len(statement.selected_columns)
     return [
@@ -280,12 +281,12 @@ def _engine(url: URL, isolation: str, pool_size: int) -> Engine:
 
 
 def _name() -> str:
-    """Who this is, in pg_stat_activity and to a server that finds the database in use; PostgreSQL keeps 63 bytes."""
+    """This process's name in pg_stat_activity, shown by servers that find the database in use; at most 63 bytes."""
     return f"memstream pid {os.getpid()} on {socket.gethostname()}"[:63]
 
 
 def _run(raw: Any, *statements: str) -> None:
-    """On a new connection of the driver, each statement a transaction of its own, as SET needs to last."""
+    """Run statements on a new driver connection, each in its own transaction, so that SET lasts."""
     with raw.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
@@ -297,7 +298,7 @@ def _read_only(raw: Any) -> None:
 
 
 def _locked(raw: Any, lock: str) -> bool:
-    """Ask for a lock; the transaction ends, the lock stays."""
+    """Try to take a session lock; it outlives the transaction."""
     with raw.cursor() as cursor:
         cursor.execute(f"SELECT {lock}")
         (taken,) = cursor.fetchone()
@@ -323,7 +324,7 @@ def _holder(raw: Any) -> str:
 
 
 def _checked(connection: Connection) -> str:
-    """The description of a database that can hold a journal. Raises Unreadable for another."""
+    """The description of a database that can hold a journal. Raises Unreadable for any other."""
 
     def shown(name: str) -> str:
         return str(connection.exec_driver_sql(f"SHOW {name}").scalar_one())
@@ -343,7 +344,7 @@ def _checked(connection: Connection) -> str:
 
 
 def why_not(error: DBAPIError) -> str:
-    """Why a database cannot be used, for people."""
+    """Why a database cannot be used, for display."""
     if _state(error) == _TABLE_EXISTS:
         return (
             f"the database holds tables of something else ({_text(error)}): give memstream one, or a schema, of its own"
@@ -355,18 +356,18 @@ def why_not(error: DBAPIError) -> str:
 
 
 def _state(error: DBAPIError) -> str:
-    """The five characters of SQLSTATE; empty where the server has not said one."""
+    """The five characters of SQLSTATE; empty if the server sent none."""
     return getattr(error.orig, "sqlstate", None) or ""
 
 
 def _text(error: DBAPIError) -> str:
-    """What the server says, without the detail and the context: these repeat values of the row."""
+    """The server's message without detail and context, which repeat values of the row."""
     said = getattr(getattr(error.orig, "diag", None), "message_primary", None) or str(error.orig)
     return " ".join(said.split())
 
 
 def _is_data_error(error: DBAPIError) -> bool:
-    """A value out of range, or a text with NUL, which psycopg refuses before the server sees it."""
+    """A value out of range, or a text with NUL, which psycopg rejects before it sends it."""
     from psycopg import DataError
 
     return isinstance(error.orig, DataError)
