@@ -128,7 +128,7 @@ def keys(connection: Connection, model: str, after: int, limit: int) -> list[int
 
 
 def drop_vectors(connection: Connection, model: str, doomed: Sequence[int]) -> None:
-    """Delete the vectors under the keys of one page; an empty page deletes the space's anchor vectors, which are few."""
+    """Delete the vectors under the keys of one page; an empty page deletes the space's anchor vectors."""
     if not doomed:
         connection.execute(_DROP_COMPARED, {"model": model})
     for start in range(0, len(doomed), IDS_MAX):

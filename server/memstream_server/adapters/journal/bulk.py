@@ -140,7 +140,7 @@ def pages(
     limit: int | None = None,
     **values: Any,
 ) -> Iterator[list[Any]]:
-    """The first `limit` rows (None: all) of a statement over a range of keys, read in pages. Its first column is the key."""
+    """The first `limit` rows (None: all) of a statement over a range of keys, read in pages; the key comes first."""
     while limit is None or limit > 0:
         page = PAGE_ROWS if limit is None else min(limit, PAGE_ROWS)
         rows = fetch(connection, statement, {"low": low, "high": high, "limit": page, **values})

@@ -31,7 +31,7 @@ class Looked:
     """The server that has it open, for display; empty if there is none."""
 
     def translated(self, error: DBAPIError) -> JournalError:
-    """The port's error for a driver error."""
+        """The port's error for a driver error."""
         if self.engine.dialect.name == "sqlite":
             return sqlite.translated(error)
         return Unreadable(postgres.why_not(error))

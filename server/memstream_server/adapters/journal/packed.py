@@ -14,7 +14,7 @@ class Packed(NamedTuple):
     text: bool = False
 
     def values(self) -> Iterator[Any]:
-    """Each value: str, bytes or None."""
+        """Each value: str, bytes or None."""
         end = 0
         for size in self.sizes:
             if size is None:

@@ -1,4 +1,4 @@
-"""One function per read, each in a snapshot of its own; none waits for the writer. Fragments are in selecting.py."""
+"""Reads, one function each, in a snapshot that never waits for the writer. fragment_reads.py reads fragments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from memstream_server.ports.journal.spaces import Space, Spaces
 from memstream_server.ports.journal.writing import Rejection
 
 EVENTS_BYTES_MAX = 256 << 10
-"""Of the event log read at once: what a watcher holds. A transition larger than that comes alone."""
+"""Limit of the event log read at once, which a watch holds in RAM. A larger transition is returned alone."""
 
 _BEFORE_ALL_US = -(1 << 63)
 
@@ -45,7 +45,7 @@ _NUMBER = select(memories.c.number).where(memories.c.uid == _uid)
 _BY_UID = select(memories).where(memories.c.uid == _uid)
 _BY_NAME = select(memories).where(memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n"))
 _LAST = "\U0010ffff"
-"""Sorts after everything that a name may go on with."""
+"""Sorts after every character of a name."""
 _LISTED = (
     select(memories)
     .where(
@@ -102,7 +102,7 @@ _TIERS = (
     )
     .group_by(fragments.c.tier, fragments.c.kind, _forgotten)
 )
-# Cast, because PostgreSQL sums up bigints to a decimal number.
+# Cast, because PostgreSQL sums bigints to numeric.
 _PENDING = select(cast(func.coalesce(func.sum(observations.c.count), 0), BigInteger)).where(
     observations.c.key.between(_low, _high)
 )

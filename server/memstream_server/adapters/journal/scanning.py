@@ -1,4 +1,4 @@
-"""Reading all of a memory, or of a conversation, in one snapshot and page by page: what an export is made of."""
+"""Reads a whole memory or conversation in one snapshot, page by page, for an export."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from memstream_server.ports.journal.rows import Anchor
 T = TypeVar("T")
 PAGE_ROWS = 500
 PAGE_BYTES = 1 << 20
-"""Of fragments read at once, about, as they are stored; the rows of a page follow from those before."""
+"""Approximate stored bytes of a page; the number of rows follows from the previous page."""
 
 _low: BindParameter[int] = bindparam("low")
 _high: BindParameter[int] = bindparam("high")

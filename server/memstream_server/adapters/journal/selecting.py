@@ -1,4 +1,4 @@
-"""Fragments read: by id, a page at a time, and those that are due. As in reads.py, a function is a read."""
+"""Reads fragments: by id, in pages, and those that are due. Like reads.py, one function per read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ids: BindParameter[Any] = bindparam("ids", expanding=True)
 FRAGMENT = (fragments.c.payload, fragments.c.access_count, fragments.c.access_time_us)
 OF_SPACE = (vectors.c.key == fragments.c.key) & (vectors.c.model == func.coalesce(_model, fragments.c.model))
 VECTORED = exists().where(OF_SPACE)
-"""Whether a fragment has a vector in the space of name `model` (null: in that it was written with)."""
+"""Whether a fragment has a vector in the space `model` (null: the space that the fragment was written with)."""
 _LIST = (
     select(fragments.c.key, *FRAGMENT, VECTORED)
     .where(fragments.c.key.between(_low, _high))
@@ -61,7 +61,7 @@ _PURGEABLE = (
 
 
 def fragment_of(model: str | None, blob: bytes, count: int, at: int, vectored: object) -> Fragment:
-    """From the columns FRAGMENT and VECTORED. `model` is the space in force; None while none is."""
+    """Decode the columns FRAGMENT and VECTORED. `model` is the space in force; None if there is none."""
     return codec.decode_fragment(blob, count, at, None if model is None else model if vectored else "")
 
 
@@ -107,7 +107,7 @@ def list_fragments(connection: Connection, uid: str, query: FragmentQuery, model
     return [fragment_of(model, *columns) for _, *columns in rows]
 
 
-@lru_cache  # to build a statement takes longer than to run it
+@lru_cache  # building a statement takes longer than running it
 def _selection(forgotten: bool, columns: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
     wanted = [fragments.c[name].in_(bindparam(name, expanding=True)) for name in columns]
     return _LIST.where(_forgotten if forgotten else fragments.c.forget_time_us.is_(None), *wanted)

@@ -1,4 +1,4 @@
-"""Conversations that come from an export: written bit by bit under a name of no namespace, then named at once."""
+"""Staging of imported conversations: written in parts under an empty namespace, then named in one step."""
 
 from __future__ import annotations
 

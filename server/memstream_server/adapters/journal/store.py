@@ -1,4 +1,4 @@
-"""The port's methods over the writer and the readers, and the opening and closing of it all."""
+"""`SqlJournal`: the port's methods over the writer and the readers, and `open_journal`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from memstream_server.ports.journal.writing import Accesses, Commit, Receipt, Rejection
 
 RESERVE_BYTES = 64 << 20
-"""Free space below which writes that add data are refused (beside what a checkpoint may need)."""
+"""Writes that add data are rejected while free space is below this plus what a checkpoint may need."""
 READERS = 3
 
 P = ParamSpec("P")
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class SqlJournal:
-    """`ports.journal.port.Journal` in a database of its own. Made by `open_journal`."""
+    """`ports.journal.port.Journal` on its own database. Made by `open_journal`."""
 
     def __init__(self, database: Database, clock_us: Callable[[], int], readers: int) -> None:
         self._database, self._clock_us = database, clock_us
@@ -63,10 +63,10 @@ class SqlJournal:
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
         self._model: str | None = None
-        """The space in force, as this process was last told."""
+        """Model of the space in force, as last read or set by this process."""
         self.conversations = SqlConversations(self._writer.submit, self._look)
         self.processes: SqlProcesses | None = None
-        """Of a database that several servers may share; None where this one has the journal for itself."""
+        """Set if several servers may share the database; else None."""
         if isinstance(database, PostgresDatabase):
             self.processes = SqlProcesses(database, self._writer.submit, self._look)
         self.operations = SqlOperations(self._writer.submit, self._look)
@@ -110,7 +110,7 @@ class SqlJournal:
 
     @property
     def description(self) -> str:
-        """Engine and version for people, for instance "sqlite 3.46.0" or "postgresql 15.8"."""
+        """Engine and version for display, for instance "sqlite 3.46.0" or "postgresql 15.8"."""
         return self._database.description
 
     async def space(self) -> Space | None:
@@ -151,7 +151,7 @@ class SqlJournal:
         await asyncio.to_thread(self._database.backup, Path(path))
 
     async def index_generation(self) -> int:
-        """0 in a new store, raised by every restore: an index of another generation is of another history."""
+        """0 in a new store; every restore raises it. An index with another generation belongs to another history."""
         return int(await self._read(reads.meta_value, directory.GENERATION) or 0)
 
     # ---- memories
@@ -166,7 +166,7 @@ class SqlJournal:
         await self.purge()
 
     async def purge(self) -> None:
-        """Remove what deleted memories left; one that a crash interrupts goes on at the next opening."""
+        """Remove the rows of deleted memories; after a crash, `open_journal` continues."""
         while await self._write(writes.purge, writes.SLICE_ROWS, False):
             pass
 
@@ -200,7 +200,7 @@ class SqlJournal:
         return await self._write(writes.open_producer, 1, False, uid, epoch, name)
 
     async def receive(self, receipt: Receipt) -> None:
-        # A batch is one row, but its bytes count: about as many as a tenth of its fragments' own rows.
+        # A batch is one row; its bytes cost as much as the rows of a tenth of its fragments.
         rows = 3 + len(receipt.fragments) // 10
         await self._writer.submit(Joint(writes.receive, receipt, receipt.memory), rows, True)
 
@@ -314,15 +314,14 @@ async def open_journal(
     reserve_bytes: int = RESERVE_BYTES,
     readers: int = READERS,
 ) -> SqlJournal:
-    """Open the journal of a data directory, or that of a PostgreSQL database, making or migrating it, and hold it
-    until `close`.
+    """Open, create or migrate the journal of a data directory or of a PostgreSQL database, and hold it until `close`.
 
-    url: of the database (postgresql://...); empty keeps the journal in data_dir, which is not touched otherwise.
-    shared: whether other servers that say so too may have the database at the same time; lease_s: of such a server.
-    clock_us: now, in microseconds since the epoch; ages the stored answers. free_bytes: the space left for the
-    directory (the file system's, by default); below reserve_bytes what adds data raises StorageFull. PostgreSQL says
-    itself when it is full.
-    Raises Unreadable when the journal is damaged, of a newer format, cannot be reached, or is held by another server.
+    url: of the database (postgresql://...); if empty, the journal is in data_dir. A database never touches data_dir.
+    shared: share the database with other servers that set it, too; lease_s: this server's lease in that case.
+    clock_us: current time in microseconds since the epoch, for the age of stored answers. free_bytes: free space for
+    the directory, by default of its file system; below reserve_bytes, writes that add data raise StorageFull.
+    PostgreSQL reports a full disk itself.
+    Raises Unreadable if the journal is damaged, of a newer format, not reachable, or held by another server.
     """
     if url:
         database: Database = await asyncio.to_thread(

@@ -1,4 +1,4 @@
-"""The writes that change what a memory holds: the transition's commit, and access statistics."""
+"""The commit of transitions, and the write of access statistics."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from memstream_server.ports.journal.writing import Accesses, Commit
 _FRAGMENTS = bulk.insertion(
     fragments,
     ("key",),
-    # Access statistics belong to `touch` alone: what the RAM of the engine had when it wrote the row may be older
-    # or newer than what was touched since, and either way would lose or double a count.
+    # Only `touch` writes access statistics: the engine's RAM may be older or newer than what was touched since, and
+    # writing it here would lose or double a count.
     "tier = excluded.tier, kind = excluded.kind, due_time_us = excluded.due_time_us, "
     "forget_time_us = excluded.forget_time_us, "
     "session = excluded.session, speaker = excluded.speaker, external_id = excluded.external_id, "
@@ -51,7 +51,7 @@ _ANCHORS = bulk.insertion(
     anchors,
     ("memory", "id"),
     "vector = excluded.vector, enhancements = excluded.enhancements, model = excluded.model, "
-    # What is not told of the other space stays, as long as this one's does: the content is the same.
+    # A commit without a vector of the other space keeps the stored one while the content is the same.
     f"next_model = CASE WHEN {_RENEWED} THEN excluded.next_model ELSE anchors.next_model END, "
     f"next_vector = CASE WHEN {_RENEWED} THEN excluded.next_vector ELSE anchors.next_vector END",
 )
@@ -63,7 +63,7 @@ _TOUCH = bulk.update_from(
     " access_time_us = CASE WHEN access_time_us < given.at THEN given.at ELSE access_time_us END",
     "fragments.id = given.id AND fragments.memory = given.memory",
 )
-_OWNED = bulk.Bulk(  # without a lock: a count that meets a taking under way belongs to the fragment all the same
+_OWNED = bulk.Bulk(  # without a lock: a count is valid even if another process takes ownership meanwhile
     "WITH given (uid, epoch) AS (VALUES ",
     2,
     ") SELECT memories.uid, memories.number FROM given"
@@ -74,7 +74,7 @@ _ADVANCE = bulk.update_from(
     ("uid", "epoch", "revision", "after", "aggregate"),
     "revision = memories.revision + 1, "
     "next_position = CASE WHEN memories.next_position < given.after THEN given.after ELSE memories.next_position END, "
-    # A column of nothing but NULL is text to PostgreSQL.
+    # PostgreSQL types a column of only NULL as text.
     "reflection_aggregate = coalesce(CAST(given.aggregate AS double precision), memories.reflection_aggregate)",
     "memories.uid = given.uid AND memories.epoch = given.epoch AND memories.revision = given.revision",
     " RETURNING memories.uid, memories.number",
@@ -105,7 +105,7 @@ _DESCRIBE = (
 )
 _RENAME = update(memories).where(memories.c.number == _number).values(namespace=bindparam("ns"), name=bindparam("n"))
 _AN_ID = re.compile(rb"(?=([0-9A-HJKMNP-TV-Z]{26}))")
-"""Looked for at every byte, since what comes before an id may look like a part of it."""
+"""Matched at every byte, since the bytes before an id may look like a part of it."""
 _NAMESPACE = select(memories.c.namespace).where(memories.c.number == _number)
 _ANSWERS = select(requests.c.request, requests.c.response).where(
     requests.c.request >= bindparam("low"), requests.c.request < bindparam("high")
@@ -149,7 +149,7 @@ def _delete(
 
 
 def commit(connection: Connection, given: Sequence[Commit]) -> None:
-    """Of different memories. Advances them first: a stale owner is refused before anything was written."""
+    """Commit transitions of different memories. Advances revisions first: a stale owner fails before any write."""
     numbers = _advance(connection, given)
     commits = [(numbers[one.memory], one) for one in given]
     received = [(number, receipt) for number, one in commits for receipt in one.receipts]
@@ -178,9 +178,10 @@ def commit(connection: Connection, given: Sequence[Commit]) -> None:
 
 
 def _forget_traces(connection: Connection, number: int, uid: str, erased: Sequence[str]) -> None:
-    """What was said of the erased elsewhere: in answers, and in the hashes that tell repeats from conflicts.
+    """Remove traces of erased fragments: stored answers that name them, and the hashes that detect repeats.
 
-    Answers to ObserveBatch hold no words and may be very many: of the memory's all digests go, as with receipts.
+    Answers to ObserveBatch hold no content and may be many: all digests of this memory's answers are cleared, like its
+    receipts.
     """
     if not erased:
         return
@@ -196,7 +197,7 @@ def _forget_traces(connection: Connection, number: int, uid: str, erased: Sequen
 
 
 def _advance(connection: Connection, given: Sequence[Commit]) -> dict[str, int]:
-    """Compare and set; the memories' numbers by uid."""
+    """Compare and set revision and epoch; the memories' numbers by uid."""
     rows = [
         (
             *(one.memory, one.epoch, one.revision),
@@ -212,13 +213,13 @@ def _advance(connection: Connection, given: Sequence[Commit]) -> dict[str, int]:
 
 
 def _positions(commit: Commit) -> Iterator[int]:
-    """Places in the order of receipt that are taken by now."""
+    """Positions that the commit uses."""
     yield from (row.fragment.position for row in commit.rows)
     yield from (one.position for receipt in commit.receipts for one in receipt.fragments)
 
 
 def _describe(connection: Connection, number: int, commit: Commit) -> None:
-    """What the memory is called and what its rules are, where that changes."""
+    """Update policy, labels and name, if the commit changes them."""
     if commit.policy is not None or commit.labels is not None:
         values = {
             "m": number,
@@ -235,7 +236,7 @@ def _describe(connection: Connection, number: int, commit: Commit) -> None:
 def _put_rows(connection: Connection, given: Sequence[tuple[int, Row]]) -> None:
     bulk.execute(connection, _FRAGMENTS, [_fragment_row(number, row) for number, row in given])
     keyed = [(key(number, row.fragment.position), row) for number, row in given]
-    # A fragment that says it has no vector has none: what an older content had must not be found again.
+    # A fragment without a model has no vector: a vector of earlier content must not be found.
     stale = [at for at, row in keyed if row.replaces or (row.vector is None and not row.fragment.model)]
     _delete(connection, (_UNVECTOR,), stale)
     own = [(at, row.fragment.model, row.vector) for at, row in keyed if row.vector]
@@ -265,7 +266,7 @@ def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
 
 
 def _due(fragment: Fragment) -> int | None:
-    """When its own expiry is to be acted on."""
+    """Expiry time; None if forgotten or pinned."""
     return None if fragment.pinned or fragment.forget_time_us is not None else fragment.expire_time_us
 
 
@@ -286,10 +287,10 @@ def _put_jobs(connection: Connection, given: Sequence[tuple[int, Job]]) -> None:
 
 
 def touch(connection: Connection, given: Sequence[Accesses]) -> None:
-    """Of different memories."""
+    """Write access statistics of different memories."""
     owned = [(one.memory, one.epoch) for one in given]
     numbers: dict[str, int] = {row[0]: row[1] for row in bulk.returned(connection, _OWNED, owned)}
-    merged: dict[tuple[int, str], tuple[int, int]] = {}  # of several rows for a fragment UPDATE ... FROM applies one
+    merged: dict[tuple[int, str], tuple[int, int]] = {}  # UPDATE ... FROM applies only one of several rows
     for one in given:
         if one.memory not in numbers:
             raise not_owned(one.memory, one.epoch)

@@ -1,7 +1,7 @@
-"""`memstream verify`: whether a journal is what its event logs say, a memory or conversation at a time, each in one
-snapshot. It asks the same of every database: what is SQLite's own (pages, log, lock) is for `memstream doctor`.
+"""`memstream verify`: checks that a journal matches its event logs, one memory or conversation at a time, each in one
+snapshot. The checks are the same for every database; `memstream doctor` checks SQLite's files (pages, WAL, lock).
 
-RAM: what the largest memory's fragments take as ids and places; neither contents nor vectors are kept.
+RAM: ids and places of the largest memory's fragments; neither contents nor vectors are kept.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from memstream_server.ports.journal.spaces import Space
 
 
 def verify(looked: Looked, told: Callable[[int, int], None]) -> Report:
-    """Check everything; `told(done, total)` after every memory and conversation. Raises Unreadable for what is no
-    journal of this version; what cannot be read further in is among the violations."""
+    """Check everything; calls `told(done, total)` after every memory and conversation. Raises Unreadable if this is not
+    a journal of this version; unreadable rows become violations."""
     report = Report()
     try:
         with looked.engine.begin() as connection:
@@ -73,7 +73,7 @@ def _check_memory(looked: Looked, number: int, space: Space | None, report: Repo
         with looked.engine.begin() as connection:
             row = connection.execute(select(memories).where(memories.c.number == number)).one_or_none()
             if row is None:
-                return  # deleted since, by the server that runs
+                return  # a running server has deleted it
             name = f"{row.namespace}/{row.name}"
             report.saw("memories")
             reads.record(row)
@@ -105,7 +105,7 @@ _NUMBERED = (producers, receipts, anchors, jobs)
 def _check_strays(
     connection: Connection, report: Report, tables: tuple[Table, ...], owners: tuple[Table, ...], what: str
 ) -> None:
-    """Rows of what neither exists nor is being removed: rows of a deleted memory go before its number does."""
+    """Report rows of an owner that neither exists nor is being deleted: a deleted memory's number goes last."""
     known = {number for owner in owners for number in _all(connection, owner)}
     for table in tables:
         report.saw("store")
@@ -119,7 +119,7 @@ def _all(connection: Connection, table: Table) -> list[int]:
 
 
 def _numbers(connection: Connection, table: Table) -> Iterator[int]:
-    """The memories a table has rows of: a look into its key for each, however many rows lie between."""
+    """The memory numbers in a table: one index lookup each, however many rows a memory has."""
     column, shift = (table.c.memory, 0) if table in _NUMBERED else (table.c.key, POSITION_BITS)
     least = connection.execute(select(func.min(column))).scalar()
     while least is not None:

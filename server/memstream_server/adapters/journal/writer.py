@@ -1,7 +1,7 @@
-"""The thread that writes: whatever waits is committed together, and a write that fails is undone alone.
+"""The writer thread: commits all waiting writes in one transaction; a failed write is undone alone.
 
-Invariants: a future is resolved only after COMMIT returned (or the write is known to have left nothing); writes are
-applied in the order of `submit`; nothing waits for company, a lone write is committed at once.
+Invariants: a future resolves only after COMMIT has returned, or the write certainly left nothing. Writes are applied in
+the order of `submit`. A lone write is committed at once, without waiting for others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memstream_server.adapters.journal.database import Database
 from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown, StorageFull
 
 GROUP_ROWS = 2_000
-"""Rows after which a group is committed although more is waiting: some 30 ms of work."""
+"""Rows after which a group is committed even if more writes wait: some 30 ms of work."""
 
 T = TypeVar("T")
 Work = Callable[[Connection], Any]
@@ -29,7 +29,7 @@ Work = Callable[[Connection], Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joint(Generic[T]):
-    """Work that one call does for several writes, where they are of different memories."""
+    """Work that one call can do for several writes to different memories."""
 
     work: Callable[[Connection, Sequence[T]], None]
     item: T
@@ -44,7 +44,7 @@ class _Write:
     work: Work
     rows: int
     adds: bool
-    """Whether it takes space, and is refused when there is little left."""
+    """Whether it adds data, and is rejected when free space is low."""
     future: asyncio.Future[Any]
 
 
@@ -61,7 +61,7 @@ class _Outcome:
     error: BaseException | None = None
 
     def deliver(self) -> None:
-        if self.write.future.cancelled():  # the caller went away; the write stands
+        if self.write.future.cancelled():  # the caller is gone; the write remains committed
             return
         if self.error is None:
             self.write.future.set_result(self.value)
@@ -70,7 +70,7 @@ class _Outcome:
 
 
 class Writer:
-    """Group commit over one connection."""
+    """Group commit on one connection."""
 
     def __init__(self, database: Database, loop: asyncio.AbstractEventLoop) -> None:
         self._database = database
@@ -82,7 +82,7 @@ class Writer:
         self._thread.start()
 
     async def submit(self, work: Callable[[Connection], T], rows: int, adds: bool) -> T:
-        """Run `work` in a transaction and return what it returned, once that is durable. On the event loop only."""
+        """Run `work` in a transaction; returns its result once durable. Call on the event loop only."""
         if self._closed:
             raise JournalError("the journal is closed")
         future: asyncio.Future[T] = self._loop.create_future()
@@ -90,7 +90,7 @@ class Writer:
         return await future
 
     async def alone(self, work: Callable[[], T]) -> T:
-        """Run `work` after what was submitted, on the writer's thread, with no connection of it open."""
+        """Run `work` on the writer thread after all earlier writes, while the writer has no open connection."""
         if self._closed:
             raise JournalError("the journal is closed")
         future: asyncio.Future[T] = self._loop.create_future()
@@ -98,7 +98,7 @@ class Writer:
         return await future
 
     async def close(self) -> None:
-        """After what was submitted."""
+        """Commit what was submitted, then end the thread."""
         if not self._closed:
             self._closed = True
             self._queue.put(None)
@@ -117,7 +117,7 @@ class Writer:
         self._disconnect()
 
     def _gather(self) -> tuple[list[_Write], _Alone | None, bool]:
-        """What waits, up to GROUP_ROWS, and what is to run by itself after it; False when it was the last."""
+        """Waiting writes up to GROUP_ROWS, then the exclusive work after them, if any; False when it was the last."""
         group: list[_Write] = []
         rows, item = 0, self._queue.get()
         while item is not None:
@@ -137,11 +137,11 @@ class Writer:
         self._disconnect()
         try:
             return _Outcome(alone, alone.work())
-        except Exception as error:  # the caller's to hear
+        except Exception as error:  # delivered to the caller
             return _Outcome(alone, error=error)
 
     def _guarded(self, group: Sequence[_Write]) -> list[_Outcome]:
-        """Whatever goes wrong, every future is resolved and the thread lives on."""
+        """Resolve every future and keep the thread alive, whatever fails."""
         try:
             return self._perform(group)
         except Exception as error:
@@ -159,14 +159,14 @@ class Writer:
         return refused + (self._together(rest) if rest else [])
 
     def _together(self, group: Sequence[_Write]) -> list[_Outcome]:
-        """One transaction for all; if it broke before COMMIT, one for each, which finds the write that broke it.
+        """One transaction for the group. If it fails before COMMIT, one for each write, to isolate the failing one.
 
-        A connection that was lost since the last group breaks nothing: all is done again over a new one.
+        If the connection broke since the previous group, the group is repeated on a new one.
         """
         before = self._connection
         try:
             connection = self._connect()
-            connection.begin()  # from here only commit, rollback or closing ends it
+            connection.begin()  # only commit, rollback or close ends it
             outcomes = self._all(connection, group) or [self._attempt(connection, write) for write in group]
         except (DBAPIError, JournalError) as error:
             connected = self._connection is not None
@@ -179,8 +179,8 @@ class Writer:
         return self._commit(connection, outcomes)
 
     def _all(self, connection: Connection, group: Sequence[_Write]) -> list[_Outcome]:
-        """All of them without savepoints, which are a sixth of a small write's statements. Nothing is done, and the
-        list empty, when one of them fails: it is found, and told why, by doing them again."""
+        """Run all without savepoints, which are a sixth of a small write's statements. If one fails, roll back and
+        return an empty list: the caller repeats them one by one to find the failing write."""
         try:
             values = _done(connection, [write.work for write in group])
         except Exception as error:
@@ -192,7 +192,7 @@ class Writer:
         return [_Outcome(write, value) for write, value in zip(group, values, strict=True)]
 
     def _attempt(self, connection: Connection, write: _Write) -> _Outcome:
-        """In a savepoint: refusals and mistakes undo this write alone. A broken transaction is raised."""
+        """Run one write in a savepoint: an error undoes only this write. A broken transaction raises."""
         connection.exec_driver_sql("SAVEPOINT one")
         try:
             value = write.work(connection)
@@ -200,7 +200,7 @@ class Writer:
             if not self._database.refused(error):
                 raise
             outcome = _Outcome(write, error=self._told(error))
-        except Exception as error:  # the port's own, or a value that cannot be written: the caller's to hear
+        except Exception as error:  # a port error or a value that cannot be written: delivered to the caller
             outcome = _Outcome(write, error=error)
         else:
             connection.exec_driver_sql("RELEASE SAVEPOINT one")
@@ -210,7 +210,7 @@ class Writer:
         return outcome
 
     def _told(self, error: DBAPIError | JournalError) -> JournalError:
-        """What the caller of a write hears that left nothing; an error of its own for each caller."""
+        """The error for the caller of a write that left nothing; a new instance for each caller."""
         if isinstance(error, DBAPIError):
             return _chained(self._database.translated(error), error)
         return _chained(type(error)(*error.args), error)
@@ -218,7 +218,7 @@ class Writer:
     def _commit(self, connection: Connection, outcomes: list[_Outcome]) -> list[_Outcome]:
         try:
             self._database.commit(connection)
-        except Exception as error:  # whatever it was: the transaction may be on the disk or not
+        except Exception as error:  # any exception: the transaction may be on disk or not
             self._disconnect()
             unknown = f"the commit failed ({type(error).__name__}): read again"
             return [
@@ -233,7 +233,7 @@ class Writer:
         return self._connection
 
     def _disconnect(self) -> None:
-        """A connection that failed may be in any state: the next group opens another."""
+        """Drop a connection, which may be in any state after a failure; the next group opens another."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.invalidate()
@@ -241,8 +241,8 @@ class Writer:
 
 
 def _done(connection: Connection, works: Sequence[Work]) -> list[Any]:
-    """What each returned. Joint work is done in rounds, in which every memory has at most one; all else by itself,
-    after what came before it."""
+    """The results, in order. Joint work runs in rounds with at most one write per memory; other work runs alone, after
+    everything before it."""
     values: list[Any] = []
     joint: list[Joint[Any]] = []
 

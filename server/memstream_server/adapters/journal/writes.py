@@ -1,7 +1,7 @@
-"""One function per write, each inside the writer's transaction.
+"""Writes, one function each, inside the writer's transaction.
 
-They raise the port's errors; what they did before raising is rolled back. They may be called again for the same write,
-after a rollback. Statements are built once, here.
+They raise the port's errors; what they wrote before is rolled back. After a rollback the same write may be called
+again. Statements are built once, at import.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from memstream_server.ports.journal.spaces import Space, Spaces
 from memstream_server.ports.journal.writing import Receipt
 
 ANSWER_KEPT_US = ANSWER_KEPT_S * 1_000_000
-"""How long the answer to a request_id is served again."""
+"""How long the stored answer to a request_id is returned to repeats."""
 SEQUENCES_KEPT = 100_000
 """Sequence numbers of a producer whose hashes are kept; far more than a client can have unacknowledged."""
 SPACES = ("space", "next_space", "old_space")
-"""Names in `meta` of a store's spaces, in the order of the port's `Spaces`; an empty value is none."""
+"""Names in `meta` of the store's spaces, in the order of the port's `Spaces`; an empty value means none."""
 COMPACT_EVERY = 10_000
-"""Sequence numbers after which a producer whose stream stays open lets older hashes go."""
+"""Sequence numbers after which an open producer's old hashes are deleted."""
 SLICE_ROWS = 1_000
 """Rows of a deleted memory removed in one write."""
 
@@ -65,7 +65,7 @@ _FIND = select(memories.c.number).where(memories.c.uid == bindparam("u"))
 _OWNED = (
     select(memories.c.number)
     .where(memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"))
-    .with_for_update(key_share=True)  # on PostgreSQL: until this is committed no other process can raise the epoch
+    .with_for_update(key_share=True)  # PostgreSQL: no other process can raise the epoch before this commit
 )
 _EXISTS = select(memories.c.uid).where(memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n"))
 _HELD = select(func.count()).select_from(memories).where(memories.c.namespace == bindparam("ns"))
@@ -92,7 +92,7 @@ _DELETED = (
     select(deletions.c.number, deletions.c.uid)
     .order_by(deletions.c.number)
     .limit(1)
-    .with_for_update(skip_locked=True)  # on PostgreSQL: another server is at it
+    .with_for_update(skip_locked=True)  # PostgreSQL: skip rows that another server is deleting
 )
 _PURGED = delete(deletions).where(deletions.c.number == _number)
 _UNINDEX = insert(outbox).from_select(
@@ -113,7 +113,7 @@ _COMPACT = delete(receipts).where(
 _RECEIVED = bulk.update_from(
     "producers",
     ("memory", "name", "epoch", "first", "last", "is_empty", "is_stored"),
-    # A batch with nothing to store is stored as soon as all before it is.
+    # A batch with nothing to store counts as stored as soon as everything before it is.
     "received = given.last, stored = CASE WHEN given.is_stored OR (given.is_empty AND producers.stored = "
     "producers.received) THEN given.last ELSE producers.stored END",
     "producers.memory = given.memory AND producers.name = given.name AND producers.epoch = given.epoch "
@@ -208,17 +208,17 @@ def create_memory(
 
 
 def check_room(connection: Connection, namespace: str, namespace_max: int) -> None:
-    """Whether one memory more may go by a name in there. Raises NamespaceFull."""
+    """Check that the namespace may have one more memory. Raises NamespaceFull."""
     if not namespace_max:
         return
-    if connection.dialect.name != "sqlite":  # there one connection writes; here the others' servers count as well
+    if connection.dialect.name != "sqlite":  # SQLite has one writer; on PostgreSQL other servers create memories, too
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({postgres.NAMING}, {postgres.SCHEMA})")
     if connection.execute(_HELD, {"ns": namespace}).scalar_one() >= namespace_max:
         raise NamespaceFull(namespace, namespace_max)
 
 
 def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch: int | None) -> None:
-    """From here on the memory is gone; its rows go by `purge`."""
+    """Delete the memory; `purge` removes its rows later."""
     number = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
     connection.execute(_DELETE_MEMORY, {"m": number})
     connection.execute(insert(deletions), {"number": number, "uid": uid})
@@ -226,7 +226,7 @@ def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch
 
 
 def purge(connection: Connection) -> bool:
-    """Remove a slice of a deleted memory, so that other memories' writes go on between; False when none is left."""
+    """Remove a slice of a deleted memory's rows, so that other writes run in between; False if none are left."""
     found = connection.execute(_DELETED).first()
     if found is None:
         return False
@@ -247,7 +247,7 @@ def purge(connection: Connection) -> bool:
 
 
 def rename_memories(connection: Connection, new_uid: Callable[[], str]) -> None:
-    """Give every memory another identity."""
+    """Give every memory a new uid."""
     for number in connection.execute(_NUMBERS).scalars().all():
         connection.execute(_RENAME, {"m": number, "u": new_uid()})
 
@@ -273,16 +273,16 @@ def open_producer(connection: Connection, uid: str, epoch: int, name: str) -> Pr
 
 
 def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
-    """The last sequence number up to which all is stored or rejected, given the first one still pending.
+    """The last sequence number up to which everything is stored or rejected, given the first pending one.
 
-    Derived, because the last batches may have been rejected whole: nothing of them is ever stored, so no commit
-    says that they are done.
+    Derived, because a last batch may consist of rejections only: nothing of it is stored, so no commit advances
+    `stored`.
     """
     return max(stored, received if first_pending is None else first_pending - 1)
 
 
 def receive(connection: Connection, given: Sequence[Receipt]) -> None:
-    """Of different memories."""
+    """Receive batches of different memories."""
     numbers = _reserve(connection, given)
     count_received(connection, [(numbers[receipt.memory], receipt) for receipt in given], stored=False)
     pending = [
@@ -295,14 +295,14 @@ def receive(connection: Connection, given: Sequence[Receipt]) -> None:
             codec.encode_receipt(receipt),
         )
         for receipt in given
-        if receipt.fragments  # else all were rejected: nothing to store, so nothing pending
+        if receipt.fragments  # otherwise all were rejected: nothing is pending
     ]
     bulk.execute(connection, _OBSERVATIONS, pending)
     put_answers(connection, [receipt.answer for receipt in given if receipt.answer is not None])
 
 
 def _reserve(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]:
-    """No position is given twice; the memories' numbers by uid."""
+    """Reserve positions, so that none is used twice; the memories' numbers by uid."""
     rows = [
         (receipt.memory, receipt.epoch, 1 + max([receipt.position, *(one.position for one in receipt.fragments)]))
         for receipt in given
@@ -315,9 +315,9 @@ def _reserve(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]
 
 
 def count_received(connection: Connection, given: Sequence[tuple[int, Receipt]], *, stored: bool) -> None:
-    """Their producers have come so far. Receipts with their memories' numbers, of different memories.
+    """Advance the producers' `received`. Receipts of different memories, with the memories' numbers.
 
-    stored: this transaction stores them and nothing received before them waits.
+    stored: this transaction also stores them, and nothing received earlier is pending.
     """
     for _, receipt in given:
         _check_texts(receipt.fragments)
@@ -325,7 +325,7 @@ def count_received(connection: Connection, given: Sequence[tuple[int, Receipt]],
 
 
 def _check_texts(received: Sequence[Fragment]) -> None:
-    """Texts that become columns must do so on every database, or what is received could never be stored."""
+    """Texts that become columns must fit every database, or a received batch could never be stored."""
     for fragment in received:
         if "\0" in fragment.session or "\0" in fragment.speaker or "\0" in fragment.external_id:
             raise JournalError("a session, speaker or external id holds NUL, which PostgreSQL cannot")
@@ -349,7 +349,7 @@ def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receip
         (
             *(number, receipt.producer, receipt.last_sequence, receipt.first_sequence),
             *(codec.encode_hashes(receipt.hashes), codec.encode_rejections(receipt.rejections)),
-            # Of one whose items were all refused nothing is ever stored, so all that becomes of them is known.
+            # If all items were rejected nothing is ever stored, so the outcomes are final.
             codec.encode_outcomes(()) if receipt.outcomes and not receipt.fragments else None,
         )
         for number, receipt in given
@@ -362,7 +362,7 @@ def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receip
 
 
 def put_answer(connection: Connection, answer: Answer | None) -> None:
-    """In place of those that are too old by its time."""
+    """Store an answer and delete expired ones, by its time. Raises Conflict if the request has an answer."""
     if answer is None:
         return
     connection.execute(_FORGET_ANSWERS, {"before": answer.time_us - ANSWER_KEPT_US})
@@ -378,13 +378,13 @@ def put_answer(connection: Connection, answer: Answer | None) -> None:
 
 
 def put_answers(connection: Connection, answers: Sequence[Answer]) -> None:
-    """In place of older ones to the same requests. The caller sees to it that a request is answered once."""
+    """Replace earlier answers to the same requests. The caller ensures that each request is answered once."""
     rows = [(one.request, one.digest, one.time_us, one.response) for one in answers]
     bulk.execute(connection, _ANSWERS, rows)
 
 
 def prune_answers(connection: Connection, before_us: int, limit: int) -> int:
-    """The oldest of before that time."""
+    """Delete the oldest answers before a time."""
     times = connection.execute(_OLD_ANSWERS, {"before": before_us, "limit": limit}).scalars().all()
     if not times:
         return 0
@@ -392,13 +392,13 @@ def prune_answers(connection: Connection, before_us: int, limit: int) -> int:
 
 
 def log(connection: Connection, happened: Sequence[tuple[int, int, int, tuple[Event, ...]]]) -> None:
-    """Of memories' numbers the revisions, when they came (µs) and what happened in them."""
+    """Append to the event log: (memory number, revision, time in µs, events) of each transition."""
     rows = [(key(number, revision), time_us, codec.encode_events(each)) for number, revision, time_us, each in happened]
     bulk.execute(connection, _EVENTS, rows)
 
 
 def prune_events(connection: Connection, uid: str, before_us: int, limit: int) -> int:
-    """From the oldest on, so that what is kept has no gap, whatever the clock did."""
+    """Delete from the oldest on, so that the rest has no gap even if the clock jumped."""
     number = find(connection, uid)
     low, high = span(number)
     oldest = connection.execute(_OLDEST_EVENTS.limit(limit), {"low": low, "high": high}).all()
