@@ -1,14 +1,15 @@
-"""One Milvus collection through pymilvus: the blocking calls, and the only place that touches its untyped API.
+"""One Milvus collection over pymilvus: blocking calls, and the only user of its untyped API.
 
-The same code serves Milvus Lite and a Milvus server; `get_server_version()` tells which. The differences:
+The code serves Milvus Lite and a Milvus server; `get_server_version()` tells them apart. The differences:
 
 | | Lite | server, Zilliz |
 |---|---|---|
-| a memory's rows | partition by hash, named on every call | partition key (from 2.4), never named (it refuses) |
-| index | none: an exact scan, which its FLAT index is too, without sidecar files that can be damaged | HNSW |
-| reads | see every write | Bounded for search unless told otherwise, Strong for counts and ids |
+| a memory's rows | partition by hash, named in every call | partition key (from 2.4), never named (an error) |
+| index | none: exact scan; its FLAT index is also a scan, with sidecar files that can be damaged | HNSW |
+| reads | see every write | Bounded for search unless configured, Strong for counts and ids |
 
-Every call has a timeout; every failure leaves as IndexUnavailable. Not thread-safe for writes: one at a time.
+Every call has a timeout; every failure raises IndexUnavailable. Not thread-safe for writes: one at a time.
+"""
 """
 
 from __future__ import annotations
@@ -47,59 +48,59 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Row: TypeAlias = tuple[str, str, Vector]
-"""Key and memory as they are stored, and the vector."""
+"""Stored key, stored memory id, vector."""
 
 COLLECTION_NOT_FOUND = 100
 COLLECTION_NOT_LOADED = 101
 
 IDS_PAGE = 1_000
-"""Ids of one answer."""
+"""Ids per page."""
 LIMIT_MAX = 16_384
-"""Rows a Milvus server returns at most."""
+"""Most rows that a Milvus server returns."""
 
 UPSERT_BYTES_MAX = 4 * 1024 * 1024
-"""Vector bytes in one call; a server refuses messages over 64 MB."""
+"""Vector bytes in one call; a server rejects messages over 64 MB."""
 
 DELETE_IDS_MAX = 1_000
 
 HNSW = {"M": 16, "efConstruction": 200}
 EF_MIN = 128
-"""Candidates HNSW keeps while it searches; never below the limit asked for."""
+"""Candidates that HNSW keeps during a search; raised to the requested limit."""
 
 KEYED_SINCE = (2, 4)
-"""Older servers put upserted rows into the partition of another field's value, where no search finds them
-(https://github.com/milvus-io/milvus/pull/30772): they get a plain column."""
+"""Older servers put upserted rows into the partition of another field's value, where searches do not find them
+(https://github.com/milvus-io/milvus/pull/30772); for them the column is not a partition key."""
 
 METRIC = "IP"
-"""Of unit vectors the inner product is the cosine, and neither engine has to compute norms."""
+"""For unit vectors the inner product equals the cosine, and no engine has to compute norms."""
 
 CHANNEL = {"grpc.keepalive_time_ms": 600_000}
-"""The 10 s of pymilvus make Lite close the connection (too_many_pings). The deadlines of calls find a dead one."""
+"""With pymilvus' 10 s, Lite closes the connection (too_many_pings). Deadlines detect a dead connection."""
 
 
 class CollectionMissing(IndexUnavailable):
-    """The collection is not there: somebody dropped it, or the server lost it."""
+    """The collection does not exist: it was dropped, or the server lost it."""
 
 
 class TooLate(IndexUnavailable):
-    """The call's own timeout was over before Milvus answered."""
+    """The call's timeout expired before Milvus answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds until a call is given up."""
+    """Timeouts of calls, in seconds."""
 
     connect_s: float = 10.0
     search_s: float = 5.0
     write_s: float = 60.0
     flush_s: float = 120.0
     define_s: float = 60.0
-    """Making and loading a collection; loading a large one on a server takes long."""
+    """Creating and loading a collection; a server needs long for a large one."""
     probe_s: float = 2.0
 
 
 class MilvusCollection:
-    """An embedding space's collection on one connection. Made by `connect`, used after `make`."""
+    """The collection of an embedding space, on one connection. Made by `connect`; call `make` before use."""
 
     def __init__(self, client: Any, name: str, space: Space, timeouts: Timeouts, consistency: str) -> None:
         self._client = client
@@ -108,7 +109,7 @@ class MilvusCollection:
         self._timeouts = timeouts
         self._consistency = consistency
         self._columns: Columns | None = None
-        """Takes the rows in pymilvus' place; of a Lite alone."""
+        """Inserts rows instead of pymilvus; only for Lite."""
         with unavailable("connect"):
             version = str(client.get_server_version(timeout=timeouts.connect_s))
         self.lite = version.startswith("milvus_lite")
@@ -121,17 +122,17 @@ class MilvusCollection:
     def connect(
         cls, uri: str, token: str, name: str, space: Space, timeouts: Timeouts, consistency: str
     ) -> MilvusCollection:
-        """Connect and ask for the engine. Raises IndexUnavailable."""
-        # Here and not above: it takes a while, for which only a thread of its own should wait.
+        """Connect and identify the engine. Raises IndexUnavailable."""
+        # Imported here: the import is slow, and only this thread should wait for it.
         with pandas_later():
             import pymilvus
 
         from memstream_server.adapters.milvus.columns import Columns, target_of
 
-        # It logs a traceback of every failure it raises; the failure itself is enough.
+        # pymilvus logs a traceback for every failure that it raises; the exception is enough.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         with unavailable("connect"):
-            # Dedicated: a shared connection would outlive this object and be handed to the next one.
+            # Dedicated: a shared connection would outlive this object and be reused by the next one.
             client = pymilvus.MilvusClient(
                 uri, token=token, timeout=timeouts.connect_s, dedicated=True, grpc_options=CHANNEL
             )
@@ -142,20 +143,20 @@ class MilvusCollection:
         return made
 
     def close(self) -> None:
-        """Close the connection; calls under way fail."""
+        """Close the connection; running calls fail."""
         self._client.close()
         if self._columns is not None:
             self._columns.close()
 
     def probe(self) -> None:
-        """Ask for the version. Raises IndexUnavailable when there is no answer."""
+        """Request the version. Raises IndexUnavailable if there is no answer."""
         with unavailable("probe"):
             self._client.get_server_version(timeout=self._timeouts.probe_s)
 
     def make(self) -> bool:
-        """Make the collection where it is missing, complete one whose making was cut off, and load it.
+        """Create the collection if it is missing, finish one whose creation was interrupted, and load it.
 
-        True when it was missing.
+        True if it was missing.
         """
         with unavailable("make collection"):
             missing = not self._client.has_collection(self._name, timeout=self._timeouts.define_s)
@@ -168,18 +169,18 @@ class MilvusCollection:
         return missing
 
     def drop(self) -> None:
-        """The collection with all it holds; one that is not there is no error."""
+        """Drop the collection; a missing one is no error."""
         with unavailable("drop collection"):
             self._client.drop_collection(self._name, timeout=self._timeouts.define_s)
 
     def empty(self) -> bool:
-        """Whether the collection holds nothing at all."""
+        """Whether the collection has no rows."""
         with unavailable("count"):
             statistics = self._client.get_collection_stats(self._name, timeout=self._timeouts.define_s)
         return int(statistics["row_count"]) == 0
 
     def upsert(self, points: Sequence[Point]) -> None:
-        """Full rows; the last of several with one fragment id counts. Grouped by partition on Lite."""
+        """Upsert whole rows, grouped by partition on Lite; of several with one fragment id the last wins."""
         rows_max = max(1, UPSERT_BYTES_MAX // (4 * self._space.dimension))
         memories: defaultdict[str, list[Point]] = defaultdict(list)
         for point in points:
@@ -210,17 +211,17 @@ class MilvusCollection:
         self._client.upsert(self._name, named, partition_name=partition, timeout=self._timeouts.write_s)
 
     def delete(self, memory: str, fragments: Sequence[str]) -> None:
-        """By id, in the memory's partition on Lite. Ids that are not there are no error."""
+        """Delete by id, in the memory's partition on Lite. Unknown ids are no error."""
         partition = self._partition(memory)
         with unavailable("delete"):
             for batch in batches(fragments, DELETE_IDS_MAX):
-                # Of this form alone Lite makes a deletion by id; our own quoting, for pymilvus' `ids` has none.
+                # Lite deletes by id only for this form of filter; quoted here because pymilvus' `ids` does not quote.
                 keys = ", ".join(f'"{key_of(memory, fragment)}"' for fragment in batch)
                 chosen = f"id in [{keys}]"
                 self._client.delete(self._name, filter=chosen, partition_name=partition, timeout=self._timeouts.write_s)
 
     def flush(self) -> None:
-        """Make everything written so far durable."""
+        """Make all earlier writes durable."""
         with unavailable("flush"):
             self._client.flush(self._name, timeout=self._timeouts.flush_s)
 
@@ -242,12 +243,12 @@ class MilvusCollection:
             answers = self._loaded(self._client.search, **arguments, **scope)
         if not answers or not answers[0]:
             return [], np.empty(0, np.float32)
-        # Not by the key's name in each hit: Milvus 2.3 does not send it.
+        # Not by the key's name in each hit: Milvus 2.3 does not return it.
         ids = [fragment_of(key) for key in answers[0].ids]
         return ids, np.clip(np.asarray(answers[0].distances, dtype=np.float32), -1, 1)
 
     def count(self, memory: str) -> int:
-        """Rows of a memory."""
+        """The number of a memory's rows."""
         with unavailable("count"):
             rows = self._query(memory, f"memory == {literal(memory)}", output_fields=["count(*)"])
         return int(rows[0]["count(*)"])
@@ -261,13 +262,13 @@ class MilvusCollection:
                 chosen,
                 output_fields=["id"],
                 limit=IDS_PAGE,
-                # What pymilvus' own iterator says: the first by primary key, not whichever come first. Milvus 2.3
-                # then returns that many from each of its segments.
+                # As pymilvus' own iterator: the first rows by primary key, not any rows. Milvus 2.3 then returns the
+                # limit from each of its segments.
                 iterator="True",
                 reduce_stop_for_best="True",
             )
         ids = [fragment_of(key) for key in sorted(row["id"] for row in rows)[:IDS_PAGE]]
-        # A Milvus server stops where one of its segments does.
+        # A Milvus server's page ends where the first of its segments ends.
         return ids, len(ids) == IDS_PAGE if self.lite else bool(ids)
 
     def _query(self, memory: str, chosen: str, **arguments: Any) -> list[dict[str, Any]]:
@@ -277,7 +278,7 @@ class MilvusCollection:
         return answer
 
     def _loaded(self, call: Any, **arguments: Any) -> Any:
-        """The answer of a read, given again after loading when the collection was not loaded."""
+        """Run a read; if the collection is not loaded, load it and repeat the read."""
         from pymilvus import MilvusException
 
         try:
@@ -289,7 +290,7 @@ class MilvusCollection:
             return call(self._name, **arguments)
 
     def _scope(self, memory: str, consistency: str) -> dict[str, Any]:
-        """Where a read looks, how fresh it must be, and how long it may take."""
+        """A read's partition, consistency level and timeout."""
         if self.lite:
             return {"partition_names": [self._partition(memory)], "timeout": self._timeouts.search_s}
         return {"consistency_level": consistency, "timeout": self._timeouts.search_s}
@@ -307,7 +308,7 @@ class MilvusCollection:
         )
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=self._space.dimension)
         schema.add_field("schema_version", DataType.INT64)
-        # Lite cannot add a column later.
+        # Spare columns, because Lite cannot add one later.
         schema.add_field("spare_number", DataType.INT64)
         schema.add_field("spare_text", DataType.VARCHAR, max_length=1024)
         self._client.create_collection(
@@ -334,19 +335,19 @@ class MilvusCollection:
 
 
 def release(version: str) -> tuple[int, int]:
-    """Major and minor of a server's version, however it is dressed up; the newest where there is none in it."""
+    """Major and minor of a server's version string; (999, 0), the newest, if it has no number."""
     numbers = re.search(r"(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (999, 0)
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """The items in order, at most `size` at a time."""
+    """The items in order, in slices of at most `size`."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
 @contextmanager
 def unavailable(doing: str) -> Iterator[None]:
-    """Turn what pymilvus and gRPC raise into IndexUnavailable, CollectionMissing or TooLate."""
+    """Convert errors of pymilvus and gRPC to IndexUnavailable, CollectionMissing or TooLate."""
     from pymilvus import MilvusException
 
     try:

@@ -1,7 +1,7 @@
-"""One Milvus Lite child process as its parent sees it: start, readiness, end.
+"""Starts and ends one Milvus Lite child process, from the parent's side.
 
-In process, Lite's pure-Python searches would stall the event loop. A `LiteProcess` is never restarted: a restart
-is another one, at another address, so that a client of the old one can never reach the new one unaware.
+In the server's process, Lite's pure-Python searches would stall the event loop. A `LiteProcess` is never restarted: a
+restart is a new one with a new address, so a client of the old one cannot reach the new one by mistake.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ logger = logging.getLogger(__name__)
 CHILD = Path(__file__).with_name("child.py")
 
 SOCKET_PATH_MAX = 100
-"""Bytes of a unix socket's path; the kernels' limits are 104 to 108 with the closing zero."""
+"""Bytes of a unix socket's path; kernels allow 104 to 108, including the terminating zero."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a child is to listen: a unix socket, or a free loopback port where `path` is None."""
+    """The address a child listens on: a unix socket, or a free loopback port if `path` is None."""
 
     path: Path | None
     scratch: tempfile.TemporaryDirectory[str] | None = None
-    """Holds the socket where the data directory cannot."""
+    """Temporary directory of the socket, if its path in the data directory would be invalid."""
 
     def remove(self) -> None:
-        """Remove what listening has left behind; again is no error."""
+        """Remove the socket and its temporary directory. Idempotent."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
         if self.scratch is not None:
@@ -49,7 +49,7 @@ class Endpoint:
 
 
 class LiteProcess:
-    """A running child. Made by `start`."""
+    """A running child process. Made by `start`."""
 
     token = ""
     supervised = True
@@ -109,21 +109,21 @@ class LiteProcess:
         return self._process.pid
 
     async def ended(self) -> str:
-        """Wait for the end of the child; why, for people."""
+        """Wait until the child ends; the reason, for display."""
         status = await self._process.wait()
-        await asyncio.wait({self._listener})  # not `await`: whoever waits here may be cancelled, the listener may not
+        await asyncio.wait({self._listener})  # not `await`: a cancelled caller must not cancel the listener
         self._endpoint.remove()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return ": ".join([f"Milvus Lite {how}", *list(self._last_words)[-1:]])
 
     async def kill(self) -> None:
-        """End the child at once, without the flush of an orderly stop."""
+        """Kill the child, without the flush of an orderly stop."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self.ended()
 
     async def stop(self) -> None:
-        """End the child in order, or by force when that takes too long."""
+        """Stop the child in order; kill it after the timeout."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -151,16 +151,16 @@ class LiteProcess:
 
 
 def remove_files(data_dir: Path) -> None:
-    """All that a child that has ended left in the data directory. One that is cut off is done again."""
+    """Remove the files of a child that has ended. After an interruption, call it again."""
     for name in ("milvus", "milvus.dropped"):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(data_dir / name)
 
 
 def private_endpoint(data_dir: Path) -> Endpoint:
-    """A new unix socket in a directory of this user alone, where there are unix sockets.
+    """The path of a new unix socket that only this user can access; a loopback port on Windows.
 
-    In the data directory if gRPC's address syntax and the kernel's limit allow its path, else in a temporary one.
+    In the data directory if gRPC's address syntax and the kernel's limit allow its path, otherwise in a temporary one.
     """
     if sys.platform == "win32":
         return Endpoint(None)
