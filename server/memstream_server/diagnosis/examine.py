@@ -1,4 +1,4 @@
-"""All findings about what a server with these settings would use, in order. Nothing is changed by looking."""
+"""Runs all checks for a server with the given settings, in order, without changing anything."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from memstream_server.ports.journal.spaces import Space
 from memstream_server.settings import Settings
 
 _OUT_OF_SIGHT = (
-    "pages, write-ahead log and disk are PostgreSQL's, and were not looked at; nor is there a lock or a format file: "
-    "those are SQLite's"
+    "pages, write-ahead log and disk belong to PostgreSQL and were not checked; only a data directory has a lock and a "
+    "format file"
 )
 
 
 def examine(settings: Settings, online: bool) -> Iterator[Finding]:
-    """`online` asks endpoints too; the journal's database is always asked."""
+    """`online` also checks endpoints; the journal's database is always queried."""
     yield packages()
     if settings.journal_url.get_secret_value():
         yield from _database(settings)
@@ -39,7 +39,7 @@ def _directory(settings: Settings) -> Iterator[Finding]:
     try:
         if not data_dir.is_dir():
             yield problem(
-                "directory", f"{data_dir} is no directory", "name the server's with --data; its first start makes one"
+                "directory", f"{data_dir} is not a directory", "name it with --data; a server's first start creates it"
             )
             return
         with looking.in_use(data_dir) as holder:
@@ -58,7 +58,7 @@ def _journal(settings: Settings, data_dir: Path, holder: str) -> Iterator[Findin
         try:
             looked = stack.enter_context(looking.data_directory(data_dir))
         except Unreadable as error:
-            yield problem("journal", str(error), "see what is said of its files")
+            yield problem("journal", str(error), "see the findings on its files")
             return
         pages = list(sqlite_findings(looked, data_dir))
         yield from pages
@@ -72,9 +72,9 @@ def _journal(settings: Settings, data_dir: Path, holder: str) -> Iterator[Findin
 
 def _no_journal(data_dir: Path) -> Finding:
     if (data_dir / "milvus").exists():
-        text = "journal.db is missing, and there is an index: the journal was here, and all there is to lose with it"
+        text = "journal.db is missing, and there is an index of it: the content of the journal is lost"
         return problem("journal", text, f"restore a backup: memstream restore FILE --data {data_dir} --force")
-    return note("journal", "there is none yet", "nothing to do: the first start makes it")
+    return note("journal", "there is none yet", "nothing to do: the first start creates it")
 
 
 def _database(settings: Settings) -> Iterator[Finding]:
@@ -83,9 +83,9 @@ def _database(settings: Settings) -> Iterator[Finding]:
             with looked.engine.begin() as connection:
                 version = connection.exec_driver_sql("SHOW server_version").scalar_one()
             yield fine("database", f"PostgreSQL {version} answers")
-            yield note("files", _OUT_OF_SIGHT, "pg_amcheck, run where the database is, checks its tables and indexes")
+            yield note("files", _OUT_OF_SIGHT, "pg_amcheck, run on the database's host, checks its tables and indexes")
             if looked.in_use:
-                yield note("lock", f"a server uses it: {looked.in_use}", "memstream info says how the server is")
+                yield note("lock", f"a server uses it: {looked.in_use}", "memstream info shows the state of the server")
             yield from content_findings(looked)
             space = space_of(looked)
             yield from model_findings(settings, space)

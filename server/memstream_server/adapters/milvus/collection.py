@@ -10,7 +10,6 @@ The code serves Milvus Lite and a Milvus server; `get_server_version()` tells th
 
 Every call has a timeout; every failure raises IndexUnavailable. Not thread-safe for writes: one at a time.
 """
-"""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ pymilvus packs rows value by value, which is most of a row's cost for the server
 
 Rules
 - Only for Lite over plaintext without a token: pymilvus handles authentication and TLS.
-- `put` is an Insert. In Lite the newest row of a key wins, whether inserted or upserted. Its Upsert first looks up every
-  key in every segment to complete partial rows, and these rows are complete. On a server an Insert would be a duplicate.
+- `put` is an Insert. In Lite the newest row of a key wins, whether inserted or upserted. Its Upsert first looks up
+  every key in every segment to complete partial rows, and these rows are complete. On a server an Insert would
+  duplicate the row.
 """
 
 from __future__ import annotations
