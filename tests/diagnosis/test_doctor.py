@@ -141,7 +141,7 @@ def test_damage_is_a_problem_for_the_doctor_and_an_error_for_the_server(data_dir
 INDEX: dict[str, tuple[str, Callable[[Path], object]]] = {
     "missing": ("missing", lambda data: shutil.rmtree(data / "milvus")),
     "a file": (
-        "holds nothing",
+        "it is empty",
         lambda data: (shutil.rmtree(data / "milvus"), (data / "milvus").write_text("x")),
     ),
     "without its schema": (
