@@ -19,7 +19,7 @@ import pytest
 import memstream
 from memstream_server.adapters.journal import sqlite
 from memstream_server.adapters.journal.wal import read_wal
-from memstream_server.diagnosis.examine import examine
+from memstream_server.diagnosis.examine import run_checks
 from memstream_server.settings import load
 from tests.cli.commands import run
 from tests.diagnosis.conftest import changed, entries, looked
@@ -218,7 +218,7 @@ def test_a_directory_of_somebody_else_is_said(data_dir: Path) -> None:
     if was == 0:
         os.seteuid(65_534)
     try:
-        findings = list(examine(settings, online=False))
+        findings = list(run_checks(settings, online=False))
     finally:
         os.seteuid(was)
         data_dir.chmod(0o700)
@@ -267,7 +267,7 @@ async def _kept(server: ServerProcess) -> list[str]:
 
 async def test_a_killed_server_s_log_is_read_without_being_touched(killed: tuple[ServerProcess, list[str]]) -> None:
     server, said = killed
-    assert read_wal(sqlite.wal_of(server.data_dir / "journal.db")).committed > 0
+    assert read_wal(sqlite.wal_path(server.data_dir / "journal.db")).committed > 0
     (server.data_dir / "journal.db-shm").unlink()
     code, answer = await asyncio.to_thread(looked, "verify", server.data_dir)
     assert (code, answer["checked"]["receipts"]) == (0, 60)
@@ -279,7 +279,7 @@ async def test_a_killed_server_s_log_is_read_without_being_touched(killed: tuple
 async def test_what_is_torn_behind_the_last_commit_costs_nothing(killed: tuple[ServerProcess, list[str]]) -> None:
     """A commit under way when the power failed: some of its frames, and the last of them half."""
     server, said = killed
-    log = sqlite.wal_of(server.data_dir / "journal.db")
+    log = sqlite.wal_path(server.data_dir / "journal.db")
     frame = 24 + PAGE
     whole = log.read_bytes()
     last = 32 + (len(whole) - 32) // frame * frame
@@ -294,7 +294,7 @@ async def test_what_is_torn_behind_the_last_commit_costs_nothing(killed: tuple[S
 async def test_a_log_damaged_before_its_last_commits_stops_the_start(killed: tuple[ServerProcess, list[str]]) -> None:
     """SQLite would go on without what comes after the damage, and say nothing."""
     server, said = killed
-    log = sqlite.wal_of(server.data_dir / "journal.db")
+    log = sqlite.wal_path(server.data_dir / "journal.db")
     overwritten(log, log.stat().st_size // 2, 100)
     code, answer = await asyncio.to_thread(looked, "doctor", server.data_dir)
     problem = found(answer, "problem")["write-ahead log"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.looking import data_directory
-from memstream_server.adapters.journal.verifying import verify
+from memstream_server.adapters.journal.looking import open_data_directory
+from memstream_server.adapters.journal.verifying import verify_journal
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.values import Enhancement
 from tests.cli.commands import run
@@ -332,8 +332,8 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
 def test_planted_damage_is_found(data_dir: Path, name: str) -> None:
     check, text, damage = DAMAGES[name]
     damage(data_dir)
-    with data_directory(data_dir) as looked_at:
-        report = verify(looked_at, lambda done, total: None)
+    with open_data_directory(data_dir) as looked_at:
+        report = verify_journal(looked_at, lambda done, total: None)
     found = [each for each in report.violations if each.check == check and text in each.text]
     assert found, report.violations
     assert report.violated[check] >= len(found)

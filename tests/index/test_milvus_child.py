@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.adapters.milvus.child import SOCKET_PATTERN, one_at_a_time
+from memstream_server.adapters.milvus.child import SOCKET_PATTERN, with_write_lock
 from memstream_server.adapters.milvus.collection import Timeouts
 from memstream_server.adapters.milvus.index import READ_THREADS, MilvusIndex, connect_milvus, open_lite
 from memstream_server.adapters.milvus.naming import collection_name, partition_name
@@ -229,7 +229,7 @@ asyncio.run(main())
 
 async def test_a_child_ends_when_its_stdin_does(filled: Path, tmp_path: Path) -> None:
     """What ends an orphan where there is no parent-death signal; in order, so the lock is free at once."""
-    child = Path(one_at_a_time.__code__.co_filename)
+    child = Path(with_write_lock.__code__.co_filename)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(child), "--directory", str(tmp_path / "milvus"), "--collection", COLLECTION),
         *("--parent", str(os.getpid()), "--lock-timeout-s", "1"),
@@ -289,7 +289,7 @@ def test_writes_in_the_child_are_one_at_a_time() -> None:
         go.wait(0.001)
         inside -= 1
 
-    locked = one_at_a_time(write, threading.Lock())
+    locked = with_write_lock(write, threading.Lock())
     threads = [threading.Thread(target=locked, args=(None, None)) for _ in range(8)]
     for thread in threads:
         thread.start()

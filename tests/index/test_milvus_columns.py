@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memstream_server.adapters.milvus.child import LITE_READ
 from memstream_server.adapters.milvus.collection import MilvusCollection, Timeouts
-from memstream_server.adapters.milvus.columns import Columns, floats, target_of
+from memstream_server.adapters.milvus.columns import ColumnInserter, encode_vectors, grpc_target
 from memstream_server.adapters.milvus.lite import LiteProcess
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.ports.index import IndexUnavailable, Point
@@ -24,7 +24,7 @@ from tests.index.conformance import SPACE, fragment_id, points, unit_vectors
 def test_a_column_of_vectors_is_what_numbers_one_by_one_make(rows: int, dimension: int) -> None:
     """Also where its length takes one, two and three bytes on the wire."""
     vectors = list(np.random.default_rng(rows).standard_normal((rows, dimension)).astype(np.float32))
-    field = floats("vector", vectors)
+    field = encode_vectors("vector", vectors)
     assert (field.field_name, field.vectors.dim) == ("vector", dimension)
     assert field.vectors.float_vector.data == [number for vector in vectors for number in vector.tolist()]
 
@@ -43,7 +43,7 @@ def test_a_column_of_vectors_is_what_numbers_one_by_one_make(rows: int, dimensio
     ],
 )
 def test_only_an_address_that_is_all_there_is_to_know_is_called(uri: str, token: str, target: str | None) -> None:
-    assert target_of(uri, token) == target
+    assert grpc_target(uri, token) == target
 
 
 def test_the_installed_lite_is_the_one_whose_functions_are_replaced() -> None:
@@ -60,7 +60,7 @@ async def test_rows_and_columns_are_the_same_to_a_lite(tmp_path: Path) -> None:
     ]
     try:
         columns, rows = opened
-        columns.make()
+        columns.ensure_ready()
         vectors = unit_vectors(60)
         columns.upsert(points("m", vectors[:30]))
         rows.upsert(points("m", vectors[30:], first=30))
@@ -75,13 +75,13 @@ async def test_rows_and_columns_are_the_same_to_a_lite(tmp_path: Path) -> None:
                 assert fragment_id(number) in found
                 assert cosines[found.index(fragment_id(number))] == pytest.approx(1, abs=1e-5)
             columns.flush()
-        bare = Columns(child.uri, name)
+        bare = ColumnInserter(child.uri, name)
         texts = {column: ["m/f"] for column in ("id", "memory", "spare_text")}
         numbers = {column: [0] for column in ("schema_version", "spare_number")}
         with pytest.raises(pymilvus.MilvusException, match="expected 24"):
-            bare.put("p0", [unit_vectors(1, dimension=23)[0]], texts, numbers, 5)
+            bare.insert_rows("p0", [unit_vectors(1, dimension=23)[0]], texts, numbers, 5)
         with pytest.raises(pymilvus.MilvusException, match="'memory' missing"):
-            bare.put("p0", [vectors[0]], {"id": ["m/f"], "spare_text": [""]}, numbers, 5)
+            bare.insert_rows("p0", [vectors[0]], {"id": ["m/f"], "spare_text": [""]}, numbers, 5)
         bare.close()
         columns.flush()
         assert columns.count("m") == 60

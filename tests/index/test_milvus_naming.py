@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstream_server.adapters.milvus.collection import release
+from memstream_server.adapters.milvus.collection import parse_release
 from memstream_server.adapters.milvus.index import connect_milvus
 from memstream_server.adapters.milvus.naming import (
     ID_LENGTH_MAX,
     collection_name,
-    literal,
-    original,
+    decode_id,
+    encode_id,
     partition_name,
-    stored,
+    quote_id,
 )
 from memstream_server.ports.journal.spaces import Space
 
@@ -25,19 +25,19 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 @given(TEXT)
 def test_stored_ids_are_plain_ascii_and_come_back(identifier: str) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9_.~%-]*", stored(identifier))
-    assert original(stored(identifier)) == identifier
-    assert literal(identifier) == f'"{stored(identifier)}"'
+    assert re.fullmatch(r"[A-Za-z0-9_.~%-]*", encode_id(identifier))
+    assert decode_id(encode_id(identifier)) == identifier
+    assert quote_id(identifier) == f'"{encode_id(identifier)}"'
 
 
 def test_ulids_are_stored_as_they_are() -> None:
-    assert stored("01ARZ3NDEKTSV4RRFFQ69G5FAV") == "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+    assert encode_id("01ARZ3NDEKTSV4RRFFQ69G5FAV") == "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 
 @pytest.mark.parametrize("identifier", ["x" * (ID_LENGTH_MAX + 1), "é" * (ID_LENGTH_MAX // 6 + 1), "\ud800"])
 def test_ids_that_cannot_be_stored_are_refused(identifier: str) -> None:
     with pytest.raises(ValueError, match=r"too long|surrogates"):
-        stored(identifier)
+        encode_id(identifier)
 
 
 def test_partitions_are_stable_and_spread() -> None:
@@ -73,7 +73,7 @@ def test_what_is_no_server_is_refused(uri: str) -> None:
     ],
 )
 def test_release_of_a_server(version: str, expected: tuple[int, int]) -> None:
-    assert release(version) == expected
+    assert parse_release(version) == expected
 
 
 def test_the_description_hides_credentials() -> None:

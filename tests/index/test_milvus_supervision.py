@@ -10,7 +10,7 @@ import pytest
 
 from memstream_server.adapters.milvus import index as module
 from memstream_server.adapters.milvus.collection import Timeouts
-from memstream_server.adapters.milvus.index import MilvusIndex, Running
+from memstream_server.adapters.milvus.index import MilvusIndex, RunningMilvus
 from tests.index.conformance import SPACE
 from tests.support.waiting import until
 
@@ -53,7 +53,7 @@ class Starts:
         self.held = asyncio.Event()
         self.held.set()
 
-    async def __call__(self, _collections: Sequence[str]) -> Running:
+    async def __call__(self, _collections: Sequence[str]) -> RunningMilvus:
         try:
             await self.held.wait()
         except asyncio.CancelledError:
@@ -70,7 +70,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     def connect(*_: Any) -> tuple[Collection, bool]:
         return Collection(), False
 
-    monkeypatch.setattr(module, "connect", connect)
+    monkeypatch.setattr(module, "connect_collection", connect)
     monkeypatch.setattr(module, "PAUSE_MIN_S", 0.001)
     return Starts()
 

@@ -158,7 +158,7 @@ def tables(connection: Connection) -> dict[str, Any]:
 
 def test_the_migrations_lead_to_the_tables_of_a_new_journal(tmp_path: Path) -> None:
     found = []
-    for way in (migrate.make, partial(migrate.migrate, revision=None)):
+    for way in (migrate.create_tables, partial(migrate.run_migrations, revision=None)):
         engine = sqlite.writer_engine(tmp_path / f"{len(found)}.db")
         with engine.begin() as connection:
             way(connection)
@@ -184,7 +184,7 @@ def test_producers_of_request_ids_leave(tmp_path: Path) -> None:
         for name, stored, made in (("lasting", 2, None), ("request:r", 2, 1), ("request:waits", 0, 1)):
             connection.exec_driver_sql("INSERT INTO producers VALUES (1, ?, 1, 2, ?, ?)", (name, stored, made))
             connection.exec_driver_sql("INSERT INTO receipts VALUES (1, ?, 2, 1, ?, NULL)", (name, b"h" * 32))
-        migrate.migrate(connection, "0007")
+        migrate.run_migrations(connection, "0007")
         for table, column in (("producers", "name"), ("receipts", "producer")):
             left = connection.exec_driver_sql(f"SELECT {column} FROM {table} ORDER BY 1").scalars().all()
             assert left == ["lasting", "request:waits"]

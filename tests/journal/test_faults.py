@@ -83,14 +83,14 @@ async def test_a_deletion_that_was_interrupted_ends_at_the_next_opening(
 
 def before_statements(journal: SqlJournal, patch: pytest.MonkeyPatch, trip: Callable[[Any], None]) -> None:
     """Call `trip` with the values of the writer's statements before each, run by the driver itself or by SQLAlchemy."""
-    run, writer = sqlite.run, journal._database.writer
+    run, writer = sqlite.run_statement, journal._database.writer
 
     def tripping(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if connection.engine is writer:
             trip(values)
         return run(connection, text, values)
 
-    patch.setattr(sqlite, "run", tripping)
+    patch.setattr(sqlite, "run_statement", tripping)
     event.listen(writer, "before_cursor_execute", lambda *given: trip(given[3]))
 
 
@@ -104,7 +104,7 @@ async def test_a_failed_commit_leaves_the_outcome_of_its_whole_group_unknown(
             connection.commit()
         raise OperationalError("COMMIT", None, sqlite3.OperationalError("disk I/O error"))
 
-    monkeypatch.setattr(sqlite, "commit", fail)
+    monkeypatch.setattr(sqlite, "commit_transaction", fail)
     results = await asyncio.gather(
         journal.commit(transition(1, rows=(row(fragment(0)),))),
         journal.commit(transition(7)),

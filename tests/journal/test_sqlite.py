@@ -12,7 +12,7 @@ from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, Text, crea
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import open_journal
-from memstream_server.adapters.journal.bulk import Bulk, fetch, returned
+from memstream_server.adapters.journal.bulk import Bulk, fetch_rows, write_returning
 from memstream_server.adapters.journal.sqlite import writer_engine
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.port import Journal
@@ -78,7 +78,9 @@ def test_what_fails_at_a_later_row_is_an_error_of_the_journal_too(tmp_path: Path
     least = -(1 << 63)
     engine = writer_engine(tmp_path / "journal.db")
     with engine.begin() as connection, pytest.raises(DBAPIError, match="overflow"):
-        returned(connection, Bulk("WITH given (n) AS (VALUES ", 1, ") SELECT abs(n) FROM given"), [(1,), (least,)])
+        write_returning(
+            connection, Bulk("WITH given (n) AS (VALUES ", 1, ") SELECT abs(n) FROM given"), [(1,), (least,)]
+        )
     engine.dispose()
 
 
@@ -95,6 +97,6 @@ def test_columns_are_read_byte_by_byte_as_they_were_written() -> None:
     with engine.begin() as connection:
         table.create(connection)
         statement = select(table.c.n, table.c.b, table.c.t).order_by(table.c.n.is_(None), table.c.n)
-        assert fetch(connection, statement, {}) == []
+        assert fetch_rows(connection, statement, {}) == []
         connection.execute(table.insert(), [dict(zip("nbt", row, strict=True)) for row in rows])
-        assert fetch(connection, statement, {}) == [rows[at] for at in (0, 3, 4, 2, 1)]
+        assert fetch_rows(connection, statement, {}) == [rows[at] for at in (0, 3, 4, 2, 1)]

@@ -33,7 +33,7 @@ def test_a_settings_password_is_not_shown(url: str) -> None:
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
 def test_every_name_of_postgresql_leads_to_psycopg(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "psycopg")
-    url = postgres.url_of(SECRET.replace("postgresql", scheme))
+    url = postgres.parse_url(SECRET.replace("postgresql", scheme))
     assert (url.drivername, url.password, url.database) == ("postgresql+psycopg", "s3cret", "memstream")
     assert "s3cret" not in str(url)
 
@@ -41,7 +41,7 @@ def test_every_name_of_postgresql_leads_to_psycopg(scheme: str, monkeypatch: pyt
 def test_without_psycopg_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unreadable, match=r"pip install 'memstream\[server,postgres\]'"):
-        postgres.url_of(SECRET)
+        postgres.parse_url(SECRET)
 
 
 @pytest.mark.parametrize("command", [["backup", "copy"], ["restore", "copy"]])

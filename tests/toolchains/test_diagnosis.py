@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import memstream
-from memstream_server.adapters.journal.looking import database
-from memstream_server.adapters.journal.verifying import verify
+from memstream_server.adapters.journal.looking import open_database
+from memstream_server.adapters.journal.verifying import verify_journal
 from tests.cli.commands import run
 from tests.diagnosis.lived import live
 from tests.server.conftest import QUICK
@@ -109,8 +109,8 @@ def test_planted_damage_is_found(lived: str, postgres: Cluster, name: str) -> No
     check, text, statement = DAMAGES[name]
     url = copied(postgres, lived)
     postgres.execute(url, statement)
-    with database(url) as looked_at:
-        report = verify(looked_at, lambda done, total: None)
+    with open_database(url) as looked_at:
+        report = verify_journal(looked_at, lambda done, total: None)
     assert [one for one in report.violations if one.check == check and text in one.text], report.violations
 
 

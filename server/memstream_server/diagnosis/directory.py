@@ -14,16 +14,16 @@ from memstream_server.ports.journal.errors import Unreadable
 RESTORE = "restore a backup: memstream restore FILE --data {} --force"
 
 
-def directory_findings(data_dir: Path, holder: str, reserve_bytes: int) -> Iterator[Finding]:
+def check_directory(data_dir: Path, holder: str, reserve_bytes: int) -> Iterator[Finding]:
     """Findings on an existing directory. `holder` is the process that holds its lock, if any. Raises OSError."""
-    yield from _permissions(data_dir)
-    yield _lock(data_dir, holder)
-    yield _format(data_dir)
-    yield _log(data_dir, holder)
-    yield _disk(data_dir, reserve_bytes)
+    yield from _check_permissions(data_dir)
+    yield _check_lock(data_dir, holder)
+    yield _check_format(data_dir)
+    yield _check_wal(data_dir, holder)
+    yield _check_disk(data_dir, reserve_bytes)
 
 
-def _permissions(data_dir: Path) -> Iterator[Finding]:
+def _check_permissions(data_dir: Path) -> Iterator[Finding]:
     files = [data_dir, *(file for file in data_dir.iterdir() if file.is_file())]
     denied = [file.name for file in files if not os.access(file, os.R_OK | os.W_OK)]
     if denied:
@@ -39,10 +39,10 @@ def _permissions(data_dir: Path) -> Iterator[Finding]:
     yield fine("permissions", "readable and writable for its owner only")
 
 
-def _lock(data_dir: Path, holder: str) -> Finding:
+def _check_lock(data_dir: Path, holder: str) -> Finding:
     if not holder:
         return fine("lock", "no server runs on this directory")
-    if directory.alive(holder) is None:
+    if directory.is_holder_alive(holder) is None:
         return note(
             "lock", f"held by {holder}, which is not visible from here", "ask that server: memstream info --target ..."
         )
@@ -51,17 +51,17 @@ def _lock(data_dir: Path, holder: str) -> Finding:
     )
 
 
-def _format(data_dir: Path) -> Finding:
+def _check_format(data_dir: Path) -> Finding:
     try:
         there = directory.read_format(data_dir)
     except Unreadable as error:
-        return problem("format", str(error), _way_out(data_dir))
+        return problem("format", str(error), _format_advice(data_dir))
     if not there:
         return problem("format", "there is neither a format file nor a journal", "the first start creates both")
     return fine("format", f"format {directory.FORMAT}")
 
 
-def _way_out(data_dir: Path) -> str:
+def _format_advice(data_dir: Path) -> str:
     if (data_dir / "format").exists() or not directory.journal_path(data_dir).exists():
         return RESTORE.format(data_dir)
     return (
@@ -70,8 +70,8 @@ def _way_out(data_dir: Path) -> str:
     )
 
 
-def _log(data_dir: Path, holder: str) -> Finding:
-    file = sqlite.wal_of(directory.journal_path(data_dir))
+def _check_wal(data_dir: Path, holder: str) -> Finding:
+    file = sqlite.wal_path(directory.journal_path(data_dir))
     if holder:
         return fine("write-ahead log", "in use by the server")
     found = wal.read_wal(file)
@@ -92,9 +92,9 @@ def _log(data_dir: Path, holder: str) -> Finding:
     return fine("write-ahead log", "empty")
 
 
-def _disk(data_dir: Path, reserve_bytes: int) -> Finding:
+def _check_disk(data_dir: Path, reserve_bytes: int) -> Finding:
     free = sqlite.free_bytes(data_dir)
-    needed = reserve_bytes + sqlite.wal_bytes(sqlite.wal_of(directory.journal_path(data_dir)))
+    needed = reserve_bytes + sqlite.wal_bytes(sqlite.wal_path(directory.journal_path(data_dir)))
     text = f"{free >> 20:,} MB free, {needed >> 20:,} MB must stay free (disk_free_min_bytes)"
     if free < needed:
         return problem("disk", text, "free space: until then a server rejects writes with STORAGE_FULL")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from memstream_server.adapters.milvus.child import SOCKET_PATTERN, flaw
+from memstream_server.adapters.milvus.child import SOCKET_PATTERN, find_flaw
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.diagnosis.findings import Finding, fine, note
 from memstream_server.ports.journal.spaces import Space
@@ -15,23 +15,23 @@ from memstream_server.ports.journal.spaces import Space
 _REBUILT = "nothing to do: the next start fills it again from the journal; recall answers meanwhile"
 
 
-def index_findings(data_dir: Path, holder: str, space: Space | None) -> Iterator[Finding]:
+def check_index(data_dir: Path, holder: str, space: Space | None) -> Iterator[Finding]:
     """Findings on the embedded index of a directory."""
     folder = data_dir / "milvus"
     if space is None:
         yield fine("index", "no embedding space is recorded yet, so there is no index")
         return
-    yield _files(folder, space)
+    yield _check_files(folder, space)
     if holder:
         return
-    if _held(folder / "LOCK"):
-        text = f"a Milvus Lite process{_named(folder)} still has it open, though no server runs"
+    if _is_locked(folder / "LOCK"):
+        text = f"a Milvus Lite process{_find_process(folder)} still has it open, though no server runs"
         yield note("index", text, "wait until it ends, which it does after its server; otherwise kill it")
     elif left := sorted(file.name for file in data_dir.glob(SOCKET_PATTERN)):
         yield note("index", f"sockets of a server that was killed are left: {', '.join(left)}")
 
 
-def _files(folder: Path, space: Space) -> Finding:
+def _check_files(folder: Path, space: Space) -> Finding:
     if not folder.exists():
         return note("index", "its directory is missing", _REBUILT)
     collection = folder / "collections" / collection_name(space, "memstream")
@@ -40,7 +40,7 @@ def _files(folder: Path, space: Space) -> Finding:
         text = f"it has {', '.join(others)}, of another embedding space" if others else "it is empty"
         return note("index", text, _REBUILT)
     try:
-        reason = flaw(collection)
+        reason = find_flaw(collection)
     except OSError as error:
         reason = f"it cannot be read ({error})"
     if reason:
@@ -48,7 +48,7 @@ def _files(folder: Path, space: Space) -> Finding:
     return fine("index", f"{collection.name} has all its files; the next start checks their content")
 
 
-def _held(lock: Path) -> bool:
+def _is_locked(lock: Path) -> bool:
     """Whether a process holds Lite's lock. Takes and releases it immediately, without writing."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
@@ -63,7 +63,7 @@ def _held(lock: Path) -> bool:
     return False
 
 
-def _named(folder: Path) -> str:
+def _find_process(folder: Path) -> str:
     """The process that serves the directory, if /proc shows it."""
     wanted = os.fsencode(folder.absolute())
     for commands in Path("/proc").glob("[0-9]*/cmdline"):

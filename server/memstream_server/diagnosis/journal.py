@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import directory, migrate, operating, reads, sqlite
-from memstream_server.adapters.journal.looking import Looked
+from memstream_server.adapters.journal.looking import OpenedJournal
 from memstream_server.adapters.journal.schema import conversations, jobs, memories, observations, outbox
 from memstream_server.diagnosis.directory import RESTORE
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
@@ -27,7 +27,7 @@ _SALVAGE = (
 )
 
 
-def sqlite_findings(looked: Looked, data_dir: Path) -> Iterator[Finding]:
+def check_pages(looked: OpenedJournal, data_dir: Path) -> Iterator[Finding]:
     """Reads every page."""
     file = directory.journal_path(data_dir)
     advice = RESTORE.format(data_dir) + _SALVAGE.format(file)
@@ -37,11 +37,11 @@ def sqlite_findings(looked: Looked, data_dir: Path) -> Iterator[Finding]:
         return
     try:
         with looked.engine.connect() as connection:  # rolled back: on a damaged file SQLite cannot even end a read
-            if not (said := _said(connection)):
+            if not (said := _integrity_errors(connection)):
                 yield fine("pages", f"{file.name} is whole ({file.stat().st_size:,} bytes)")
                 return
             tables = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars().all()
-            torn = [name for name in tables if _said(connection, name)]
+            torn = [name for name in tables if _integrity_errors(connection, name)]
     except DBAPIError as error:
         yield problem("pages", f"{file.name} cannot be read: {error.orig}", advice)
         return
@@ -51,7 +51,7 @@ def sqlite_findings(looked: Looked, data_dir: Path) -> Iterator[Finding]:
     yield problem("pages", text, advice)
 
 
-def _said(connection: Connection, table: str = "") -> list[str]:
+def _integrity_errors(connection: Connection, table: str = "") -> list[str]:
     """The defects that SQLite finds in a table and its indexes, or in the whole file. Empty if there are none."""
     lines: list[str] = []
     wanted = f"'{table}'" if table else _SAID_MAX
@@ -73,33 +73,33 @@ def _missing_bytes(file: Path) -> str:
         return f"{file.name} is not a SQLite database: its header is damaged"
     page = int.from_bytes(header[16:18]) or 0
     wanted, size = int.from_bytes(header[28:32]) * (65_536 if page == 1 else page), file.stat().st_size
-    if size < wanted and not sqlite.wal_bytes(sqlite.wal_of(file)):
+    if size < wanted and not sqlite.wal_bytes(sqlite.wal_path(file)):
         return f"{file.name} was cut off: it has {size:,} bytes of {wanted:,}"
     return ""
 
 
-def content_findings(looked: Looked) -> Iterator[Finding]:
+def check_content(looked: OpenedJournal) -> Iterator[Finding]:
     """Findings on the tables' content. Ends at damage, which other checks report."""
     try:
         with looked.engine.begin() as connection:
-            version = _version(connection)
+            version = _check_version(connection)
             yield version
             if version.level == "ok":  # other versions may have other tables
-                yield from _counts(connection)
+                yield from _count_waiting(connection)
     except (DBAPIError, JournalError) as error:
         yield problem("contents", f"cannot be read: {error}", "see the findings on the journal's pages")
 
 
-def space_of(looked: Looked) -> Space | None:
+def read_space(looked: OpenedJournal) -> Space | None:
     """The embedding space in force. None in a new store, or if it cannot be read."""
     try:
         with looked.engine.begin() as connection:
-            return reads.spaces(connection).in_force
+            return reads.read_spaces(connection).in_force
     except (DBAPIError, JournalError):
         return None  # content_findings reports the error
 
 
-def _version(connection: Connection) -> Finding:
+def _check_version(connection: Connection) -> Finding:
     if not migrate.is_journal(connection):
         return problem("version", "the journal has no tables of memstream", "it belongs to another program")
     revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
@@ -111,7 +111,7 @@ def _version(connection: Connection) -> Finding:
     return problem("version", f"tables of revision {revision}, newer than {migrate.HEAD}", "start a newer memstream")
 
 
-def _counts(connection: Connection) -> Iterator[Finding]:
+def _count_waiting(connection: Connection) -> Iterator[Finding]:
     def count(table: Table, *where: ColumnElement[bool]) -> int:
         return connection.execute(select(func.count()).select_from(table).where(*where)).scalar_one()
 
@@ -131,11 +131,11 @@ def _counts(connection: Connection) -> Iterator[Finding]:
             if number
             else fine(subject, f"no {what}")
         )
-    yield from _operations(connection)
+    yield from _list_operations(connection)
 
 
-def _operations(connection: Connection) -> Iterator[Finding]:
-    unfinished = list(operating.unfinished(connection))
+def _list_operations(connection: Connection) -> Iterator[Finding]:
+    unfinished = list(operating.describe_unfinished(connection))
     for id_, what in unfinished[:_SAID_MAX]:
         yield note("operations", f"{id_} has not ended: {what}", _ADVICE)
     if len(unfinished) > _SAID_MAX:

@@ -23,7 +23,7 @@ _ADVICE = "correct its settings, or start it: a server runs without it, with few
 CONNECT_S = 5.0
 
 
-def packages() -> Finding:
+def list_packages() -> Finding:
     """Versions of the installed packages."""
     found = [f"Python {platform.python_version()}", f"SQLite {sqlite3.sqlite_version}"]
     for name in _PACKAGES:
@@ -34,9 +34,9 @@ def packages() -> Finding:
     return fine("packages", ", ".join(found))
 
 
-def model_findings(settings: Settings, space: Space | None) -> Iterator[Finding]:
+def check_embedding_model(settings: Settings, space: Space | None) -> Iterator[Finding]:
     """Whether the settings' embedding model is the model of the stored vectors."""
-    name, dimension, why = _model(settings)
+    name, dimension, why = _configured_model(settings)
     if why:
         yield problem("embedding", why, "correct the embedding settings")
     elif space is None:
@@ -52,7 +52,7 @@ def model_findings(settings: Settings, space: Space | None) -> Iterator[Finding]
         yield fine("embedding", f"{space.model}, {space.dimension} dimensions, as in the settings")
 
 
-def reranker_findings(settings: Settings) -> Iterator[Finding]:
+def check_reranker(settings: Settings) -> Iterator[Finding]:
     """Whether the settings' cross-encoder, if any, can be used."""
     if settings.reranker_model_dir is None:
         return
@@ -65,7 +65,7 @@ def reranker_findings(settings: Settings) -> Iterator[Finding]:
         yield problem("reranker", str(error), "correct reranker_model_dir, or leave it unset")
 
 
-def _model(settings: Settings) -> tuple[str, int, str]:
+def _configured_model(settings: Settings) -> tuple[str, int, str]:
     """Name and dimension (0: unknown) of the settings' model, or why it is not available."""
     if settings.embedding is EmbeddingKind.OPENAI:
         return settings.embedding_model, 0, ""
@@ -85,18 +85,18 @@ def _model(settings: Settings) -> tuple[str, int, str]:
     return model.name, model.dimension, ""
 
 
-def endpoint_findings(settings: Settings) -> Iterator[Finding]:
+def check_endpoints(settings: Settings) -> Iterator[Finding]:
     """Whether Milvus accepts connections, and the models' endpoints answer a harmless request."""
     if settings.milvus_uri:
-        yield _reached("Milvus", settings.milvus_uri)
+        yield _check_connection("Milvus", settings.milvus_uri)
     metrics = Metrics()
     if settings.embedding is EmbeddingKind.OPENAI or settings.next_embedding is EmbeddingKind.OPENAI:
-        yield from asyncio.run(_embedding_findings(settings, metrics))
+        yield from asyncio.run(_check_embedders(settings, metrics))
     if settings.llm_model:
-        yield asyncio.run(_llm_finding(settings, metrics))
+        yield asyncio.run(_check_llm(settings, metrics))
 
 
-async def _embedding_findings(settings: Settings, metrics: Metrics) -> list[Finding]:
+async def _check_embedders(settings: Settings, metrics: Metrics) -> list[Finding]:
     models = embedding_models(settings, metrics)
     asked = [("embedding endpoint", settings.embedding, models.embedder)]
     if models.next is not None and settings.next_embedding is not None:
@@ -113,7 +113,7 @@ async def _embedding_findings(settings: Settings, metrics: Metrics) -> list[Find
     return found
 
 
-async def _llm_finding(settings: Settings, metrics: Metrics) -> Finding:
+async def _check_llm(settings: Settings, metrics: Metrics) -> Finding:
     chat = chat_of(settings, metrics)
     try:
         await chat.check()
@@ -124,7 +124,7 @@ async def _llm_finding(settings: Settings, metrics: Metrics) -> Finding:
         await chat.close()
 
 
-def _reached(subject: str, url: str) -> Finding:
+def _check_connection(subject: str, url: str) -> Finding:
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Select, Table
 
 from memstream_server.adapters.journal import postgres, sqlite
-from memstream_server.adapters.journal.packed import by_row
+from memstream_server.adapters.journal.packed import to_rows
 
 T = TypeVar("T")
 
@@ -42,13 +42,13 @@ class Bulk:
     """How many leading values of a row are its key, if a row replaces another; else 0."""
 
 
-def update_from(table: str, given: Sequence[str], assignments: str, where: str, tail: str = "") -> Bulk:
+def build_update(table: str, given: Sequence[str], assignments: str, where: str, tail: str = "") -> Bulk:
     """Update one row of `table` for each row of values; the SQL refers to the values as `given.NAME`."""
     head = f"WITH given ({', '.join(given)}) AS (VALUES "
     return Bulk(head, len(given), f") UPDATE {table} SET {assignments} FROM given WHERE {where}{tail}")
 
 
-def insertion(table: Table, conflict: Sequence[str] = (), change: str | None = None) -> Bulk:
+def build_insert(table: Table, conflict: Sequence[str] = (), change: str | None = None) -> Bulk:
     """Insert whole rows, in the order of the table's columns, except for an id that the database generates.
 
     With `conflict`, a row with the same values in those columns is updated: `change` is the SET list, by default all
@@ -64,40 +64,42 @@ def insertion(table: Table, conflict: Sequence[str] = (), change: str | None = N
 
 
 @lru_cache(maxsize=1_024)
-def _text(bulk: Bulk, rows: int, mark: str) -> str:
+def _build_text(bulk: Bulk, rows: int, mark: str) -> str:
     row = f"({', '.join([mark] * bulk.width)})"
     return bulk.head + ", ".join([row] * rows) + bulk.tail
 
 
-def execute(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> None:
+def write_rows(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> None:
     """Write the rows: a statement of a multiple of STEP_ROWS, then one of the rest, so that few texts are prepared.
 
     If several rows replace the same one, the last wins; PostgreSQL rejects a statement that replaces a row twice.
     """
-    for _ in _executions(connection, bulk, rows):
+    for _ in _execute_slices(connection, bulk, rows):
         pass
 
 
-def returned(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def write_returning(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Like `execute`; all rows that the statements return."""
-    return [tuple(row) for result in _executions(connection, bulk, rows) for row in result]
+    return [tuple(row) for result in _execute_slices(connection, bulk, rows) for row in result]
 
 
-def _executions(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> Iterator[Iterable[Any]]:
+def _execute_slices(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> Iterator[Iterable[Any]]:
     """The result of each statement."""
     if bulk.unique:
         rows = list({row[: bulk.unique]: row for row in rows}.values())
-    run, mark = (sqlite.run, "?") if connection.dialect.name == "sqlite" else (Connection.exec_driver_sql, "%s")
+    run, mark = (
+        (sqlite.run_statement, "?") if connection.dialect.name == "sqlite" else (Connection.exec_driver_sql, "%s")
+    )
     start = 0
     while start < len(rows):
         left = min(len(rows) - start, ROWS_MAX)
         count = left - left % STEP_ROWS or left
         values = tuple(chain.from_iterable(rows[start : start + count]))
-        yield run(connection, _text(bulk, count, mark), values)
+        yield run(connection, _build_text(bulk, count, mark), values)
         start += count
 
 
-def rounds(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+def split_rounds(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
     """The items in order, split into rounds in which every key occurs once: one statement updates a row only once."""
     found: list[list[T]] = []
     taken: Counter[Hashable] = Counter()
@@ -114,25 +116,25 @@ PAGE_ROWS = 1_024
 """Rows of one page: a few MB."""
 
 
-def fetch(
+def fetch_rows(
     connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
 ) -> list[list[Any]]:
     """All rows of `statement` in its order, by the fastest way of this database. Columns are integers, text, blobs or
     booleans (which may arrive as 0 and 1). The caller limits the rows (PAGE_ROWS at a time)."""
     if connection.dialect.name == "sqlite":
-        return by_row(sqlite.columns(connection, statement, parameters))
-    return postgres.fetch(connection, statement, parameters)
+        return to_rows(sqlite.fetch_columns(connection, statement, parameters))
+    return postgres.fetch_rows(connection, statement, parameters)
 
 
 def fetch_columns(
     connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
 ) -> list[Any]:
     """Like `fetch`, by column: lists of integers and Packed blobs."""
-    read = sqlite.columns if connection.dialect.name == "sqlite" else postgres.columns
+    read = sqlite.fetch_columns if connection.dialect.name == "sqlite" else postgres.fetch_columns
     return read(connection, statement, parameters)
 
 
-def pages(
+def fetch_pages(
     connection: Connection,
     statement: Select[*tuple[Any, ...]],
     low: int,
@@ -143,7 +145,7 @@ def pages(
     """The first `limit` rows (None: all) of a statement over a range of keys, read in pages; the key comes first."""
     while limit is None or limit > 0:
         page = PAGE_ROWS if limit is None else min(limit, PAGE_ROWS)
-        rows = fetch(connection, statement, {"low": low, "high": high, "limit": page, **values})
+        rows = fetch_rows(connection, statement, {"low": low, "high": high, "limit": page, **values})
         yield from rows
         if len(rows) < page:
             return
@@ -151,7 +153,7 @@ def pages(
         limit = None if limit is None else limit - page
 
 
-def column_pages(
+def fetch_column_pages(
     connection: Connection, statement: Select[*tuple[Any, ...]], low: int, high: int, **values: Any
 ) -> Iterator[list[Any]]:
     """Like `pages`, for all rows and by column: integers and blobs."""

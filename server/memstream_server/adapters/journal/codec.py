@@ -36,15 +36,15 @@ Labels = tuple[tuple[str, str], ...]
 T = TypeVar("T")
 
 
-def _native(value: Any) -> Any:
+def _to_native(value: Any) -> Any:
     """Convert a numpy scalar to the Python number; any other type is a bug of the caller."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"the journal cannot hold a {type(value).__name__}")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_native)
-_json = msgspec.json.Encoder(enc_hook=_native)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_native)
+_json = msgspec.json.Encoder(enc_hook=_to_native)
 
 _fragment = msgspec.msgpack.Decoder(Fragment)
 _fragments = msgspec.msgpack.Decoder(list[int | Fragment])
@@ -60,17 +60,17 @@ _plan = msgspec.msgpack.Decoder(Plan)
 _space = msgspec.json.Decoder(Space)
 
 
-def _pack(value: Any) -> bytes:
+def _encode_blob(value: Any) -> bytes:
     return _PREFIX + _encoder.encode(value)
 
 
-def _unpack(decoder: msgspec.msgpack.Decoder[T], blob: bytes) -> T:
+def _decode_blob(decoder: msgspec.msgpack.Decoder[T], blob: bytes) -> T:
     if blob[0] != VERSION:
         raise Unreadable(f"a record has version {blob[0]}, this server reads {VERSION}: start a newer memstream")
-    return _decoded(decoder, memoryview(blob)[1:])
+    return _decode_checked(decoder, memoryview(blob)[1:])
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: memoryview | str) -> T:
+def _decode_checked(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: memoryview | str) -> T:
     try:
         return decoder.decode(data)  # type: ignore[arg-type]  # the pairs below match decoder and data
     except msgspec.DecodeError as error:  # ValidationError included
@@ -78,7 +78,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data
 
 
 def encode_fragment(fragment: Fragment) -> bytes:
-    return _pack(fragment)
+    return _encode_blob(fragment)
 
 
 def decode_fragment(blob: bytes, access_count: int, access_time_us: int, model: str | None = None) -> Fragment:
@@ -86,8 +86,8 @@ def decode_fragment(blob: bytes, access_count: int, access_time_us: int, model: 
 
     None keeps the model of the record. A vector that the client supplied belongs to the model it was written with.
     """
-    fragment = _unpack(_fragment, blob)
-    _bring_up(fragment, access_count, access_time_us, fragment.model if model is None else model)
+    fragment = _decode_blob(_fragment, blob)
+    _set_current_columns(fragment, access_count, access_time_us, fragment.model if model is None else model)
     return fragment
 
 
@@ -102,14 +102,14 @@ def decode_fragments(
         found = []
     fragments: list[Fragment] = [each for each in found if isinstance(each, Fragment)]
     if found[::2] != [VERSION] * count:
-        fragments = [_unpack(_fragment, blob) for blob in blobs.values()]  # raises for the blob that is wrong
+        fragments = [_decode_blob(_fragment, blob) for blob in blobs.values()]  # raises for the blob that is wrong
     for fragment, times, last, model in zip(fragments, access_counts, access_times_us, models, strict=True):
         if fragment.access_count != times or fragment.access_time_us != last or fragment.model != model:
-            _bring_up(fragment, times, last, model)
+            _set_current_columns(fragment, times, last, model)
     return fragments
 
 
-def _bring_up(fragment: Fragment, access_count: int, access_time_us: int, model: str) -> None:
+def _set_current_columns(fragment: Fragment, access_count: int, access_time_us: int, model: str) -> None:
     """Set the current columns on a new fragment, which no other code refers to yet."""
     if fragment.model != model:
         force_setattr(fragment, "model", model)
@@ -119,45 +119,45 @@ def _bring_up(fragment: Fragment, access_count: int, access_time_us: int, model:
 
 
 def encode_receipt(receipt: Receipt) -> bytes:
-    return _pack(receipt)
+    return _encode_blob(receipt)
 
 
 def decode_receipt(blob: bytes) -> Receipt:
-    return _unpack(_receipt, blob)
+    return _decode_blob(_receipt, blob)
 
 
 def encode_events(events: tuple[Event, ...]) -> bytes:
-    return _pack(events)
+    return _encode_blob(events)
 
 
 def decode_events(blob: bytes) -> tuple[Event, ...]:
-    return _unpack(_events, blob)
+    return _decode_blob(_events, blob)
 
 
 def encode_enhancements(enhancements: tuple[Enhancement, ...]) -> bytes:
-    return _pack(enhancements)
+    return _encode_blob(enhancements)
 
 
 def decode_enhancements(blob: bytes) -> tuple[Enhancement, ...]:
-    return _unpack(_enhancements, blob)
+    return _decode_blob(_enhancements, blob)
 
 
 def encode_rejections(rejections: tuple[Rejection, ...]) -> bytes | None:
     """None for no rejections, the usual case."""
-    return _pack(rejections) if rejections else None
+    return _encode_blob(rejections) if rejections else None
 
 
 def decode_rejections(blob: bytes | None) -> tuple[Rejection, ...]:
-    return () if blob is None else _unpack(_rejections, blob)
+    return () if blob is None else _decode_blob(_rejections, blob)
 
 
 def encode_outcomes(outcomes: tuple[Outcome, ...]) -> bytes:
-    return _pack(outcomes)
+    return _encode_blob(outcomes)
 
 
 def decode_outcomes(blob: bytes | None) -> tuple[Outcome, ...] | None:
     """None if the receipt keeps no outcomes."""
-    return None if blob is None else _unpack(_outcomes, blob)
+    return None if blob is None else _decode_blob(_outcomes, blob)
 
 
 def encode_hashes(hashes: tuple[bytes, ...]) -> bytes:
@@ -207,7 +207,7 @@ def encode_policy(policy: Policy) -> str:
 
 
 def decode_policy(data: str) -> Policy:
-    policy = _decoded(_policy, data)
+    policy = _decode_checked(_policy, data)
     if policy.profile is Profile.DBGPT and '"fold"' not in data:  # written before `fold` existed; this profile has none
         return replace(policy, recall=replace(policy.recall, fold=False))
     return policy
@@ -218,7 +218,7 @@ def encode_labels(labels: Labels) -> str:
 
 
 def decode_labels(data: str) -> Labels:
-    return _decoded(_labels, data)
+    return _decode_checked(_labels, data)
 
 
 def encode_space(space: Space) -> str:
@@ -226,20 +226,20 @@ def encode_space(space: Space) -> str:
 
 
 def decode_space(data: str) -> Space:
-    return _decoded(_space, data)
+    return _decode_checked(_space, data)
 
 
 def encode_message(message: Message) -> bytes:
-    return _pack(message)
+    return _encode_blob(message)
 
 
 def decode_message(blob: bytes) -> Message:
-    return _unpack(_message, blob)
+    return _decode_blob(_message, blob)
 
 
 def encode_plan(plan: Plan) -> bytes:
-    return _pack(plan)
+    return _encode_blob(plan)
 
 
 def decode_plan(blob: bytes) -> Plan:
-    return _unpack(_plan, blob)
+    return _decode_blob(_plan, blob)

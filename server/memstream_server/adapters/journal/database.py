@@ -36,15 +36,15 @@ class Database(Protocol):
         """Commit the writer's transaction, durable on return. After any exception the outcome is unknown."""
         ...
 
-    def refused(self, error: DBAPIError) -> bool:
+    def is_statement_error(self, error: DBAPIError) -> bool:
         """Whether only this statement failed (a constraint): rolling back its savepoint keeps the rest of the group."""
         ...
 
-    def translated(self, error: DBAPIError) -> JournalError:
+    def translate_error(self, error: DBAPIError) -> JournalError:
         """The port's error for a driver error before COMMIT, that is, while nothing is written."""
         ...
 
-    def full(self) -> str | None:
+    def why_full(self) -> str | None:
         """Why no data can be added, or None."""
         ...
 
@@ -77,22 +77,22 @@ class Read(Protocol):
     def __call__(self, work: Callable[[Connection], T]) -> Awaitable[T]: ...
 
 
-def snapshot(database: Database, read: Callable[[Connection], T]) -> T:
+def read_snapshot(database: Database, read: Callable[[Connection], T]) -> T:
     """Run `read` in one transaction. Raises the port's errors.
 
     A pooled connection that died while idle fails on its first use: the read is then repeated once on a new one.
     """
     try:
-        return _once(database, read)
+        return _read_once(database, read)
     except DBAPIError as error:
         if not error.connection_invalidated:
-            raise database.translated(error) from error
+            raise database.translate_error(error) from error
     try:
-        return _once(database, read)
+        return _read_once(database, read)
     except DBAPIError as error:
-        raise database.translated(error) from error
+        raise database.translate_error(error) from error
 
 
-def _once(database: Database, read: Callable[[Connection], T]) -> T:
+def _read_once(database: Database, read: Callable[[Connection], T]) -> T:
     with database.reader.begin() as connection:
         return read(connection)

@@ -37,11 +37,11 @@ def journal_path(data_dir: Path) -> Path:
     return data_dir / "journal.db"
 
 
-def _unfinished(data_dir: Path) -> Path:
+def _unfinished_path(data_dir: Path) -> Path:
     return data_dir / "journal.db.restoring"
 
 
-def acquire(data_dir: Path) -> int:
+def acquire_lock(data_dir: Path) -> int:
     """Make the directory if necessary and lock it; returns the lock's file descriptor. Raises Unreadable.
 
     flock, not lockf: it also excludes a second server in the same process, and child processes do not inherit it.
@@ -51,7 +51,7 @@ def acquire(data_dir: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        who = holder(lock)
+        who = lock_holder(lock)
         os.close(lock)
         raise Unreadable(
             f"{data_dir} is in use by {who}: stop it, or give this server another directory (see memstream doctor)"
@@ -61,15 +61,15 @@ def acquire(data_dir: Path) -> int:
     return lock
 
 
-def holder(lock: int) -> str:
+def lock_holder(lock: int) -> str:
     """Name the process that holds the lock, for display."""
     named = os.pread(lock, 200, 0).decode(errors="replace").strip()
-    if not named or alive(named) is False:  # a read-only opener does not write its name
+    if not named or is_holder_alive(named) is False:  # a read-only opener does not write its name
         return "another process (memstream verify or doctor?)"
     return named
 
 
-def alive(holder: str) -> bool | None:
+def is_holder_alive(holder: str) -> bool | None:
     """Whether the process named in the lock file runs; None if this host cannot tell."""
     named = re.fullmatch(r"pid (\d+) on (.+)", holder)
     if named is None or named[2] != socket.gethostname():
@@ -83,24 +83,24 @@ def alive(holder: str) -> bool | None:
     return True
 
 
-def release(lock: int) -> None:
+def release_lock(lock: int) -> None:
     os.close(lock)
 
 
 @contextmanager
-def held(data_dir: Path) -> Iterator[None]:
+def hold_lock(data_dir: Path) -> Iterator[None]:
     """Hold the directory's lock during a block."""
-    lock = acquire(data_dir)
+    lock = acquire_lock(data_dir)
     try:
         yield
     finally:
-        release(lock)
+        release_lock(lock)
 
 
 def check_format(data_dir: Path) -> None:
     """Write the format file of a new directory, or check that this server can read an old one. Raises Unreadable."""
     if not read_format(data_dir):
-        _write(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
+        _write_file(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
 
 
 def read_format(data_dir: Path) -> bool:
@@ -109,7 +109,7 @@ def read_format(data_dir: Path) -> bool:
     Raises Unreadable.
     """
     file, journal = data_dir / "format", journal_path(data_dir)
-    if _unfinished(data_dir).exists():
+    if _unfinished_path(data_dir).exists():
         raise Unreadable(f"a restore into {data_dir} did not finish: run memstream restore again, with --force")
     if not file.exists():
         if journal.exists():
@@ -136,7 +136,7 @@ def read_format(data_dir: Path) -> bool:
 
 def check_log(data_dir: Path) -> None:
     """Check that SQLite would not silently skip a commit in the write-ahead log. Raises Unreadable."""
-    file = sqlite.wal_of(journal_path(data_dir))
+    file = sqlite.wal_path(journal_path(data_dir))
     if damage := wal.read_wal(file).damage:
         raise Unreadable(
             f"{file} is damaged: {damage}. See what memstream doctor says, and restore a backup (memstream restore)"
@@ -154,33 +154,33 @@ class DirectoryDatabase:
 
     def commit(self, connection: Connection) -> None:
         """See database.py."""
-        sqlite.commit(connection)
+        sqlite.commit_transaction(connection)
 
-    def refused(self, error: DBAPIError) -> bool:
+    def is_statement_error(self, error: DBAPIError) -> bool:
         """See database.py."""
-        return sqlite.refused(error)
+        return sqlite.is_statement_error(error)
 
-    def translated(self, error: DBAPIError) -> JournalError:
+    def translate_error(self, error: DBAPIError) -> JournalError:
         """See database.py."""
-        return sqlite.translated(error)
+        return sqlite.translate_error(error)
 
-    def full(self) -> str | None:
+    def why_full(self) -> str | None:
         """Measured before every group, so that the disk never fills up completely."""
         return self._full()
 
     def scrub(self) -> None:
         """See database.py."""
-        sqlite.scrub(journal_path(self._data_dir))
+        sqlite.scrub_database(journal_path(self._data_dir))
 
     def backup(self, target: Path) -> None:
         """See `backup`."""
-        backup(self._data_dir, target)
+        write_backup(self._data_dir, target)
 
     def close(self) -> None:
         """Close all connections and release the lock. Call once: the lock's descriptor is closed."""
         self.reader.dispose()
         self.writer.dispose()
-        release(self._lock)
+        release_lock(self._lock)
 
 
 def open_database(
@@ -190,26 +190,26 @@ def open_database(
 
     Raises Unreadable if the directory is damaged, has a newer format, or another server holds it.
     """
-    lock = acquire(data_dir)
+    lock = acquire_lock(data_dir)
     engine = sqlite.writer_engine(journal_path(data_dir))
     try:
         check_format(data_dir)
         check_log(data_dir)
-        with sqlite.translating(), engine.begin() as connection:
-            migrate.upgrade(connection)
-            sqlite.probe(connection)
-        sync(data_dir)
+        with sqlite.translating_errors(), engine.begin() as connection:
+            migrate.upgrade_tables(connection)
+            sqlite.probe_damage(connection)
+        sync_directory(data_dir)
     except BaseException:
-        release(lock)
+        release_lock(lock)
         raise
     finally:
         engine.dispose()
     measure = free_bytes or partial(sqlite.free_bytes, data_dir)
-    full = partial(_full, sqlite.wal_of(journal_path(data_dir)), measure, reserve_bytes)
+    full = partial(_why_full, sqlite.wal_path(journal_path(data_dir)), measure, reserve_bytes)
     return DirectoryDatabase(data_dir, lock, full, readers)
 
 
-def _full(log: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str | None:
+def _why_full(log: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str | None:
     """Why no data can be added, or None."""
     free, needed = free_bytes(), reserve_bytes + sqlite.wal_bytes(log)
     if free >= needed:
@@ -217,15 +217,15 @@ def _full(log: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str |
     return f"{free} bytes are free for {log.parent}, {needed} must stay free: free space and retry"
 
 
-def _write(file: Path, text: str) -> None:
+def _write_file(file: Path, text: str) -> None:
     with file.open("w") as out:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
-    sync(file.parent)
+    sync_directory(file.parent)
 
 
-def sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make the entries of a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -234,15 +234,15 @@ def sync(directory: Path) -> None:
         os.close(descriptor)
 
 
-def backup(data_dir: Path, target: Path) -> None:
+def write_backup(data_dir: Path, target: Path) -> None:
     """Write a copy of the journal, complete or not at all. Raises AlreadyExists, StorageFull."""
     if target.exists():
         raise AlreadyExists(f"{target} exists: name a new file")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
-    sqlite.copy(journal_path(data_dir), partial)
+    sqlite.copy_database(journal_path(data_dir), partial)
     partial.rename(target)
-    sync(target.parent)
+    sync_directory(target.parent)
 
 
 def restore(source: Path, data_dir: Path, *, force: bool = False) -> None:
@@ -257,34 +257,34 @@ def restore(source: Path, data_dir: Path, *, force: bool = False) -> None:
     """
     if not source.is_file():
         raise Unreadable(f"there is no backup {source}")
-    with held(data_dir):
+    with hold_lock(data_dir):
         occupied = sorted(entry.name for entry in data_dir.iterdir() if entry.name != "lock")
         if occupied and not force:
             raise AlreadyExists(f"{data_dir} is not empty ({', '.join(occupied[:5])}): --force replaces its journal")
-        _replace(source, data_dir)
+        _replace_journal(source, data_dir)
 
 
-def _replace(source: Path, data_dir: Path) -> None:
+def _replace_journal(source: Path, data_dir: Path) -> None:
     """A crash leaves the unfinished file; `read_format` then refuses to open the directory."""
-    fresh, journal = _unfinished(data_dir), journal_path(data_dir)
-    _remove(fresh)
+    fresh, journal = _unfinished_path(data_dir), journal_path(data_dir)
+    _remove_database(fresh)
     try:
         shutil.copyfile(source, fresh)
-        sqlite.checked(fresh)
+        sqlite.check_pages(fresh)
         _begin_history(fresh)
     except BaseException:
-        _remove(fresh)
+        _remove_database(fresh)
         raise
-    sqlite.settled(fresh)
-    _remove(journal)
+    sqlite.checkpoint_wal(fresh)
+    _remove_database(journal)
     shutil.rmtree(data_dir / "milvus", ignore_errors=True)  # belongs to the old history; the outbox refills it
     (data_dir / "format").unlink(missing_ok=True)
-    _write(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
+    _write_file(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
     fresh.rename(journal)
-    sync(data_dir)
+    sync_directory(data_dir)
 
 
-def _remove(database: Path) -> None:
+def _remove_database(database: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         database.with_name(database.name + suffix).unlink(missing_ok=True)
 
@@ -292,13 +292,13 @@ def _remove(database: Path) -> None:
 def _begin_history(database: Path) -> None:
     engine = sqlite.writer_engine(database)
     try:
-        with sqlite.translating(), engine.begin() as connection:
+        with sqlite.translating_errors(), engine.begin() as connection:
             if not migrate.is_journal(connection):
                 raise Unreadable(f"{database} is no memstream journal")
-            migrate.upgrade(connection)
+            migrate.upgrade_tables(connection)
             writes.set_meta(connection, GENERATION, str(int(meta_value(connection, GENERATION) or 0) + 1))
-            outbox.empty(connection)
+            outbox.enter_deletions(connection)
             writes.rename_memories(connection, Ids(Clock()).next)
-            outbox.refill(connection)
+            outbox.enter_all(connection)
     finally:
         engine.dispose()

@@ -23,22 +23,22 @@ from memstream_server.ports.journal.errors import JournalError, Unreadable
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class OpenedJournal:
     """A journal that is open for reading only."""
 
     engine: Engine
     in_use: str
     """The server that has it open, for display; empty if there is none."""
 
-    def translated(self, error: DBAPIError) -> JournalError:
+    def translate_error(self, error: DBAPIError) -> JournalError:
         """The port's error for a driver error."""
         if self.engine.dialect.name == "sqlite":
-            return sqlite.translated(error)
-        return Unreadable(postgres.why_not(error))
+            return sqlite.translate_error(error)
+        return Unreadable(postgres.why_unusable(error))
 
 
 @contextmanager
-def in_use(data_dir: Path) -> Iterator[str]:
+def probe_lock(data_dir: Path) -> Iterator[str]:
     """The process that holds a data directory. Empty if there is none; then no server can take it during the block.
 
     Writes nothing, and does not create a missing lock file. Raises OSError.
@@ -52,7 +52,7 @@ def in_use(data_dir: Path) -> Iterator[str]:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield directory.holder(lock)
+            yield directory.lock_holder(lock)
         else:
             yield ""
     finally:
@@ -60,45 +60,45 @@ def in_use(data_dir: Path) -> Iterator[str]:
 
 
 @contextmanager
-def data_directory(data_dir: Path) -> Iterator[Looked]:
+def open_data_directory(data_dir: Path) -> Iterator[OpenedJournal]:
     """Open the journal of a data directory, in use or not. Raises Unreadable, OSError."""
     journal = directory.journal_path(data_dir)
     if not journal.is_file():
         raise Unreadable(f"there is no journal in {data_dir}")
     with ExitStack() as stack:
-        holder = stack.enter_context(in_use(data_dir))
+        holder = stack.enter_context(probe_lock(data_dir))
         if holder:
-            engine = _engine(journal, mode="ro")
-        elif wal.read_wal(sqlite.wal_of(journal)).committed:
-            engine = _engine(journal, "PRAGMA locking_mode = EXCLUSIVE", mode="ro", vfs="unix-none")
+            engine = _open_file(journal, mode="ro")
+        elif wal.read_wal(sqlite.wal_path(journal)).committed:
+            engine = _open_file(journal, "PRAGMA locking_mode = EXCLUSIVE", mode="ro", vfs="unix-none")
         else:
-            engine = _engine(journal, mode="ro", immutable="1")
+            engine = _open_file(journal, mode="ro", immutable="1")
         stack.callback(engine.dispose)
-        yield Looked(engine, holder)
+        yield OpenedJournal(engine, holder)
 
 
 @contextmanager
-def backup_file(file: Path) -> Iterator[Looked]:
+def open_backup(file: Path) -> Iterator[OpenedJournal]:
     """Open a backup. Raises Unreadable."""
     if not file.is_file():
         raise Unreadable(f"there is no file {file}")
-    engine = _engine(file, mode="ro", immutable="1")
+    engine = _open_file(file, mode="ro", immutable="1")
     try:
-        yield Looked(engine, "")
+        yield OpenedJournal(engine, "")
     finally:
         engine.dispose()
 
 
 @contextmanager
-def database(url: str) -> Iterator[Looked]:
+def open_database(url: str) -> Iterator[OpenedJournal]:
     """Open the journal of a PostgreSQL database without taking its lock. Raises Unreadable."""
-    engine = postgres.looking_engine(postgres.url_of(url))
+    engine = postgres.read_only_engine(postgres.parse_url(url))
     try:
         with engine.begin() as connection:
-            holder = postgres.holder(connection)
-        yield Looked(engine, holder)
+            holder = postgres.find_holder(connection)
+        yield OpenedJournal(engine, holder)
     except DBAPIError as error:
-        raise Unreadable(postgres.why_not(error)) from error
+        raise Unreadable(postgres.why_unusable(error)) from error
     finally:
         engine.dispose()
 
@@ -115,6 +115,6 @@ def check_version(connection: Connection) -> None:
         )
 
 
-def _engine(file: Path, *pragmas: str, **query: str) -> Engine:
+def _open_file(file: Path, *pragmas: str, **query: str) -> Engine:
     name = f"file:{quote(str(file.absolute()))}"
-    return sqlite.looking_engine(name, pragmas, {"uri": "true", **query})
+    return sqlite.read_only_engine(name, pragmas, {"uri": "true", **query})

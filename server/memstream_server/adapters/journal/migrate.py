@@ -27,7 +27,7 @@ def is_journal(connection: Connection) -> bool:
     return connection.dialect.has_table(connection, "alembic_version")
 
 
-def upgrade(connection: Connection) -> None:
+def upgrade_tables(connection: Connection) -> None:
     """Raises Unreadable if a newer server wrote the journal."""
     revision = None
     if is_journal(connection):
@@ -35,19 +35,19 @@ def upgrade(connection: Connection) -> None:
     if revision == HEAD:
         return  # without importing Alembic, which takes longer than the rest of opening
     if revision is None and connection.dialect.name == "sqlite":
-        make(connection)
+        create_tables(connection)
     else:
-        migrate(connection, revision)
+        run_migrations(connection, revision)
 
 
-def make(connection: Connection) -> None:
+def create_tables(connection: Connection) -> None:
     """Create the tables of a new journal on SQLite, at revision HEAD."""
     schema.metadata.create_all(connection, checkfirst=False)
     connection.exec_driver_sql(_VERSION)
     connection.exec_driver_sql("INSERT INTO alembic_version (version_num) VALUES (?)", (HEAD,))
 
 
-def migrate(connection: Connection, revision: str | None) -> None:
+def run_migrations(connection: Connection, revision: str | None) -> None:
     """Migrate from a revision (None: no tables) to HEAD with Alembic. Raises Unreadable for an unknown revision."""
     from alembic import command
     from alembic.config import Config

@@ -23,20 +23,20 @@ _TIME_MAX_US = 1 << 57
 def check_operations(connection: Connection, report: Report) -> None:
     """Raises DBAPIError for unreadable rows."""
     for row in connection.execute(select(operations).order_by(operations.c.id)):
-        report.saw("operations")
-        for text in _flaws(row):
-            report.found("operations", f"operation {row.id} ({row.type}): {text}")
-    report.unfinished.update(unfinished(connection))
+        report.count_checked("operations")
+        for text in _find_flaws(row):
+            report.add_violation("operations", f"operation {row.id} ({row.type}): {text}")
+    report.unfinished.update(describe_unfinished(connection))
 
 
-def unfinished(connection: Connection) -> Iterator[tuple[str, str]]:
+def describe_unfinished(connection: Connection) -> Iterator[tuple[str, str]]:
     """(id, description with progress and owner) of each unfinished operation, oldest first."""
     known = {*connection.execute(select(processes.c.number)).scalars()}
     waiting = operations.c.state.in_([state.value for state in UNFINISHED])
     for row in connection.execute(select(operations).where(waiting).order_by(operations.c.id)):
         where = "/".join(filter(None, (row.namespace, row.memory))) or "the whole store"
         far = f"{row.done:,} of {f'{row.total:,}' if row.total else 'an unknown number of'} {row.unit}"
-        text = f"{row.type} of {where}, {row.state}, {far}, asked for {_when(row.create_time_us)}"
+        text = f"{row.type} of {where}, {row.state}, {far}, asked for {_format_time(row.create_time_us)}"
         if row.cancel_asked:
             text += ", to be cancelled"
         if row.process is not None:
@@ -44,13 +44,13 @@ def unfinished(connection: Connection) -> Iterator[tuple[str, str]]:
         yield row.id, text
 
 
-def _when(time_us: int) -> str:
+def _format_time(time_us: int) -> str:
     if not 0 <= time_us < _TIME_MAX_US:
         return f"at {time_us} µs"
     return f"at {datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(' ', 'seconds')}"
 
 
-def _flaws(row: Row[Any]) -> Iterator[str]:
+def _find_flaws(row: Row[Any]) -> Iterator[str]:
     if row.state not in {*OperationState}:
         yield f"its state {row.state!r} is none"
         return
@@ -63,10 +63,10 @@ def _flaws(row: Row[Any]) -> Iterator[str]:
         yield f"it has done {row.done} of {row.total}"
     if ended and (row.error is None) is (row.state == OperationState.FAILED):
         yield f"it is {row.state} {'without' if row.error is None else 'and has'} an error"
-    yield from _unreadable(row)
+    yield from _find_unreadable(row)
 
 
-def _unreadable(row: Row[Any]) -> Iterator[str]:
+def _find_unreadable(row: Row[Any]) -> Iterator[str]:
     try:
         if not isinstance(json.loads(row.payload), dict):
             yield "its payload is no object"

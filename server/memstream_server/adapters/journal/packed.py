@@ -28,12 +28,12 @@ Column: TypeAlias = list[int | None] | Packed
 """One value per row."""
 
 
-def packed(values: Sequence[bytes | None]) -> Packed:
+def pack_blobs(values: Sequence[bytes | None]) -> Packed:
     """Concatenate blobs."""
     return Packed(b"".join(filter(None, values)), [None if value is None else len(value) for value in values])
 
 
-def by_row(columns: Sequence[Column]) -> list[list[Any]]:
+def to_rows(columns: Sequence[Column]) -> list[list[Any]]:
     """Convert columns to rows."""
     apart = [column.values() if isinstance(column, Packed) else column for column in columns]
     return [list(row) for row in zip(*apart, strict=True)]

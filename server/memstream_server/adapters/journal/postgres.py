@@ -22,7 +22,7 @@ from sqlalchemy import URL, Connection, Engine, LargeBinary, Select, create_engi
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from memstream_server.adapters.journal import migrate
-from memstream_server.adapters.journal.packed import Column, packed
+from memstream_server.adapters.journal.packed import Column, pack_blobs
 from memstream_server.ports.journal.errors import (
     AlreadyExists,
     Conflict,
@@ -80,12 +80,12 @@ _FOR_GOOD = ("28", "3D", "3F", "42", "XX")
 """SQLSTATE classes that no retry fixes: credentials, names, privileges, damage."""
 
 
-def lock_of(number: str) -> str:
+def process_lock_key(number: str) -> str:
     """The key of a process's own advisory lock; `number` is an SQL expression for the process's number."""
     return f"hashtextextended('memstream process ' || coalesce(current_schema(), '') || ' ' || ({number})::text, 0)"
 
 
-def url_of(text: str) -> URL:
+def parse_url(text: str) -> URL:
     """A journal's URL with its driver. Raises Unreadable if it is not a valid URL or psycopg is not installed."""
     try:
         url = make_url(text)
@@ -106,7 +106,7 @@ class Session:
         self._poll = select.poll()
         self._poll.register(raw.fileno(), getattr(select, "POLLRDHUP", 0))  # poll always reports POLLHUP
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False after the other side has closed the connection. Takes a microsecond; callable from any thread."""
         return not self._raw.closed and not self._poll.poll(0)
 
@@ -118,7 +118,7 @@ class PostgresDatabase:
 
     def __init__(self, url: URL, readers: int, shared: bool, lease_s: float) -> None:
         self.description = "postgresql"
-        self.name = _name()
+        self.name = _application_name()
         self.number: int | None = None
         """Number of this process among the servers of the database, once it has joined (processes.py)."""
         self.session: Session | None = None
@@ -127,7 +127,7 @@ class PostgresDatabase:
         # A pool of one: a NullPool would release the lock between opening and the first write.
         self.writer = _engine(url, "READ COMMITTED", pool_size=1)
         self.reader = _engine(url, "REPEATABLE READ", pool_size=readers)
-        event.listen(self.writer, "connect", lambda raw, _: self._hold(raw))
+        event.listen(self.writer, "connect", lambda raw, _: self._take_locks(raw))
         event.listen(self.reader, "connect", lambda raw, _: _read_only(raw))
 
     def commit(self, connection: Connection) -> None:
@@ -139,13 +139,13 @@ class PostgresDatabase:
             raise JournalError(f"the transaction is {status.name}")
         connection.commit()
 
-    def refused(self, error: DBAPIError) -> bool:
+    def is_statement_error(self, error: DBAPIError) -> bool:
         """Constraint violations, and values that PostgreSQL cannot store."""
-        return _is_data_error(error) or _state(error).startswith("23") or _state(error) in _LOCKED_OUT
+        return _is_data_error(error) or _sqlstate(error).startswith("23") or _sqlstate(error) in _LOCKED_OUT
 
-    def translated(self, error: DBAPIError) -> JournalError:
+    def translate_error(self, error: DBAPIError) -> JournalError:
         """See database.py."""
-        state, text = _state(error), _text(error)
+        state, text = _sqlstate(error), _error_text(error)
         if state == _DISK_FULL:
             return StorageFull(f"the database's disk is full ({text}): free space there and retry")
         if state.startswith("23"):
@@ -156,7 +156,7 @@ class PostgresDatabase:
             return Unreadable(f"the database refuses ({text}, SQLSTATE {state})")
         return OutcomeUnknown(text)
 
-    def full(self) -> str | None:
+    def why_full(self) -> str | None:
         """None: a full disk shows up as an error of the database."""
         return None
 
@@ -169,41 +169,41 @@ class PostgresDatabase:
         self.reader.dispose()
         self.writer.dispose()
 
-    def _hold(self, raw: Any) -> None:
+    def _take_locks(self, raw: Any) -> None:
         """Take the writer's locks on a new connection. If another session has them, close it and raise Unreadable."""
         try:
-            _run(raw, *_SESSION, *self._bounds())
+            _run_statements(raw, *_SESSION, *self._timeout_settings())
             until = time.monotonic() + LOCK_WAIT_S
-            locks = self._locks()
+            locks = self._lock_calls()
             while locks:
-                if _locked(raw, locks[0]):
+                if _try_lock(raw, locks[0]):
                     locks.pop(0)
                     continue
                 if time.monotonic() >= until:
-                    raise Unreadable(_in_use(_holder(raw)))
-                self._end_former(raw)
+                    raise Unreadable(_in_use_text(_read_holder(raw)))
+                self._end_former_session(raw)
                 time.sleep(LOCK_PAUSE_S)
             self.session = Session(raw)
         except BaseException:
             raw.close()
             raise
 
-    def _locks(self) -> list[str]:
+    def _lock_calls(self) -> list[str]:
         single = f"pg_try_advisory_lock{'_shared' if self._shared else ''}({SINGLE}, {SCHEMA})"
-        own = [] if self.number is None else [f"pg_try_advisory_lock({lock_of(str(self.number))})"]
+        own = [] if self.number is None else [f"pg_try_advisory_lock({process_lock_key(str(self.number))})"]
         return [*own, single]
 
-    def _bounds(self) -> tuple[str, ...]:
+    def _timeout_settings(self) -> tuple[str, ...]:
         """A server that stops inside a transaction, or waits for one that did, must not block the others."""
         return (
             f"SET idle_in_transaction_session_timeout = {self._lease_ms}",
             f"SET lock_timeout = {max(1, self._lease_ms // 2)}",
         )
 
-    def _end_former(self, raw: Any) -> None:
+    def _end_former_session(self, raw: Any) -> None:
         """End this process's previous session: the database may not have seen that its connection broke."""
         if self.number is not None:
-            _run(raw, _END_HOLDER.format(lock=lock_of(str(self.number))))
+            _run_statements(raw, _END_HOLDER.format(lock=process_lock_key(str(self.number))))
 
 
 def open_database(url: str, *, readers: int, shared: bool = False, lease_s: float = 10.0) -> PostgresDatabase:
@@ -213,48 +213,50 @@ def open_database(url: str, *, readers: int, shared: bool = False, lease_s: floa
     long other servers wait for one that stopped. Raises Unreadable if the database cannot be reached or used, has
     unknown tables, or another server holds it.
     """
-    database = PostgresDatabase(url_of(url), readers, shared, lease_s)
+    database = PostgresDatabase(parse_url(url), readers, shared, lease_s)
     try:
         with database.writer.begin() as connection:
-            database.description = _checked(connection)
+            database.description = _check_server(connection)
             connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
             # Servers that start at the same time migrate one after the other; later ones find nothing to do.
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING}, {SCHEMA})")
-            migrate.upgrade(connection)
+            migrate.upgrade_tables(connection)
     except DBAPIError as error:
         database.close()
-        raise Unreadable(why_not(error)) from error
+        raise Unreadable(why_unusable(error)) from error
     except BaseException:
         database.close()
         raise
     return database
 
 
-def looking_engine(url: URL) -> Engine:
+def read_only_engine(url: URL) -> Engine:
     """One read-only connection that needs no lock; each transaction is one snapshot."""
     engine = _engine(url, "REPEATABLE READ", pool_size=1)
     event.listen(engine, "connect", lambda raw, _: _read_only(raw))
     return engine
 
 
-def holder(connection: Connection) -> str:
+def find_holder(connection: Connection) -> str:
     """The server that holds the database; empty if there is none."""
     return connection.exec_driver_sql(_HOLDER).scalar() or ""
 
 
-def fetch(
+def fetch_rows(
     connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
 ) -> list[list[Any]]:
     """All rows of `statement` in its order. psycopg reads them in C without releasing the interpreter lock."""
     return [list(row) for row in connection.execute(statement, parameters)]
 
 
-def columns(connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]) -> list[Column]:
+def fetch_columns(
+    connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
+) -> list[Column]:
     """Like `fetch`, by column: integers and blobs."""
     found = connection.execute(statement, parameters).all()
     apart: list[Sequence[Any]] = list(zip(*found, strict=True)) if found else [()] * len(statement.selected_columns)
     return [
-        packed(values) if isinstance(column.type, LargeBinary) else list(values)
+        pack_blobs(values) if isinstance(column.type, LargeBinary) else list(values)
         for column, values in zip(statement.selected_columns, apart, strict=True)
     ]
 
@@ -270,7 +272,7 @@ def _engine(url: URL, isolation: str, pool_size: int) -> Engine:
         pool_size=pool_size,
         max_overflow=0,
         hide_parameters=True,
-        connect_args=patience | {"client_encoding": "utf8", "application_name": _name()},
+        connect_args=patience | {"client_encoding": "utf8", "application_name": _application_name()},
     )
 
     @event.listens_for(engine, "connect")
@@ -280,12 +282,12 @@ def _engine(url: URL, isolation: str, pool_size: int) -> Engine:
     return engine
 
 
-def _name() -> str:
+def _application_name() -> str:
     """This process's name in pg_stat_activity, shown by servers that find the database in use; at most 63 bytes."""
     return f"memstream pid {os.getpid()} on {socket.gethostname()}"[:63]
 
 
-def _run(raw: Any, *statements: str) -> None:
+def _run_statements(raw: Any, *statements: str) -> None:
     """Run statements on a new driver connection, each in its own transaction, so that SET lasts."""
     with raw.cursor() as cursor:
         for statement in statements:
@@ -294,10 +296,10 @@ def _run(raw: Any, *statements: str) -> None:
 
 
 def _read_only(raw: Any) -> None:
-    _run(raw, "SET default_transaction_read_only = on")
+    _run_statements(raw, "SET default_transaction_read_only = on")
 
 
-def _locked(raw: Any, lock: str) -> bool:
+def _try_lock(raw: Any, lock: str) -> bool:
     """Try to take a session lock; it outlives the transaction."""
     with raw.cursor() as cursor:
         cursor.execute(f"SELECT {lock}")
@@ -306,14 +308,14 @@ def _locked(raw: Any, lock: str) -> bool:
     return bool(taken)
 
 
-def _in_use(holder: str) -> str:
+def _in_use_text(holder: str) -> str:
     return (
         f"the database is in use by {holder}: stop it, or give this server another database. Several servers on one "
         "database need a Milvus that all of them reach: set milvus_uri for each"
     )
 
 
-def _holder(raw: Any) -> str:
+def _read_holder(raw: Any) -> str:
     with raw.cursor() as cursor:
         cursor.execute(_HOLDER)
         found = cursor.fetchone()
@@ -323,7 +325,7 @@ def _holder(raw: Any) -> str:
 # ---- opening
 
 
-def _checked(connection: Connection) -> str:
+def _check_server(connection: Connection) -> str:
     """The description of a database that can hold a journal. Raises Unreadable for any other."""
 
     def shown(name: str) -> str:
@@ -343,24 +345,22 @@ def _checked(connection: Connection) -> str:
     return f"postgresql {version.partition(' ')[0]}"
 
 
-def why_not(error: DBAPIError) -> str:
+def why_unusable(error: DBAPIError) -> str:
     """Why a database cannot be used, for display."""
-    if _state(error) == _TABLE_EXISTS:
-        return (
-            f"the database holds tables of something else ({_text(error)}): give memstream one, or a schema, of its own"
-        )
-    return f"the database cannot be used: {_text(error)}"
+    if _sqlstate(error) == _TABLE_EXISTS:
+        return f"the database holds tables of something else ({_error_text(error)}): give memstream one, or a schema, of its own"
+    return f"the database cannot be used: {_error_text(error)}"
 
 
 # ---- errors
 
 
-def _state(error: DBAPIError) -> str:
+def _sqlstate(error: DBAPIError) -> str:
     """The five characters of SQLSTATE; empty if the server sent none."""
     return getattr(error.orig, "sqlstate", None) or ""
 
 
-def _text(error: DBAPIError) -> str:
+def _error_text(error: DBAPIError) -> str:
     """The server's message without detail and context, which repeat values of the row."""
     said = getattr(getattr(error.orig, "diag", None), "message_primary", None) or str(error.orig)
     return " ".join(said.split())

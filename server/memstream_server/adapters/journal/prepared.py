@@ -14,18 +14,20 @@ from sqlalchemy import ClauseElement, Connection, CursorResult, Dialect
 
 
 @lru_cache(maxsize=64)
-def _compiled(statement: ClauseElement, dialect: Dialect) -> tuple[str, dict[str, Any], tuple[str, ...] | None]:
+def _compile_statement(
+    statement: ClauseElement, dialect: Dialect
+) -> tuple[str, dict[str, Any], tuple[str, ...] | None]:
     """(text, values of its constants, parameter names in the order of the marks, or None if marks have names)."""
     made = statement.compile(dialect=dialect)
     names = getattr(made, "positiontup", None)
     return str(made), dict(made.params), None if names is None else tuple(names)
 
 
-def run(connection: Connection, statement: ClauseElement, values: Mapping[str, Any]) -> CursorResult[Any]:
+def run_compiled(connection: Connection, statement: ClauseElement, values: Mapping[str, Any]) -> CursorResult[Any]:
     """Execute a statement that is built once and has no list parameters.
 
     `values` has a value for every bind parameter, in the driver's types: a number, text, bytes, a boolean or None.
     """
-    text, constants, names = _compiled(statement, connection.dialect)
+    text, constants, names = _compile_statement(statement, connection.dialect)
     given = {**constants, **values}
     return connection.exec_driver_sql(text, given if names is None else tuple([given[name] for name in names]))

@@ -49,10 +49,10 @@ class Report:
     unfinished: dict[str, str] = field(default_factory=dict)
     """Unfinished operations by id: type and progress."""
 
-    def saw(self, check: str, count: int = 1) -> None:
+    def count_checked(self, check: str, count: int = 1) -> None:
         self.checked[check] += count
 
-    def found(self, check: str, text: str, memory: str = "", fragment: str = "") -> None:
+    def add_violation(self, check: str, text: str, memory: str = "", fragment: str = "") -> None:
         self.violated[check] += 1
         if len(self.violations) < SHOWN_MAX:
             self.violations.append(Violation(check, memory, fragment, text))

@@ -214,19 +214,19 @@ jobs = Table(
 )
 
 
-def key(number: int, position: int) -> int:
+def row_key(number: int, position: int) -> int:
     """The primary key of a memory's `position`. Raises ValueError if it is out of range."""
     if not 0 <= position < 1 << POSITION_BITS:
         raise ValueError(f"position {position} is outside 0 .. 2^{POSITION_BITS} - 1")
     return number << POSITION_BITS | position
 
 
-def span(number: int) -> tuple[int, int]:
+def key_range(number: int) -> tuple[int, int]:
     """The least and the greatest key of a memory."""
     return number << POSITION_BITS, (number + 1 << POSITION_BITS) - 1
 
 
-def position(row_key: int) -> int:
+def key_position(row_key: int) -> int:
     """The position (or revision) in a key."""
     return row_key & ((1 << POSITION_BITS) - 1)
 

@@ -89,12 +89,12 @@ def _engine(
 
     @event.listens_for(engine, "begin")
     def start(connection: Connection) -> None:
-        run(connection, begin)
+        run_statement(connection, begin)
 
     return engine
 
 
-def run(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def run_statement(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Execute a statement on the driver and return its rows, for the dozen statements of a small write.
 
     SQLAlchemy's path (an execution context, a result, their events) takes longer than SQLite itself. Raises DBAPIError.
@@ -117,12 +117,12 @@ def reader_engine(path: Path, connections: int) -> Engine:
     return _engine(path, "BEGIN", _READER, pool_size=connections, max_overflow=0)
 
 
-def looking_engine(uri: str, pragmas: tuple[str, ...], query: Mapping[str, str]) -> Engine:
+def read_only_engine(uri: str, pragmas: tuple[str, ...], query: Mapping[str, str]) -> Engine:
     """One connection to a file that must not change; see read_only_open.py."""
     return _engine(uri, "BEGIN", (*pragmas, *_READER), query, pool_size=1, max_overflow=0)
 
 
-def commit(connection: Connection) -> None:
+def commit_transaction(connection: Connection) -> None:
     """Make the transaction durable. A separate function, so that tests can make it fail."""
     connection.commit()
 
@@ -130,48 +130,50 @@ def commit(connection: Connection) -> None:
 # ---- bulk reads
 
 
-def _joined(values: ColumnElement[Any], between: str = "") -> ColumnElement[str]:
+def _join_values(values: ColumnElement[Any], between: str = "") -> ColumnElement[str]:
     return func.group_concat(values, literal_column(f"'{between}'", Text))
 
 
-def _parts(column: ColumnElement[Any]) -> list[ColumnElement[Any]]:
+def _join_column(column: ColumnElement[Any]) -> list[ColumnElement[Any]]:
     """Integers joined by commas; for texts and blobs the concatenated bytes, and their lengths."""
     if isinstance(column.type, Integer | Boolean):
-        return [_joined(func.coalesce(column, _NULL), ",")]
+        return [_join_values(func.coalesce(column, _NULL), ",")]
     # length() counts the characters of a text, but the bytes of a blob.
     length = func.length(sql_cast(column, LargeBinary))
-    return [sql_cast(_joined(column), LargeBinary), _joined(func.coalesce(length, _NULL), ",")]
+    return [sql_cast(_join_values(column), LargeBinary), _join_values(func.coalesce(length, _NULL), ",")]
 
 
 @lru_cache(maxsize=64)
-def _packed(statement: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
+def _pack_statement(statement: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
     rows = statement.subquery()
-    return select(*chain.from_iterable(_parts(column) for column in rows.columns)).select_from(rows)
+    return select(*chain.from_iterable(_join_column(column) for column in rows.columns)).select_from(rows)
 
 
 _numbers_of = msgspec.json.Decoder(list[int | None])
 
 
-def _numbers(joined: str | None) -> list[int | None]:
+def _parse_numbers(joined: str | None) -> list[int | None]:
     """NULL if there are no rows."""
     return _numbers_of.decode(f"[{joined or ''}]")
 
 
-def columns(connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]) -> list[Column]:
+def fetch_columns(
+    connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
+) -> list[Column]:
     """All rows of `statement` by column, in its order; booleans as 0 and 1. Raises Unreadable.
 
     SQLite joins the values and returns a single row, for the reason given in bulk.py: with a busy event loop, 10,000
     fragments take a twentieth of the time of row by row. group_concat() treats blobs as text without inspecting it; if
     an SQLite version did, the separately computed lengths would not add up.
     """
-    parts = iter(connection.execute(_packed(statement), parameters).one())
-    return [_column(column, parts) for column in statement.selected_columns]
+    parts = iter(connection.execute(_pack_statement(statement), parameters).one())
+    return [_parse_column(column, parts) for column in statement.selected_columns]
 
 
-def _column(column: ColumnElement[Any], parts: Iterator[Any]) -> Column:
+def _parse_column(column: ColumnElement[Any], parts: Iterator[Any]) -> Column:
     if isinstance(column.type, Integer | Boolean):
-        return _numbers(next(parts))
-    packed = Packed(next(parts) or b"", _numbers(next(parts)), not isinstance(column.type, LargeBinary))
+        return _parse_numbers(next(parts))
+    packed = Packed(next(parts) or b"", _parse_numbers(next(parts)), not isinstance(column.type, LargeBinary))
     if len(packed.data) != sum(filter(None, packed.sizes)):
         raise Unreadable(f"SQLite {sqlite3.sqlite_version} joined blobs to another length: use another version of it")
     return packed
@@ -180,18 +182,18 @@ def _column(column: ColumnElement[Any], parts: Iterator[Any]) -> Column:
 # ---- errors
 
 
-def _code(error: DBAPIError) -> int:
+def _error_code(error: DBAPIError) -> int:
     return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
 
 
-def refused(error: DBAPIError) -> bool:
+def is_statement_error(error: DBAPIError) -> bool:
     """Whether only this statement failed, by a constraint: rolling back its savepoint keeps the rest of the group."""
-    return _code(error) in _REFUSED
+    return _error_code(error) in _REFUSED
 
 
-def translated(error: DBAPIError) -> JournalError:
+def translate_error(error: DBAPIError) -> JournalError:
     """The port's error for a driver error before COMMIT, that is, while nothing is written."""
-    code, text = _code(error), str(error.orig)
+    code, text = _error_code(error), str(error.orig)
     if code in _CORRUPT:
         return Unreadable(f"the journal is damaged ({text}): {_WAY_OUT}")
     if code == sqlite3.SQLITE_FULL:
@@ -203,18 +205,18 @@ def translated(error: DBAPIError) -> JournalError:
 
 
 @contextlib.contextmanager
-def translating() -> Iterator[None]:
+def translating_errors() -> Iterator[None]:
     """Convert driver errors to the port's errors."""
     try:
         yield
     except DBAPIError as error:
-        raise translated(error) from error
+        raise translate_error(error) from error
 
 
 # ---- whole files
 
 
-def probe(connection: Connection) -> None:
+def probe_damage(connection: Connection) -> None:
     """Check quickly for damage: the header, the schema and the root page of every table. Raises DBAPIError.
 
     `PRAGMA quick_check` would read the whole file; deeper damage raises Unreadable when it is read.
@@ -228,7 +230,7 @@ def free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
-def copy(source: Path, target: Path) -> None:
+def copy_database(source: Path, target: Path) -> None:
     """Copy a database durably and consistently, even one in use. Raises StorageFull; leaves no partial file."""
     needed, free = source.stat().st_size, free_bytes(target.parent)
     if free < needed:
@@ -240,13 +242,13 @@ def copy(source: Path, target: Path) -> None:
             os.fsync(file.fileno())
     except sqlite3.Error as error:
         target.unlink(missing_ok=True)
-        raise translated(DBAPIError(None, None, error)) from error
+        raise translate_error(DBAPIError(None, None, error)) from error
     except BaseException:
         target.unlink(missing_ok=True)
         raise
 
 
-def scrub(path: Path) -> None:
+def scrub_database(path: Path) -> None:
     """Rewrite the whole database and truncate its WAL. Readers continue; the writer's connection must be closed.
 
     `secure_delete` zeroes deleted rows, but not the copies that a page split leaves: of 2,000 rows deleted from 20,000,
@@ -262,11 +264,11 @@ def scrub(path: Path) -> None:
                 if not busy:
                     return
     except sqlite3.Error as error:
-        raise translated(DBAPIError(None, None, error)) from error
+        raise translate_error(DBAPIError(None, None, error)) from error
     raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it is tried again")
 
 
-def checked(path: Path) -> None:
+def check_pages(path: Path) -> None:
     """Check every page of a database that no process has open. Raises Unreadable."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -277,7 +279,7 @@ def checked(path: Path) -> None:
         raise Unreadable(f"{path} is damaged: {answer}")
 
 
-def settled(path: Path) -> None:
+def checkpoint_wal(path: Path) -> None:
     """Checkpoint the WAL of a database that no process has open, and make the file durable."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -285,7 +287,7 @@ def settled(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def wal_of(path: Path) -> Path:
+def wal_path(path: Path) -> Path:
     """The write-ahead log of a database file."""
     return path.with_name(path.name + "-wal")
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from memstream_server.adapters.journal import codec, reads
 from memstream_server.adapters.journal.conversing import check_conversation
 from memstream_server.adapters.journal.holding import check_fragments
-from memstream_server.adapters.journal.looking import Looked, check_version
+from memstream_server.adapters.journal.looking import OpenedJournal, check_version
 from memstream_server.adapters.journal.numbering import check_producers
 from memstream_server.adapters.journal.operating import check_operations
 from memstream_server.adapters.journal.report import Report
@@ -38,17 +38,17 @@ from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.spaces import Space
 
 
-def verify(looked: Looked, told: Callable[[int, int], None]) -> Report:
+def verify_journal(looked: OpenedJournal, told: Callable[[int, int], None]) -> Report:
     """Check everything; calls `told(done, total)` after every memory and conversation. Raises Unreadable if this is not
     a journal of this version; unreadable rows become violations."""
     report = Report()
     try:
         with looked.engine.begin() as connection:
             check_version(connection)
-            numbers, talks = _all(connection, memories), _all(connection, conversations)
+            numbers, talks = _list_numbers(connection, memories), _list_numbers(connection, conversations)
             space = _check_store(connection, report)
     except DBAPIError as error:
-        raise looked.translated(error) from error
+        raise looked.translate_error(error) from error
     total = len(numbers) + len(talks)
     for done, number in enumerate(numbers):
         told(done, total)
@@ -63,11 +63,11 @@ def verify(looked: Looked, told: Callable[[int, int], None]) -> Report:
             _check_strays(connection, report, (*_KEYED, *_NUMBERED), (memories, deletions), "memory")
             _check_strays(connection, report, (messages, plans), (conversations,), "conversation")
     except DBAPIError as error:
-        report.found("store", f"cannot be read: {looked.translated(error)}")
+        report.add_violation("store", f"cannot be read: {looked.translate_error(error)}")
     return report
 
 
-def _check_memory(looked: Looked, number: int, space: Space | None, report: Report) -> None:
+def _check_memory(looked: OpenedJournal, number: int, space: Space | None, report: Report) -> None:
     name = f"number {number}"
     try:
         with looked.engine.begin() as connection:
@@ -75,26 +75,26 @@ def _check_memory(looked: Looked, number: int, space: Space | None, report: Repo
             if row is None:
                 return  # a running server has deleted it
             name = f"{row.namespace}/{row.name}"
-            report.saw("memories")
-            reads.record(row)
+            report.count_checked("memories")
+            reads.decode_record(row)
             check_fragments(connection, row, name, space, report)
             check_producers(connection, row, name, report)
     except DBAPIError as error:
-        report.found("memories", f"cannot be read: {looked.translated(error)}", name)
+        report.add_violation("memories", f"cannot be read: {looked.translate_error(error)}", name)
     except (JournalError, ValueError) as error:
-        report.found("memories", f"cannot be read: {error}", name)
+        report.add_violation("memories", f"cannot be read: {error}", name)
 
 
 def _check_store(connection: Connection, report: Report) -> Space | None:
-    report.saw("store", 2)
+    report.count_checked("store", 2)
     generation = reads.meta_value(connection, "index_generation")
     if generation is not None and not generation.isdigit():
-        report.found("store", f"the index's generation is {generation!r}, not a number")
+        report.add_violation("store", f"the index's generation is {generation!r}, not a number")
     recorded = reads.meta_value(connection, "space")
     try:
         return None if recorded is None else codec.decode_space(recorded)
     except JournalError as error:
-        report.found("store", f"the embedding space in force cannot be read: {error}")
+        report.add_violation("store", f"the embedding space in force cannot be read: {error}")
         return None
 
 
@@ -106,19 +106,19 @@ def _check_strays(
     connection: Connection, report: Report, tables: tuple[Table, ...], owners: tuple[Table, ...], what: str
 ) -> None:
     """Report rows of an owner that neither exists nor is being deleted: a deleted memory's number goes last."""
-    known = {number for owner in owners for number in _all(connection, owner)}
+    known = {number for owner in owners for number in _list_numbers(connection, owner)}
     for table in tables:
-        report.saw("store")
-        for number in _numbers(connection, table):
+        report.count_checked("store")
+        for number in _find_numbers(connection, table):
             if number not in known:
-                report.found("store", f"{table.name} has rows of {what} number {number}, which does not exist")
+                report.add_violation("store", f"{table.name} has rows of {what} number {number}, which does not exist")
 
 
-def _all(connection: Connection, table: Table) -> list[int]:
+def _list_numbers(connection: Connection, table: Table) -> list[int]:
     return list(connection.execute(select(table.c.number).order_by(table.c.number)).scalars())
 
 
-def _numbers(connection: Connection, table: Table) -> Iterator[int]:
+def _find_numbers(connection: Connection, table: Table) -> Iterator[int]:
     """The memory numbers in a table: one index lookup each, however many rows a memory has."""
     column, shift = (table.c.memory, 0) if table in _NUMBERED else (table.c.key, POSITION_BITS)
     least = connection.execute(select(func.min(column))).scalar()

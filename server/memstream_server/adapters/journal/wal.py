@@ -45,7 +45,7 @@ def read_wal(file: Path) -> Wal:
         return Wal()
     magic, version, page, _, salt1, salt2, sum1, sum2 = _HEADER.unpack_from(data)
     order = ">u4" if magic & 1 else "<u4"
-    expected = _sums(np.frombuffer(data, order, 6).astype(np.uint64)[None, :])[0]
+    expected = _checksum(np.frombuffer(data, order, 6).astype(np.uint64)[None, :])[0]
     if magic | 1 != _MAGIC | 1 or version != _VERSION or page % 8 or not page or [*expected] != [sum1, sum2]:
         return Wal(damage="its header is not one of SQLite's, so SQLite would read nothing of it")
     width = _FRAME + page
@@ -53,7 +53,7 @@ def read_wal(file: Path) -> Wal:
     frames = np.frombuffer(data, np.uint8, count * width, _HEADER.size).reshape(count, width)
     heads = np.ascontiguousarray(frames[:, :_FRAME]).view(">u4").astype(np.uint64)
     ours = (heads[:, 2] == salt1) & (heads[:, 3] == salt2) & (heads[:, 0] > 0)
-    whole = ours & _chained(frames, heads, order, np.array([[sum1, sum2]], np.uint64))
+    whole = ours & _verify_checksums(frames, heads, order, np.array([[sum1, sum2]], np.uint64))
     commits = ours & (heads[:, 1] > 0)
     end = count if whole.all() else int(np.argmin(whole))
     read = np.flatnonzero(commits[:end])
@@ -66,23 +66,23 @@ def read_wal(file: Path) -> Wal:
     return Wal(committed, int(ours[committed:].sum()))
 
 
-def _chained(frames: npt.NDArray[np.uint8], heads: _Words, order: str, first: _Words) -> npt.NDArray[np.bool_]:
+def _verify_checksums(frames: npt.NDArray[np.uint8], heads: _Words, order: str, first: _Words) -> npt.NDArray[np.bool_]:
     """Whether each frame's checksum follows from its bytes and the previous checksum."""
     before = np.concatenate([first, heads[:-1, 4:6]]) if len(heads) else first[:0]
     found = np.empty_like(before)
     for start in range(0, len(frames), _CHUNK):
         part = frames[start : start + _CHUNK]
         words = np.concatenate([part[:, :8], part[:, _FRAME:]], axis=1).view(order).astype(np.uint64)
-        found[start : start + _CHUNK] = _sums(words, before[start : start + _CHUNK])
+        found[start : start + _CHUNK] = _checksum(words, before[start : start + _CHUNK])
     return np.asarray((found == heads[:, 4:6]).all(axis=1))
 
 
-def _sums(words: _Words, before: _Words | None = None) -> _Words:
+def _checksum(words: _Words, before: _Words | None = None) -> _Words:
     """SQLite's checksum of each row of 32-bit words, continuing from `before`.
 
     For each pair (x, y): s0 += x + s1; s1 += y + s0. This is linear, so one matrix product computes a row.
     """
-    matrix, power = _weights(words.shape[1] // 2)
+    matrix, power = _checksum_matrices(words.shape[1] // 2)
     total = words @ matrix
     if before is not None:
         total = total + before @ power
@@ -90,7 +90,7 @@ def _sums(words: _Words, before: _Words | None = None) -> _Words:
 
 
 @lru_cache(maxsize=4)
-def _weights(pairs: int) -> tuple[_Words, _Words]:
+def _checksum_matrices(pairs: int) -> tuple[_Words, _Words]:
     """The matrices by which the words, and the sums before them, enter the sums after that many pairs."""
     step = np.array([[1, 1], [1, 2]], np.uint64)  # maps (s0, s1) to the sums after a pair of zeros
     rows: list[npt.NDArray[np.uint64]] = []

@@ -22,14 +22,14 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal import bulk, codec, postgres
-from memstream_server.adapters.journal.prepared import run
+from memstream_server.adapters.journal.prepared import run_compiled
 from memstream_server.adapters.journal.schema import (
     anchors,
     deletions,
     events,
     fragments,
     jobs,
-    key,
+    key_range,
     memories,
     meta,
     observations,
@@ -37,7 +37,7 @@ from memstream_server.adapters.journal.schema import (
     producers,
     receipts,
     requests,
-    span,
+    row_key,
     vectors,
 )
 from memstream_server.core.events import Event
@@ -72,7 +72,7 @@ _HELD = select(func.count()).select_from(memories).where(memories.c.namespace ==
 _OWN = update(memories).where(memories.c.uid == bindparam("u")).values(epoch=memories.c.epoch + 1)
 _NUMBERS = select(memories.c.number).order_by(memories.c.number)
 _RENAME = update(memories).where(memories.c.number == _number).values(uid=bindparam("u"))
-_RESERVE = bulk.update_from(
+_RESERVE = bulk.build_update(
     "memories",
     ("uid", "epoch", "after"),
     "next_position = CASE WHEN memories.next_position < given.after THEN given.after ELSE memories.next_position END",
@@ -110,7 +110,7 @@ _COMPACT = delete(receipts).where(
     receipts.c.producer == bindparam("producer"),
     receipts.c.last_sequence <= bindparam("before"),
 )
-_RECEIVED = bulk.update_from(
+_RECEIVED = bulk.build_update(
     "producers",
     ("memory", "name", "epoch", "first", "last", "is_empty", "is_stored"),
     # A batch with nothing to store counts as stored as soon as everything before it is.
@@ -120,15 +120,15 @@ _RECEIVED = bulk.update_from(
     "AND producers.received = given.first - 1",
     " RETURNING producers.memory",
 )
-_OBSERVATIONS = bulk.insertion(observations)
-_RECEIPTS = bulk.insertion(receipts)
-_EVENTS = bulk.insertion(events)
+_OBSERVATIONS = bulk.build_insert(observations)
+_RECEIPTS = bulk.build_insert(receipts)
+_EVENTS = bulk.build_insert(events)
 _FIRST_PENDING = select(func.min(observations.c.first_sequence)).where(
     observations.c.key.between(_low, _high), observations.c.producer == bindparam("producer")
 )
 _OLDEST_EVENTS = select(events.c.key, events.c.time_us).where(events.c.key.between(_low, _high)).order_by(events.c.key)
 _PRUNE = delete(events).where(events.c.key.between(_low, _high))
-_ANSWERS = bulk.insertion(requests, ("request",))
+_ANSWERS = bulk.build_insert(requests, ("request",))
 _FORGET_ANSWERS = delete(requests).where(requests.c.time_us < bindparam("before"))
 _OLD_ANSWERS = (
     select(requests.c.time_us)
@@ -140,21 +140,21 @@ _ANSWERED = select(requests.c.request).where(requests.c.request == bindparam("r"
 _META = update(meta).where(meta.c.name == bindparam("n")).values(value=bindparam("v"))
 
 
-def find(connection: Connection, uid: str) -> int:
-    number: int | None = run(connection, _FIND, {"u": uid}).scalar_one_or_none()
+def find_number(connection: Connection, uid: str) -> int:
+    number: int | None = run_compiled(connection, _FIND, {"u": uid}).scalar_one_or_none()
     if number is None:
         raise Conflict(f"memory {uid} is gone")
     return number
 
 
-def owned(connection: Connection, uid: str, epoch: int) -> int:
-    number: int | None = run(connection, _OWNED, {"u": uid, "e": epoch}).scalar_one_or_none()
+def find_owned(connection: Connection, uid: str, epoch: int) -> int:
+    number: int | None = run_compiled(connection, _OWNED, {"u": uid, "e": epoch}).scalar_one_or_none()
     if number is None:
-        raise not_owned(uid, epoch)
+        raise not_owned_error(uid, epoch)
     return number
 
 
-def not_owned(uid: str, epoch: int) -> Conflict:
+def not_owned_error(uid: str, epoch: int) -> Conflict:
     return Conflict(f"memory {uid} is gone or no longer at epoch {epoch}")
 
 
@@ -184,7 +184,7 @@ def create_memory(
 ) -> None:
     if connection.execute(_EXISTS, {"ns": record.namespace, "n": record.name}).first() is not None:
         raise AlreadyExists(f"memory {record.namespace}/{record.name} exists")
-    check_room(connection, record.namespace, namespace_max)
+    check_namespace_limit(connection, record.namespace, namespace_max)
     number = connection.execute(
         insert(memories).returning(memories.c.number),
         {
@@ -203,11 +203,11 @@ def create_memory(
             "policy": codec.encode_policy(record.policy),
         },
     ).scalar_one()
-    log(connection, [(number, 1, record.create_time_us, happened)])
+    append_events(connection, [(number, 1, record.create_time_us, happened)])
     put_answer(connection, answer)
 
 
-def check_room(connection: Connection, namespace: str, namespace_max: int) -> None:
+def check_namespace_limit(connection: Connection, namespace: str, namespace_max: int) -> None:
     """Check that the namespace may have one more memory. Raises NamespaceFull."""
     if not namespace_max:
         return
@@ -219,19 +219,19 @@ def check_room(connection: Connection, namespace: str, namespace_max: int) -> No
 
 def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch: int | None) -> None:
     """Delete the memory; `purge` removes its rows later."""
-    number = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
+    number = find_number(connection, uid) if epoch is None else find_owned(connection, uid, epoch)
     connection.execute(_DELETE_MEMORY, {"m": number})
     connection.execute(insert(deletions), {"number": number, "uid": uid})
     put_answer(connection, answer)
 
 
-def purge(connection: Connection) -> bool:
+def purge_slice(connection: Connection) -> bool:
     """Remove a slice of a deleted memory's rows, so that other writes run in between; False if none are left."""
     found = connection.execute(_DELETED).first()
     if found is None:
         return False
     number, uid = found
-    low, high = span(number)
+    low, high = key_range(number)
     for cut, deletion in _CUTS_AND_DELETIONS:
         last = connection.execute(cut, {"low": low, "high": high}).scalar_one_or_none()
         keys = {"low": low, "high": high if last is None else last}
@@ -252,7 +252,7 @@ def rename_memories(connection: Connection, new_uid: Callable[[], str]) -> None:
         connection.execute(_RENAME, {"m": number, "u": new_uid()})
 
 
-def own(connection: Connection, uid: str) -> None:
+def raise_epoch(connection: Connection, uid: str) -> None:
     if connection.execute(_OWN, {"u": uid}).rowcount != 1:
         raise Conflict(f"memory {uid} is gone")
 
@@ -261,13 +261,13 @@ def own(connection: Connection, uid: str) -> None:
 
 
 def open_producer(connection: Connection, uid: str, epoch: int, name: str) -> Producer:
-    number = owned(connection, uid, epoch)
+    number = find_owned(connection, uid, epoch)
     who = {"m": number, "producer": name}
     if connection.execute(_REOPEN, who).rowcount == 0:
         connection.execute(insert(producers), {"memory": number, "name": name, "epoch": 1, "received": 0, "stored": 0})
     raised, received, stored = connection.execute(_PRODUCER, who).one()
     connection.execute(_COMPACT, who | {"before": received - SEQUENCES_KEPT})
-    low, high = span(number)
+    low, high = key_range(number)
     pending = connection.execute(_FIRST_PENDING, {"low": low, "high": high, "producer": name}).scalar_one()
     return Producer(name, raised, received, stored_up_to(received, stored, pending))
 
@@ -281,13 +281,13 @@ def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
     return max(stored, received if first_pending is None else first_pending - 1)
 
 
-def receive(connection: Connection, given: Sequence[Receipt]) -> None:
+def receive_batches(connection: Connection, given: Sequence[Receipt]) -> None:
     """Receive batches of different memories."""
-    numbers = _reserve(connection, given)
+    numbers = _reserve_positions(connection, given)
     count_received(connection, [(numbers[receipt.memory], receipt) for receipt in given], stored=False)
     pending = [
         (
-            key(numbers[receipt.memory], receipt.position),
+            row_key(numbers[receipt.memory], receipt.position),
             numbers[receipt.memory],
             receipt.producer,
             receipt.first_sequence,
@@ -297,20 +297,20 @@ def receive(connection: Connection, given: Sequence[Receipt]) -> None:
         for receipt in given
         if receipt.fragments  # otherwise all were rejected: nothing is pending
     ]
-    bulk.execute(connection, _OBSERVATIONS, pending)
+    bulk.write_rows(connection, _OBSERVATIONS, pending)
     put_answers(connection, [receipt.answer for receipt in given if receipt.answer is not None])
 
 
-def _reserve(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]:
+def _reserve_positions(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]:
     """Reserve positions, so that none is used twice; the memories' numbers by uid."""
     rows = [
         (receipt.memory, receipt.epoch, 1 + max([receipt.position, *(one.position for one in receipt.fragments)]))
         for receipt in given
     ]
-    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.returned(connection, _RESERVE, rows)}
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_returning(connection, _RESERVE, rows)}
     for receipt in given:
         if receipt.memory not in numbers:
-            raise not_owned(receipt.memory, receipt.epoch)
+            raise not_owned_error(receipt.memory, receipt.epoch)
     return numbers
 
 
@@ -339,7 +339,7 @@ def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receip
         )
         for number, receipt in given
     ]
-    if len(bulk.returned(connection, _RECEIVED, moved)) != len(moved):
+    if len(bulk.write_returning(connection, _RECEIVED, moved)) != len(moved):
         expected = ", ".join(
             f"{receipt.producer} is not at epoch {receipt.producer_epoch}, expecting {receipt.first_sequence}"
             for _, receipt in given
@@ -354,11 +354,13 @@ def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receip
         )
         for number, receipt in given
     ]
-    bulk.execute(connection, _RECEIPTS, hashes)
+    bulk.write_rows(connection, _RECEIPTS, hashes)
     for number, receipt in given:
         last = receipt.last_sequence
         if last // COMPACT_EVERY > (receipt.first_sequence - 1) // COMPACT_EVERY:
-            run(connection, _COMPACT, {"m": number, "producer": receipt.producer, "before": last - SEQUENCES_KEPT})
+            run_compiled(
+                connection, _COMPACT, {"m": number, "producer": receipt.producer, "before": last - SEQUENCES_KEPT}
+            )
 
 
 def put_answer(connection: Connection, answer: Answer | None) -> None:
@@ -380,7 +382,7 @@ def put_answer(connection: Connection, answer: Answer | None) -> None:
 def put_answers(connection: Connection, answers: Sequence[Answer]) -> None:
     """Replace earlier answers to the same requests. The caller ensures that each request is answered once."""
     rows = [(one.request, one.digest, one.time_us, one.response) for one in answers]
-    bulk.execute(connection, _ANSWERS, rows)
+    bulk.write_rows(connection, _ANSWERS, rows)
 
 
 def prune_answers(connection: Connection, before_us: int, limit: int) -> int:
@@ -391,16 +393,18 @@ def prune_answers(connection: Connection, before_us: int, limit: int) -> int:
     return connection.execute(_FORGET_ANSWERS, {"before": times[-1] + 1}).rowcount
 
 
-def log(connection: Connection, happened: Sequence[tuple[int, int, int, tuple[Event, ...]]]) -> None:
+def append_events(connection: Connection, happened: Sequence[tuple[int, int, int, tuple[Event, ...]]]) -> None:
     """Append to the event log: (memory number, revision, time in µs, events) of each transition."""
-    rows = [(key(number, revision), time_us, codec.encode_events(each)) for number, revision, time_us, each in happened]
-    bulk.execute(connection, _EVENTS, rows)
+    rows = [
+        (row_key(number, revision), time_us, codec.encode_events(each)) for number, revision, time_us, each in happened
+    ]
+    bulk.write_rows(connection, _EVENTS, rows)
 
 
 def prune_events(connection: Connection, uid: str, before_us: int, limit: int) -> int:
     """Delete from the oldest on, so that the rest has no gap even if the clock jumped."""
-    number = find(connection, uid)
-    low, high = span(number)
+    number = find_number(connection, uid)
+    low, high = key_range(number)
     oldest = connection.execute(_OLDEST_EVENTS.limit(limit), {"low": low, "high": high}).all()
     old = list(takewhile(lambda row: row[1] < before_us, oldest))
     if old:

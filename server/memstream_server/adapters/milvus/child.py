@@ -66,12 +66,12 @@ class DirectoryInUseError(Exception):
     """Another process serves the directory. The operator reads the text."""
 
 
-def passing(error: BaseException) -> bool:
+def is_machine_error(error: BaseException) -> bool:
     """Whether an error is about the state of the machine, not about damaged files."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in PASSING_ERRNOS)
 
 
-def drop(path: Path) -> None:
+def drop_path(path: Path) -> None:
     """Remove a file or directory. Renames it first, so that an interrupted removal leaves no partial directory."""
     doomed = path.with_name(f"{path.name}.dropped")
     shutil.rmtree(doomed, ignore_errors=True)
@@ -97,14 +97,14 @@ def open_directory(directory: Path, lock_timeout_s: float) -> Any:
                 raise DirectoryInUseError(f"another process holds the lock of {directory}") from None
             time.sleep(LOCK_POLL_S)
         except (OSError, ValueError) as error:
-            if passing(error) or dropped:
+            if is_machine_error(error) or dropped:
                 raise
             logger.warning("%s is not a Milvus Lite directory, dropping it: %s", directory, error)
-            drop(directory)
+            drop_path(directory)
             dropped = True
 
 
-def flaw(collection: Path) -> str | None:
+def find_flaw(collection: Path) -> str | None:
     """Why the files of a collection are damaged, or None. Lite itself does not detect these defects."""
     if not (collection / "schema.json").is_file():
         return "schema.json is missing"
@@ -127,20 +127,20 @@ def open_collection(database: Any, directory: Path, name: str) -> None:
     if not collection.exists():
         return
     shutil.rmtree(collection / "wal", ignore_errors=True)
-    reason = flaw(collection)
+    reason = find_flaw(collection)
     if reason is None:
         try:
             database.get_collection(name)
         except Exception as error:  # Lite passes on any exception of its parsers
-            if passing(error):
+            if is_machine_error(error):
                 raise
             reason = repr(error)
     if reason is not None:
         logger.warning("dropping collection %s, to be filled again: %s", name, reason)
-        drop(collection)
+        drop_path(collection)
 
 
-def fsync(path: str) -> None:
+def fsync_path(path: str) -> None:
     """Make a file or a directory's entries durable; a file that compaction has removed is skipped."""
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY)
@@ -150,31 +150,31 @@ def fsync(path: str) -> None:
             os.close(descriptor)
 
 
-class Durable:
+class FileSyncer:
     """Syncs Lite's data files, once each: they are never rewritten."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._synced = set(self._files())
+        self._synced = set(self._list_files())
 
-    def _files(self) -> Iterator[str]:
+    def _list_files(self) -> Iterator[str]:
         for folder, _, names in os.walk(self._root):
             for name in names:
                 if name.endswith(".parquet"):
                     yield os.path.join(folder, name)
 
-    def sync(self) -> None:
+    def sync_new_files(self) -> None:
         """fsync the files that are new since the last call. Raises OSError."""
-        files = set(self._files())
+        files = set(self._list_files())
         new = files - self._synced
         for path in new:
-            fsync(path)
+            fsync_path(path)
         for folder in {os.path.dirname(path) for path in new}:
-            fsync(folder)
+            fsync_path(folder)
         self._synced = files
 
 
-def one_at_a_time(call: Call, lock: threading.Lock) -> Call:
+def with_write_lock(call: Call, lock: threading.Lock) -> Call:
     """Wrap a call with the lock of all writes."""
 
     def locked(request: Any, context: Any) -> Any:
@@ -184,14 +184,14 @@ def one_at_a_time(call: Call, lock: threading.Lock) -> Call:
     return locked
 
 
-def durable_flush(flush: Call, files: Durable) -> Call:
+def with_fsync(flush: Call, files: FileSyncer) -> Call:
     """Wrap a flush so that it is acknowledged only after its files are synced."""
 
     def flushed(request: Any, context: Any) -> Any:
         response = flush(request, context)
         if response.status.code == 0:
             try:
-                files.sync()
+                files.sync_new_files()
             except OSError as error:
                 response.status.code = 1
                 response.status.reason = f"fsync after flush: {error}"
@@ -200,7 +200,7 @@ def durable_flush(flush: Call, files: Durable) -> Call:
     return flushed
 
 
-def without_pandas() -> None:
+def hide_pandas() -> None:
     """Import pymilvus without pandas, then hide pandas: Lite needs neither it nor pyarrow's use of it."""
     from memstream_server.adapters.milvus.pandas_later import NoPandas, pandas_later
 
@@ -209,7 +209,7 @@ def without_pandas() -> None:
     sys.meta_path.insert(0, NoPandas())
 
 
-def read_by_column() -> None:
+def patch_lite() -> None:
     """Patch Lite so that it does not create a Python object for every number of a vector to check, log and flush it.
 
     Protobuf values are typed, Arrow rejects a wrong dimension, and no id exceeds its column. The patches apply only to
@@ -262,8 +262,8 @@ def build_server(database: Any, directory: Path) -> Any:
     servicer = MilvusServicer(database)
     lock = threading.Lock()
     for name in WRITES:
-        setattr(servicer, name, one_at_a_time(getattr(servicer, name), lock))
-    servicer.Flush = one_at_a_time(durable_flush(servicer.Flush, Durable(directory / "collections")), lock)
+        setattr(servicer, name, with_write_lock(getattr(servicer, name), lock))
+    servicer.Flush = with_write_lock(with_fsync(servicer.Flush, FileSyncer(directory / "collections")), lock)
     server = grpc.server(
         ThreadPoolExecutor(SEARCH_THREADS),
         options=[
@@ -276,7 +276,7 @@ def build_server(database: Any, directory: Path) -> Any:
     return server
 
 
-def bind(server: Any, socket: str) -> str:
+def bind_server(server: Any, socket: str) -> str:
     """Bind to the unix socket, or to a free loopback port if it is empty; the address to connect to."""
     if not socket:
         return f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -284,7 +284,7 @@ def bind(server: Any, socket: str) -> str:
     return f"unix:{socket}"
 
 
-def die_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Linux kills this process when its parent dies, even by kill -9; elsewhere the end of stdin ends it."""
     if sys.platform == "linux":
         import ctypes
@@ -294,7 +294,7 @@ def die_with(parent: int) -> None:
         os._exit(0)
 
 
-def watch_stdin() -> threading.Event:
+def watch_for_parent_exit() -> threading.Event:
     """Event that is set when stdin ends: the parent closed it or died. The process then exits within STOP_S."""
     ended = threading.Event()
 
@@ -336,13 +336,13 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.umask(0o077)  # only this user can access files and socket
-    die_with(options.parent)
+    die_with_parent(options.parent)
     tell = take_stdout()
-    ended = watch_stdin()
+    ended = watch_for_parent_exit()
     logging.basicConfig(level=logging.WARNING, format="%(name)s %(levelname)s %(message)s")
     try:
-        without_pandas()
-        read_by_column()
+        hide_pandas()
+        patch_lite()
         database = open_directory(options.directory, options.lock_timeout_s)
         # We hold the lock, so these sockets belong to processes that have ended.
         for stale in options.directory.parent.glob(SOCKET_PATTERN):
@@ -350,7 +350,7 @@ def main() -> int:
         for collection in options.collection:
             open_collection(database, options.directory, collection)
         server = build_server(database, options.directory)
-        address = bind(server, options.socket)
+        address = bind_server(server, options.socket)
     except Exception as error:  # reported to the parent, which decides; a traceback would only reach the log
         tell({"failed": str(error) if isinstance(error, DirectoryInUseError) else repr(error)})
         return 1

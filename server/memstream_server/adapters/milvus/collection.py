@@ -29,12 +29,12 @@ from memstream_server.adapters.milvus.naming import (
     ID_LENGTH_MAX,
     KEY_LENGTH_MAX,
     SCHEMA_VERSION,
-    fragment_of,
-    key_of,
-    literal,
+    bucket_name,
+    encode_id,
+    make_key,
+    parse_fragment,
     partition_name,
-    partition_of,
-    stored,
+    quote_id,
 )
 from memstream_server.adapters.milvus.pandas_later import pandas_later
 from memstream_server.core.values import Vector
@@ -42,7 +42,7 @@ from memstream_server.ports.index import IndexUnavailable, Point
 from memstream_server.ports.journal.spaces import Space
 
 if TYPE_CHECKING:
-    from memstream_server.adapters.milvus.columns import Columns
+    from memstream_server.adapters.milvus.columns import ColumnInserter
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class CollectionMissing(IndexUnavailable):
     """The collection does not exist: it was dropped, or the server lost it."""
 
 
-class TooLate(IndexUnavailable):
+class CallTimedOut(IndexUnavailable):
     """The call's timeout expired before Milvus answered."""
 
 
@@ -107,12 +107,12 @@ class MilvusCollection:
         self._space = space
         self._timeouts = timeouts
         self._consistency = consistency
-        self._columns: Columns | None = None
+        self._columns: ColumnInserter | None = None
         """Inserts rows instead of pymilvus; only for Lite."""
-        with unavailable("connect"):
+        with translating_errors("connect"):
             version = str(client.get_server_version(timeout=timeouts.connect_s))
         self.lite = version.startswith("milvus_lite")
-        self._keyed = not self.lite and release(version) >= KEYED_SINCE
+        self._keyed = not self.lite and parse_release(version) >= KEYED_SINCE
         self.description = (
             f"milvus-lite {version.rpartition('-')[2]}" if self.lite else f"milvus {version.removeprefix('v')}"
         )
@@ -126,19 +126,19 @@ class MilvusCollection:
         with pandas_later():
             import pymilvus
 
-        from memstream_server.adapters.milvus.columns import Columns, target_of
+        from memstream_server.adapters.milvus.columns import ColumnInserter, grpc_target
 
         # pymilvus logs a traceback for every failure that it raises; the exception is enough.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-        with unavailable("connect"):
+        with translating_errors("connect"):
             # Dedicated: a shared connection would outlive this object and be reused by the next one.
             client = pymilvus.MilvusClient(
                 uri, token=token, timeout=timeouts.connect_s, dedicated=True, grpc_options=CHANNEL
             )
         made = cls(client, name, space, timeouts, consistency)
-        target = target_of(uri, token)
+        target = grpc_target(uri, token)
         if made.lite and target is not None:
-            made._columns = Columns(target, name)
+            made._columns = ColumnInserter(target, name)
         return made
 
     def close(self) -> None:
@@ -149,18 +149,18 @@ class MilvusCollection:
 
     def probe(self) -> None:
         """Request the version. Raises IndexUnavailable if there is no answer."""
-        with unavailable("probe"):
+        with translating_errors("probe"):
             self._client.get_server_version(timeout=self._timeouts.probe_s)
 
-    def make(self) -> bool:
+    def ensure_ready(self) -> bool:
         """Create the collection if it is missing, finish one whose creation was interrupted, and load it.
 
         True if it was missing.
         """
-        with unavailable("make collection"):
+        with translating_errors("make collection"):
             missing = not self._client.has_collection(self._name, timeout=self._timeouts.define_s)
             if missing:
-                self._create()
+                self._create_collection()
             if self.lite:
                 self._create_partitions()
             else:
@@ -169,12 +169,12 @@ class MilvusCollection:
 
     def drop(self) -> None:
         """Drop the collection; a missing one is no error."""
-        with unavailable("drop collection"):
+        with translating_errors("drop collection"):
             self._client.drop_collection(self._name, timeout=self._timeouts.define_s)
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the collection has no rows."""
-        with unavailable("count"):
+        with translating_errors("count"):
             statistics = self._client.get_collection_stats(self._name, timeout=self._timeouts.define_s)
         return int(statistics["row_count"]) == 0
 
@@ -188,21 +188,21 @@ class MilvusCollection:
             memories[point.memory].append(point)
         groups: defaultdict[str | None, dict[str, Row]] = defaultdict(dict)
         for memory, held in memories.items():
-            name, group = stored(memory), groups[self._partition(memory)]
+            name, group = encode_id(memory), groups[self._partition_name(memory)]
             for point in held:
-                key = key_of(memory, point.fragment)
+                key = make_key(memory, point.fragment)
                 group[key] = (key, name, point.vector)
-        with unavailable("upsert"):
+        with translating_errors("upsert"):
             for partition, rows in groups.items():
-                for batch in batches(list(rows.values()), rows_max):
-                    self._put(batch, partition)
+                for batch in split_batches(list(rows.values()), rows_max):
+                    self._put_rows(batch, partition)
 
-    def _put(self, rows: Sequence[Row], partition: str | None) -> None:
+    def _put_rows(self, rows: Sequence[Row], partition: str | None) -> None:
         keys, memories, vectors = (list(column) for column in zip(*rows, strict=True))
         texts = {"id": keys, "memory": memories, "spare_text": [""] * len(rows)}
         numbers = {"schema_version": [SCHEMA_VERSION] * len(rows), "spare_number": [0] * len(rows)}
         if self._columns is not None and partition is not None:
-            self._columns.put(partition, vectors, texts, numbers, self._timeouts.write_s)
+            self._columns.insert_rows(partition, vectors, texts, numbers, self._timeouts.write_s)
             return
         vectors = [np.ascontiguousarray(vector, dtype=np.float32) for vector in vectors]
         columns = {"vector": vectors, **texts, **numbers}
@@ -211,17 +211,17 @@ class MilvusCollection:
 
     def delete(self, memory: str, fragments: Sequence[str]) -> None:
         """Delete by id, in the memory's partition on Lite. Unknown ids are no error."""
-        partition = self._partition(memory)
-        with unavailable("delete"):
-            for batch in batches(fragments, DELETE_IDS_MAX):
+        partition = self._partition_name(memory)
+        with translating_errors("delete"):
+            for batch in split_batches(fragments, DELETE_IDS_MAX):
                 # Lite deletes by id only for this form of filter; quoted here because pymilvus' `ids` does not quote.
-                keys = ", ".join(f'"{key_of(memory, fragment)}"' for fragment in batch)
+                keys = ", ".join(f'"{make_key(memory, fragment)}"' for fragment in batch)
                 chosen = f"id in [{keys}]"
                 self._client.delete(self._name, filter=chosen, partition_name=partition, timeout=self._timeouts.write_s)
 
     def flush(self) -> None:
         """Make all earlier writes durable."""
-        with unavailable("flush"):
+        with translating_errors("flush"):
             self._client.flush(self._name, timeout=self._timeouts.flush_s)
 
     def search(
@@ -233,30 +233,30 @@ class MilvusCollection:
         arguments = {
             "data": [np.ascontiguousarray(vector, dtype=np.float32)],
             "anns_field": "vector",
-            "filter": f"memory == {literal(memory)}",
+            "filter": f"memory == {quote_id(memory)}",
             "limit": limit,
             "search_params": {"metric_type": METRIC, "params": parameters},
         }
-        with unavailable("search"):
-            scope = self._scope(memory, self._consistency) | {"timeout": timeout_s}
-            answers = self._loaded(self._client.search, **arguments, **scope)
+        with translating_errors("search"):
+            scope = self._read_options(memory, self._consistency) | {"timeout": timeout_s}
+            answers = self._call_loaded(self._client.search, **arguments, **scope)
         if not answers or not answers[0]:
             return [], np.empty(0, np.float32)
         # Not by the key's name in each hit: Milvus 2.3 does not return it.
-        ids = [fragment_of(key) for key in answers[0].ids]
+        ids = [parse_fragment(key) for key in answers[0].ids]
         return ids, np.clip(np.asarray(answers[0].distances, dtype=np.float32), -1, 1)
 
     def count(self, memory: str) -> int:
         """The number of a memory's rows."""
-        with unavailable("count"):
-            rows = self._query(memory, f"memory == {literal(memory)}", output_fields=["count(*)"])
+        with translating_errors("count"):
+            rows = self._query_rows(memory, f"memory == {quote_id(memory)}", output_fields=["count(*)"])
         return int(rows[0]["count(*)"])
 
     def ids(self, memory: str, after: str = "") -> tuple[list[str], bool]:
         """(a page of the fragment ids greater than `after`, ascending; whether there may be more)."""
-        chosen = f'memory == {literal(memory)} and id > "{key_of(memory, after)}"'
-        with unavailable("ids"):
-            rows = self._query(
+        chosen = f'memory == {quote_id(memory)} and id > "{make_key(memory, after)}"'
+        with translating_errors("ids"):
+            rows = self._query_rows(
                 memory,
                 chosen,
                 output_fields=["id"],
@@ -266,17 +266,17 @@ class MilvusCollection:
                 iterator="True",
                 reduce_stop_for_best="True",
             )
-        ids = [fragment_of(key) for key in sorted(row["id"] for row in rows)[:IDS_PAGE]]
+        ids = [parse_fragment(key) for key in sorted(row["id"] for row in rows)[:IDS_PAGE]]
         # A Milvus server's page ends where the first of its segments ends.
         return ids, len(ids) == IDS_PAGE if self.lite else bool(ids)
 
-    def _query(self, memory: str, chosen: str, **arguments: Any) -> list[dict[str, Any]]:
-        answer: list[dict[str, Any]] = self._loaded(
-            self._client.query, filter=chosen, **arguments, **self._scope(memory, "Strong")
+    def _query_rows(self, memory: str, chosen: str, **arguments: Any) -> list[dict[str, Any]]:
+        answer: list[dict[str, Any]] = self._call_loaded(
+            self._client.query, filter=chosen, **arguments, **self._read_options(memory, "Strong")
         )
         return answer
 
-    def _loaded(self, call: Any, **arguments: Any) -> Any:
+    def _call_loaded(self, call: Any, **arguments: Any) -> Any:
         """Run a read; if the collection is not loaded, load it and repeat the read."""
         from pymilvus import MilvusException
 
@@ -288,16 +288,16 @@ class MilvusCollection:
             self._client.load_collection(self._name, timeout=self._timeouts.define_s)
             return call(self._name, **arguments)
 
-    def _scope(self, memory: str, consistency: str) -> dict[str, Any]:
+    def _read_options(self, memory: str, consistency: str) -> dict[str, Any]:
         """A read's partition, consistency level and timeout."""
         if self.lite:
-            return {"partition_names": [self._partition(memory)], "timeout": self._timeouts.search_s}
+            return {"partition_names": [self._partition_name(memory)], "timeout": self._timeouts.search_s}
         return {"consistency_level": consistency, "timeout": self._timeouts.search_s}
 
-    def _partition(self, memory: str) -> str | None:
+    def _partition_name(self, memory: str) -> str | None:
         return partition_name(memory, self._space.partitions) if self.lite else None
 
-    def _create(self) -> None:
+    def _create_collection(self) -> None:
         from pymilvus import DataType
 
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -329,23 +329,23 @@ class MilvusCollection:
     def _create_partitions(self) -> None:
         present = set(self._client.list_partitions(self._name, timeout=self._timeouts.define_s))
         for bucket in range(self._space.partitions):
-            if partition_of(bucket) not in present:
-                self._client.create_partition(self._name, partition_of(bucket), timeout=self._timeouts.define_s)
+            if bucket_name(bucket) not in present:
+                self._client.create_partition(self._name, bucket_name(bucket), timeout=self._timeouts.define_s)
 
 
-def release(version: str) -> tuple[int, int]:
+def parse_release(version: str) -> tuple[int, int]:
     """Major and minor of a server's version string; (999, 0), the newest, if it has no number."""
     numbers = re.search(r"(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (999, 0)
 
 
-def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+def split_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """The items in order, in slices of at most `size`."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
 @contextmanager
-def unavailable(doing: str) -> Iterator[None]:
+def translating_errors(doing: str) -> Iterator[None]:
     """Convert errors of pymilvus and gRPC to IndexUnavailable, CollectionMissing or TooLate."""
     from pymilvus import MilvusException
 
@@ -356,6 +356,6 @@ def unavailable(doing: str) -> Iterator[None]:
         raise kind(f"Milvus {doing}: {error.message} (code {error.code})") from error
     except grpc.RpcError as error:
         late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        raise (TooLate if late else IndexUnavailable)(f"Milvus {doing}: {error}") from error
+        raise (CallTimedOut if late else IndexUnavailable)(f"Milvus {doing}: {error}") from error
     except grpc.FutureTimeoutError as error:
         raise IndexUnavailable(f"Milvus {doing}: {error}") from error

@@ -26,7 +26,7 @@ OPTIONS = [("grpc.max_receive_message_length", -1)]
 """An answer repeats all keys."""
 
 
-class Columns:
+class ColumnInserter:
     """Its own connection to one collection. Blocking, one call at a time; close it after use."""
 
     def __init__(self, target: str, name: str) -> None:
@@ -34,7 +34,7 @@ class Columns:
         self._channel = grpc.insecure_channel(target, options=OPTIONS)
         self._stub = milvus_pb2_grpc.MilvusServiceStub(self._channel)
 
-    def put(
+    def insert_rows(
         self,
         partition: str,
         vectors: Sequence[Vector],
@@ -43,7 +43,7 @@ class Columns:
         timeout_s: float,
     ) -> None:
         """Insert whole rows: the column `vector`, the others by name. Raises MilvusException and grpc.RpcError."""
-        fields = [floats("vector", vectors)]
+        fields = [encode_vectors("vector", vectors)]
         for column, values in texts.items():
             data = schema_pb2.ScalarField(string_data=schema_pb2.StringArray(data=values))
             fields.append(schema_pb2.FieldData(field_name=column, type=DataType.VARCHAR, scalars=data))
@@ -62,14 +62,14 @@ class Columns:
         self._channel.close()
 
 
-def target_of(uri: str, token: str) -> str | None:
+def grpc_target(uri: str, token: str) -> str | None:
     """The gRPC target of a URI; None if the connection needs a token, a user, TLS or a database."""
     if token or not re.fullmatch(r"unix:.+|http://[^/@]+/?", uri):
         return None
     return uri.removeprefix("http://").removesuffix("/")
 
 
-def floats(column: str, vectors: Sequence[Vector]) -> schema_pb2.FieldData:
+def encode_vectors(column: str, vectors: Sequence[Vector]) -> schema_pb2.FieldData:
     """A column of vectors of one dimension.
 
     Protobuf would convert every number to a Python object, at a hundred times the cost. A BytesValue has the same wire

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.adapters.milvus.collection import CollectionMissing, MilvusCollection, Timeouts, TooLate
+from memstream_server.adapters.milvus.collection import CallTimedOut, CollectionMissing, MilvusCollection, Timeouts
 from memstream_server.adapters.milvus.lite import LiteProcess, remove_files
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.core.printable import number_text
@@ -45,7 +45,7 @@ STEADY_S = 60.0
 """A child that ran this long is restarted without a pause."""
 
 
-class Running(Protocol):
+class RunningMilvus(Protocol):
     """A Milvus that accepts connections."""
 
     uri: str
@@ -62,11 +62,11 @@ class Running(Protocol):
     async def stop(self) -> None: ...
 
 
-Start = Callable[[Sequence[str]], Awaitable[Running]]
+Start = Callable[[Sequence[str]], Awaitable[RunningMilvus]]
 """Start a Milvus that serves the collections of these names. Raises IndexUnavailable."""
 
 
-class Remote:
+class RemoteMilvus:
     """A Milvus server that this process does not manage. gRPC's channel reconnects."""
 
     supervised = False
@@ -91,14 +91,14 @@ class Remote:
 class Session:
     """One connection to one start of Milvus."""
 
-    running: Running
+    running: RunningMilvus
     collections: dict[str, MilvusCollection]
     """By model of their space, in the order of opening."""
     generation: int
     begun_s: float
     """Time of the start, by the event loop's clock."""
 
-    def of(self, model: str) -> MilvusCollection:
+    def get_collection(self, model: str) -> MilvusCollection:
         """The collection of a space; the first opened if `model` is empty. Raises IndexUnavailable."""
         if model and model not in self.collections:
             raise IndexUnavailable(f"the index of {model} is not open")
@@ -127,7 +127,7 @@ class MilvusIndex:
         self._description = name
         self._spaces: dict[str, Space] = {}
         self._session: Session | None = None
-        self._why_not = "the index is not open"
+        self._unavailable_reason = "the index is not open"
         self._generation = 0
         self._unflushed: int | None = None
         """Generation of the writes since the last flush; None if there are none."""
@@ -148,32 +148,32 @@ class MilvusIndex:
 
     async def open(self, space: Space, beside: Space | None = None) -> bool:
         """See the port. May be repeated, after a failure or for another space: it closes what was open first."""
-        await self._leave()
+        await self._close_session()
         self._spaces = {each.model: each for each in (space, beside) if each is not None}
-        session, empty = await self._begin()
+        session, empty = await self._start_session()
         self._lost = False
-        self._supervisor = asyncio.create_task(self._supervise(session), name="milvus supervisor")
+        self._supervisor = asyncio.create_task(self._restart_when_ended(session), name="milvus supervisor")
         return empty
 
     async def add(self, space: Space) -> bool:
-        session = self._current()
+        session = self._current_session()
         if space.model in session.collections:
             return False
-        collection, empty = await self._connected(session.running, space)
+        collection, empty = await self._open_collection(session.running, space)
         if self._session is not session:  # Milvus restarted meanwhile, without this collection
             await asyncio.get_running_loop().run_in_executor(self._readers, collection.close)
-            raise IndexUnavailable(self._why_not)
+            raise IndexUnavailable(self._unavailable_reason)
         session.collections[space.model] = collection
         self._spaces[space.model] = space
         return empty
 
     async def remove(self, space: Space) -> None:
-        session = self._current()
+        session = self._current_session()
         collection = session.collections.get(space.model)
         if collection is not None and len(session.collections) == 1:
             raise IndexUnavailable(f"the index of {space.model} is the only one")
         if collection is None:
-            collection, _ = await self._connected(session.running, space)
+            collection, _ = await self._open_collection(session.running, space)
         session.collections.pop(space.model, None)  # so that no caller finds it missing and recreates it
         self._spaces.pop(space.model, None)
         loop = asyncio.get_running_loop()
@@ -184,7 +184,7 @@ class MilvusIndex:
 
     async def close(self) -> None:
         """Stop everything. The index cannot be opened again."""
-        await self._leave()
+        await self._close_session()
         self._writer.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
 
@@ -193,9 +193,9 @@ class MilvusIndex:
         if self._remove_files is None:
             for model in list(self._spaces):
                 await self._write(lambda collection: collection.drop(), model)
-            await self._leave()
+            await self._close_session()
         else:
-            await self._leave(in_order=False)  # nothing in it is kept
+            await self._close_session(in_order=False)  # nothing in it is kept
             await asyncio.to_thread(self._remove_files)
         self._unflushed = None
 
@@ -244,25 +244,25 @@ class MilvusIndex:
         return found
 
     async def _read(self, work: Callable[[MilvusCollection], T], timeout_s: float, model: str = "") -> T:
-        session = self._current()
-        collection = session.of(model)
+        session = self._current_session()
+        collection = session.get_collection(model)
         call = asyncio.get_running_loop().run_in_executor(self._readers, work, collection)
         try:
             # The call's own timeout starts in the thread; this one includes the wait for a thread.
             async with asyncio.timeout(timeout_s):
                 return await call
-        except (TimeoutError, TooLate):  # either may fire first
+        except (TimeoutError, CallTimedOut):  # either may fire first
             raise IndexUnavailable(f"Milvus gave no answer within {number_text(timeout_s)} s") from None
         except CollectionMissing as error:
-            raise await self._make_anew(session, collection) from error
+            raise await self._recreate_collection(session, collection) from error
 
     async def _write(self, work: Callable[[MilvusCollection], None], model: str = "") -> None:
         try:
-            session = self._current()
+            session = self._current_session()
         except IndexUnavailable:
             self._unflushed = None  # this error also reports that writes since the last flush may be lost
             raise
-        collection = session.of(model)
+        collection = session.get_collection(model)
         if self._unflushed not in (None, session.generation):
             self._unflushed = None
             raise IndexUnavailable("Milvus Lite was restarted: writes since the last flush may be lost")
@@ -271,45 +271,45 @@ class MilvusIndex:
             await asyncio.get_running_loop().run_in_executor(self._writer, work, collection)
         except CollectionMissing as error:
             self._unflushed = None
-            raise await self._make_anew(session, collection) from error
+            raise await self._recreate_collection(session, collection) from error
         except IndexUnavailable as error:
             self._unflushed = None
             if session.running.supervised:
-                self._abandon(session, f"Milvus Lite is being restarted after: {error}")
+                self._drop_session(session, f"Milvus Lite is being restarted after: {error}")
                 await session.running.kill()
             raise
 
-    def _current(self) -> Session:
+    def _current_session(self) -> Session:
         """The current session. Raises IndexLost once after a loss, IndexUnavailable if there is no session."""
         if self._session is None:
-            raise IndexUnavailable(self._why_not)
+            raise IndexUnavailable(self._unavailable_reason)
         if self._lost:
             self._lost = False
             self._unflushed = None
             raise IndexLost("the vector index is empty and must be filled again from the journal")
         return self._session
 
-    def _abandon(self, session: Session, why: str) -> None:
+    def _drop_session(self, session: Session, why: str) -> None:
         if self._session is session:
             self._session = None
-            self._why_not = why
+            self._unavailable_reason = why
 
-    async def _make_anew(self, session: Session, collection: MilvusCollection) -> IndexUnavailable:
+    async def _recreate_collection(self, session: Session, collection: MilvusCollection) -> IndexUnavailable:
         """Recreate the missing collection; the error to raise: one of several callers gets IndexLost."""
         if collection not in session.collections.values():
             return IndexUnavailable("the collection was dropped: its space is no longer used")
-        made = await asyncio.get_running_loop().run_in_executor(self._writer, collection.make)
+        made = await asyncio.get_running_loop().run_in_executor(self._writer, collection.ensure_ready)
         kind = IndexLost if made and not self._lost else IndexUnavailable
         return kind("the collection was missing in Milvus and was recreated")
 
-    async def _begin(self) -> tuple[Session, bool]:
+    async def _start_session(self) -> tuple[Session, bool]:
         """Start and connect; the session, and whether a collection is empty and must be filled."""
         running = await self._start([collection_name(space, self._prefix) for space in self._spaces.values()])
         collections: dict[str, MilvusCollection] = {}
         to_fill = False
         try:
             for space in list(self._spaces.values()):
-                collections[space.model], empty = await self._connected(running, space)
+                collections[space.model], empty = await self._open_collection(running, space)
                 to_fill = to_fill or empty
         except BaseException:
             await running.kill()
@@ -321,18 +321,18 @@ class MilvusIndex:
         self._session = Session(running, collections, self._generation, asyncio.get_running_loop().time())
         return self._session, to_fill
 
-    async def _connected(self, running: Running, space: Space) -> tuple[MilvusCollection, bool]:
+    async def _open_collection(self, running: RunningMilvus, space: Space) -> tuple[MilvusCollection, bool]:
         """The collection of a space, and whether it is empty and must be filled."""
         name = collection_name(space, self._prefix)
-        connecting = partial(connect, running, name, space, self._timeouts, self._consistency)
+        connecting = partial(connect_collection, running, name, space, self._timeouts, self._consistency)
         return await asyncio.get_running_loop().run_in_executor(self._writer, connecting)
 
-    async def _supervise(self, session: Session) -> None:
+    async def _restart_when_ended(self, session: Session) -> None:
         """Restart Milvus whenever it ends."""
         pause_s = PAUSE_MIN_S
         while True:
             why = await session.running.ended()
-            self._abandon(session, why)
+            self._drop_session(session, why)
             logger.warning("%s; restarting it", why)
             await self._close_connection(session)
             if asyncio.get_running_loop().time() - session.begun_s > STEADY_S:
@@ -341,20 +341,20 @@ class MilvusIndex:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
                 try:
-                    session, empty = await self._begin()
+                    session, empty = await self._start_session()
                 except Exception as error:  # a lack of processes or files must not end the supervisor
-                    self._why_not = str(error)
+                    self._unavailable_reason = str(error)
                     logger.warning("the vector index is not available: %s", error)
                 else:
                     self._lost = self._lost or empty
 
-    async def _leave(self, in_order: bool = True) -> None:
+    async def _close_session(self, in_order: bool = True) -> None:
         if self._supervisor is not None:
             self._supervisor.cancel()
             # Not `await`: the task that runs this may be cancelled, too.
             await asyncio.wait({self._supervisor})
             self._supervisor = None
-        session, self._session, self._why_not = self._session, None, "the index is not open"
+        session, self._session, self._unavailable_reason = self._session, None, "the index is not open"
         if session is not None:
             await self._close_connection(session)
             await (session.running.stop() if in_order else session.running.kill())
@@ -364,13 +364,13 @@ class MilvusIndex:
             await asyncio.get_running_loop().run_in_executor(self._readers, collection.close)
 
 
-def connect(
-    running: Running, name: str, space: Space, timeouts: Timeouts, consistency: str
+def connect_collection(
+    running: RunningMilvus, name: str, space: Space, timeouts: Timeouts, consistency: str
 ) -> tuple[MilvusCollection, bool]:
     """Connect and make the collection ready; also whether it is empty: new, or not filled before a crash. Blocking."""
     collection = MilvusCollection.connect(running.uri, running.token, name, space, timeouts, consistency)
     try:
-        return collection, collection.make() or collection.empty()
+        return collection, collection.ensure_ready() or collection.is_empty()
     except BaseException:
         collection.close()
         raise
@@ -391,7 +391,7 @@ async def open_lite(
     """
     await asyncio.to_thread(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
 
-    async def start(collections: Sequence[str]) -> Running:
+    async def start(collections: Sequence[str]) -> RunningMilvus:
         return await LiteProcess.start(
             data_dir,
             collections,
@@ -428,8 +428,8 @@ def connect_milvus(
     if parts.scheme not in ("http", "https", "tcp", "unix") or uri.endswith(".db"):
         raise ValueError(f"not the URI of a Milvus server: {uri!r}")
 
-    async def start(_collections: Sequence[str]) -> Running:
-        return Remote(uri, token)
+    async def start(_collections: Sequence[str]) -> RunningMilvus:
+        return RemoteMilvus(uri, token)
 
     name = f"milvus at {parts.hostname or parts.path}"  # without user and password
     return MilvusIndex(start, name=name, prefix=prefix, timeouts=timeouts or Timeouts(), consistency=consistency)

@@ -60,7 +60,7 @@ class LiteProcess:
         self._endpoint = endpoint
         self._stop_timeout_s = stop_timeout_s
         self._last_words: deque[str] = deque(maxlen=10)
-        self._listener = asyncio.create_task(self._listen())
+        self._listener = asyncio.create_task(self._log_stderr())
 
     @classmethod
     async def start(
@@ -73,7 +73,7 @@ class LiteProcess:
         stop_timeout_s: float,
     ) -> LiteProcess:
         """Start a child on `data_dir`/milvus and wait until it serves. Raises IndexUnavailable with the reason."""
-        endpoint = private_endpoint(data_dir)
+        endpoint = make_endpoint(data_dir)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", str(CHILD)),
             *("--directory", str(data_dir / "milvus")),
@@ -94,7 +94,7 @@ class LiteProcess:
         child = cls(process, endpoint, stop_timeout_s)
         try:
             async with asyncio.timeout(start_timeout_s):
-                child.uri = await child._ready()
+                child.uri = await child._read_address()
         except TimeoutError:
             await child.kill()
             raise IndexUnavailable(f"Milvus Lite did not start within {number_text(start_timeout_s)} s") from None
@@ -132,7 +132,7 @@ class LiteProcess:
         except TimeoutError:
             await self.kill()
 
-    async def _ready(self) -> str:
+    async def _read_address(self) -> str:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
@@ -142,7 +142,7 @@ class LiteProcess:
             raise IndexUnavailable(f"Milvus Lite cannot open its directory: {message['failed']}")
         return str(message["ready"])
 
-    async def _listen(self) -> None:
+    async def _log_stderr(self) -> None:
         assert self._process.stderr is not None
         while chunk := await self._process.stderr.read(4096):
             lines = chunk.decode(errors="replace").splitlines()
@@ -157,7 +157,7 @@ def remove_files(data_dir: Path) -> None:
             shutil.rmtree(data_dir / name)
 
 
-def private_endpoint(data_dir: Path) -> Endpoint:
+def make_endpoint(data_dir: Path) -> Endpoint:
     """The path of a new unix socket that only this user can access; a loopback port on Windows.
 
     In the data directory if gRPC's address syntax and the kernel's limit allow its path, otherwise in a temporary one.

@@ -27,15 +27,15 @@ def collection_name(space: Space, prefix: str) -> str:
 def partition_name(memory: str, partitions: int) -> str:
     """The partition of a memory on Lite, by a stable hash (Python's own differs from run to run)."""
     bucket = int.from_bytes(blake2b(memory.encode(), digest_size=8).digest(), "big") % partitions
-    return partition_of(bucket)
+    return bucket_name(bucket)
 
 
-def partition_of(bucket: int) -> str:
+def bucket_name(bucket: int) -> str:
     """The name of the bucket-th partition."""
     return f"p{bucket}"
 
 
-def stored(identifier: str) -> str:
+def encode_id(identifier: str) -> str:
     """Percent-encode an id: ULIDs stay unchanged, and no filter needs escaping, whose syntax differs between engines.
     Raises ValueError if it is too long or not valid Unicode."""
     encoded = quote(identifier, safe="")
@@ -44,21 +44,21 @@ def stored(identifier: str) -> str:
     return encoded
 
 
-def original(identifier: str) -> str:
+def decode_id(identifier: str) -> str:
     """The inverse of `stored`."""
     return unquote(identifier)
 
 
-def key_of(memory: str, fragment: str) -> str:
+def make_key(memory: str, fragment: str) -> str:
     """The primary key of a row. Fragment ids alone are not unique: an imported memory keeps them."""
-    return f"{stored(memory)}/{stored(fragment)}"
+    return f"{encode_id(memory)}/{encode_id(fragment)}"
 
 
-def fragment_of(key: str) -> str:
+def parse_fragment(key: str) -> str:
     """The fragment id in a primary key."""
-    return original(key.partition("/")[2])
+    return decode_id(key.partition("/")[2])
 
 
-def literal(identifier: str) -> str:
+def quote_id(identifier: str) -> str:
     """An id as a string literal in Milvus' filter language."""
-    return f'"{stored(identifier)}"'
+    return f'"{encode_id(identifier)}"'
