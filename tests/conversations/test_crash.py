@@ -24,7 +24,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     check_log(started)
 
 
-async def test_what_was_acknowledged_survives_a_kill(server: ServerProcess) -> None:
+async def test_acknowledged_messages_survive_kill(server: ServerProcess) -> None:
     acknowledged: dict[int, str] = {}
 
     async def talking(talk: memstream.Conversation, name: str) -> None:
@@ -58,7 +58,7 @@ async def test_what_was_acknowledged_survives_a_kill(server: ServerProcess) -> N
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-async def test_a_watch_survives_a_restart(server: ServerProcess, how: str) -> None:
+async def test_watch_survives_restart(server: ServerProcess, how: str) -> None:
     async with memstream.connect(server.address, retry=RETRY) as client:
         talk = client.conversation("comedy/monday")
         seen: list[int] = []

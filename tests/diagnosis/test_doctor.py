@@ -60,7 +60,7 @@ def page_of(data_dir: Path, name: str, leaf: bool) -> int:
     return offset
 
 
-def test_a_sound_directory_has_no_problems(data_dir: Path) -> None:
+def test_sound_directory_has_no_problems(data_dir: Path) -> None:
     code, answer = looked("doctor", data_dir, "--online")
     assert (code, answer["ok"], found(answer, "problem")) == (0, True, {})
     fine = found(answer, "ok")
@@ -87,7 +87,7 @@ PAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_torn_pages_are_named(data_dir: Path, name: str) -> None:
+def test_doctor_names_torn_pages(data_dir: Path, name: str) -> None:
     text, damage = PAGES[name]
     damage(data_dir)
     code, answer = looked("doctor", data_dir)
@@ -125,7 +125,7 @@ FILES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damage_is_a_problem_for_the_doctor_and_an_error_for_the_server(data_dir: Path, name: str) -> None:
+def test_damage_is_a_problem_and_stops_the_server(data_dir: Path, name: str) -> None:
     subject, advice, damage = FILES[name]
     damage(data_dir)
     code, answer = looked("doctor", data_dir)
@@ -158,9 +158,7 @@ INDEX: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", INDEX)
-async def test_a_damaged_index_is_a_note_and_the_server_fills_it_again(
-    make_server: MakeServer, data_dir: Path, name: str
-) -> None:
+async def test_damaged_index_is_a_note_and_gets_refilled(make_server: MakeServer, data_dir: Path, name: str) -> None:
     text, damage = INDEX[name]
     damage(data_dir)
     code, answer = await asyncio.to_thread(looked, "doctor", data_dir)
@@ -174,7 +172,7 @@ async def test_a_damaged_index_is_a_note_and_the_server_fills_it_again(
         await until(lambda: indexed(client, memory))
 
 
-def test_another_model_and_too_little_room_are_problems(data_dir: Path) -> None:
+def test_model_mismatch_and_low_space_are_problems(data_dir: Path) -> None:
     more_than_there_is = shutil.disk_usage(data_dir).total + 1
     settings = data_dir.parent / "settings.toml"
     settings.write_text(f'embedding = "openai"\ndisk_free_min_bytes = {more_than_there_is}\n')
@@ -187,14 +185,14 @@ def test_another_model_and_too_little_room_are_problems(data_dir: Path) -> None:
     assert (code, set(found(answer, "problem"))) == (1, {"directory"})
 
 
-def test_endpoints_that_do_not_answer_are_noted_when_asked(data_dir: Path) -> None:
+def test_online_notes_unreachable_endpoints(data_dir: Path) -> None:
     settings = data_dir.parent / "settings.toml"
     settings.write_text('milvus_uri = "http://127.0.0.1:9"\nllm_model = "m"\nllm_base_url = "http://127.0.0.1:9/v1"\n')
     code, answer = looked("doctor", data_dir, "--config", str(settings), "--online")
     assert (code, set(found(answer, "note")) >= {"Milvus", "LLM endpoint"}) == (0, True)
 
 
-async def test_online_shows_what_the_endpoints_answer(data_dir: Path) -> None:
+async def test_online_shows_endpoint_answers(data_dir: Path) -> None:
     async with RecordedEndpoint("azure") as azure, RecordedEndpoint("openai") as openai:
         embedding = azure.settings("next_embedding_") | {"next_embedding": "openai", "next_embedding_model": "m"}
         llm = openai.settings("llm_") | {"llm_model": "gpt", "llm_api_key": "sk-wrong-0123456789", "llm_retries": "0"}
@@ -210,7 +208,7 @@ async def test_online_shows_what_the_endpoints_answer(data_dir: Path) -> None:
         assert "sk-wrong" not in json.dumps(answer)
 
 
-def test_a_directory_of_somebody_else_is_said(data_dir: Path) -> None:
+def test_foreign_directory_is_a_problem(data_dir: Path) -> None:
     """As root nothing is forbidden: then this looks as nobody."""
     settings = load(None, {"data_dir": data_dir})
     data_dir.chmod(0)
@@ -230,7 +228,7 @@ def test_a_directory_of_somebody_else_is_said(data_dir: Path) -> None:
 # ---- beside a server, and after one was killed
 
 
-async def test_beside_a_server_that_runs(make_server: MakeServer, data_dir: Path) -> None:
+async def test_doctor_works_while_server_runs(make_server: MakeServer, data_dir: Path) -> None:
     server = await started(make_server())
     code, answer = await asyncio.to_thread(_looked_beside, "doctor", data_dir)
     assert (code, found(answer, "problem")) == (0, {})
@@ -265,7 +263,7 @@ async def _kept(server: ServerProcess) -> list[str]:
         return await contents(client.memory("log/joy"))
 
 
-async def test_a_killed_server_s_log_is_read_without_being_touched(killed: tuple[ServerProcess, list[str]]) -> None:
+async def test_log_of_killed_server_is_read_unchanged(killed: tuple[ServerProcess, list[str]]) -> None:
     server, said = killed
     assert read_wal(sqlite.wal_path(server.data_dir / "journal.db")).committed > 0
     (server.data_dir / "journal.db-shm").unlink()
@@ -276,7 +274,7 @@ async def test_a_killed_server_s_log_is_read_without_being_touched(killed: tuple
     assert await _kept(server) == said
 
 
-async def test_what_is_torn_behind_the_last_commit_costs_nothing(killed: tuple[ServerProcess, list[str]]) -> None:
+async def test_torn_tail_after_last_commit_is_a_note(killed: tuple[ServerProcess, list[str]]) -> None:
     """A commit under way when the power failed: some of its frames, and the last of them half."""
     server, said = killed
     log = sqlite.wal_path(server.data_dir / "journal.db")
@@ -291,7 +289,7 @@ async def test_what_is_torn_behind_the_last_commit_costs_nothing(killed: tuple[S
     assert await _kept(server) == said
 
 
-async def test_a_log_damaged_before_its_last_commits_stops_the_start(killed: tuple[ServerProcess, list[str]]) -> None:
+async def test_log_damage_before_commits_stops_the_start(killed: tuple[ServerProcess, list[str]]) -> None:
     """SQLite would go on without what comes after the damage, and say nothing."""
     server, said = killed
     log = sqlite.wal_path(server.data_dir / "journal.db")
@@ -317,7 +315,7 @@ time.sleep(600)
 """
 
 
-def test_a_process_that_has_the_index_open_though_no_server_runs_is_named(data_dir: Path) -> None:
+def test_orphaned_index_process_is_named(data_dir: Path) -> None:
     """A stand-in for Milvus Lite, which the kernel kills with its server: it is told by Lite's lock and arguments."""
     command = [sys.executable, "-c", HOLDING, "--directory", str(data_dir / "milvus")]
     with running(command) as holder:

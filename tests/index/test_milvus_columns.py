@@ -21,7 +21,7 @@ from tests.index.conformance import SPACE, fragment_id, points, unit_vectors
 
 
 @given(st.integers(1, 40), st.integers(1, 300))
-def test_a_column_of_vectors_is_what_numbers_one_by_one_make(rows: int, dimension: int) -> None:
+def test_vector_column_equals_protobuf_encoding(rows: int, dimension: int) -> None:
     """Also where its length takes one, two and three bytes on the wire."""
     vectors = list(np.random.default_rng(rows).standard_normal((rows, dimension)).astype(np.float32))
     field = encode_vectors("vector", vectors)
@@ -42,16 +42,16 @@ def test_a_column_of_vectors_is_what_numbers_one_by_one_make(rows: int, dimensio
         ("tcp://127.0.0.1:19530", "", None),
     ],
 )
-def test_only_an_address_that_is_all_there_is_to_know_is_called(uri: str, token: str, target: str | None) -> None:
+def test_target_only_for_plain_addresses(uri: str, token: str, target: str | None) -> None:
     assert grpc_target(uri, token) == target
 
 
-def test_the_installed_lite_is_the_one_whose_functions_are_replaced() -> None:
+def test_patches_match_installed_lite() -> None:
     """Another works, at three times the CPU: read what `read_by_column` replaces in it, then name it there."""
     assert importlib.metadata.version("milvus-lite") == LITE_READ
 
 
-async def test_rows_and_columns_are_the_same_to_a_lite(tmp_path: Path) -> None:
+async def test_lite_stores_rows_and_columns_alike(tmp_path: Path) -> None:
     """A token is a reason for rows; Lite does not ask for one. Each way replaces what the other wrote."""
     name = collection_name(SPACE, "memstream")
     child = await LiteProcess.start(tmp_path, [name], start_timeout_s=60, lock_timeout_s=10, stop_timeout_s=10)

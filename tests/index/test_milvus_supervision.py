@@ -79,7 +79,7 @@ def made(starts: Starts) -> MilvusIndex:
     return MilvusIndex(starts, name="m", prefix="m", timeouts=Timeouts(), consistency="", remove_files=lambda: None)
 
 
-async def test_a_start_that_fails_for_want_of_anything_is_tried_again(starts: Starts) -> None:
+async def test_failed_start_is_retried(starts: Starts) -> None:
     index = made(starts)
     await index.open(SPACE)
     starts.fail = [OSError(11, "Resource temporarily unavailable")]
@@ -92,7 +92,7 @@ async def test_a_start_that_fails_for_want_of_anything_is_tried_again(starts: St
     await index.close()
 
 
-async def test_whoever_leaves_while_a_start_is_given_up_is_let_go(starts: Starts) -> None:
+async def test_close_during_failing_start_returns(starts: Starts) -> None:
     index = made(starts)
     await index.open(SPACE)
     starts.held.clear()

@@ -44,7 +44,7 @@ async def revision(journal: SqlJournal) -> int:
 # ---- killed
 
 
-async def test_what_was_acknowledged_survives_kill_9(data_dir: Path) -> None:
+async def test_acknowledged_writes_survive_kill_9(data_dir: Path) -> None:
     for lines in (1, 40, 173):
         said = await asyncio.to_thread(acknowledged_until_killed, str(data_dir), lines)
         journal = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
@@ -54,7 +54,7 @@ async def test_what_was_acknowledged_survives_kill_9(data_dir: Path) -> None:
             await journal.close()
 
 
-async def test_a_deletion_that_was_interrupted_ends_at_the_next_opening(
+async def test_opening_finishes_interrupted_deletion(
     journal: SqlJournal, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await journal.commit(transition(1, rows=tuple(row(fragment(place)) for place in range(1_500))))
@@ -95,7 +95,7 @@ def before_statements(journal: SqlJournal, patch: pytest.MonkeyPatch, trip: Call
 
 
 @pytest.mark.parametrize("lost", [True, False])
-async def test_a_failed_commit_leaves_the_outcome_of_its_whole_group_unknown(
+async def test_failed_commit_makes_group_outcome_unknown(
     journal: SqlJournal, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
     def fail(connection: Connection) -> None:
@@ -118,7 +118,7 @@ async def test_a_failed_commit_leaves_the_outcome_of_its_whole_group_unknown(
 
 
 @pytest.mark.parametrize("name", WRITES)
-async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(
+async def test_any_failed_statement_rolls_back_and_can_be_retried(
     journal: SqlJournal, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await journal.receive(receipt(1, 2, 0))
@@ -149,9 +149,7 @@ async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(
     assert await seen(journal) != before
 
 
-async def test_a_write_that_breaks_the_transaction_does_not_take_its_group_along(
-    journal: SqlJournal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_broken_transaction_fails_only_one_write(journal: SqlJournal, monkeypatch: pytest.MonkeyPatch) -> None:
     def trip(values: Any) -> None:
         if "poison" in values:
             raise OperationalError("?", None, sqlite3.OperationalError("disk I/O error"))
@@ -172,7 +170,7 @@ async def test_a_write_that_breaks_the_transaction_does_not_take_its_group_along
 # ---- full disks
 
 
-async def test_before_the_disk_is_full_what_adds_is_refused_and_the_rest_goes_on(data_dir: Path) -> None:
+async def test_low_space_rejects_only_writes_that_add_data(data_dir: Path) -> None:
     free = 1 << 40
     journal = await open_journal(data_dir, clock_us=Now(), free_bytes=lambda: free, reserve_bytes=1 << 20)
     try:
@@ -210,9 +208,7 @@ async def _fill(journal: SqlJournal) -> int:
     raise AssertionError("the disk was never full")
 
 
-async def test_a_disk_that_is_really_full_refuses_and_keeps_what_was_acknowledged(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_disk_keeps_acknowledged_writes(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "_WRITER", (*sqlite._WRITER, "PRAGMA max_page_count = 120"))
     journal = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
     try:
@@ -234,7 +230,7 @@ async def test_a_disk_that_is_really_full_refuses_and_keeps_what_was_acknowledge
         await journal.close()
 
 
-async def test_what_was_removed_is_not_left_in_the_file(journal: SqlJournal, data_dir: Path) -> None:
+async def test_removed_content_is_not_left_in_file(journal: SqlJournal, data_dir: Path) -> None:
     secret = "the combination is 4711"
     await journal.receive(receipt(1, 1, 0))
     await journal.commit(transition(1, rows=(row(fragment(0, content=secret)), row(fragment(1)))))

@@ -42,7 +42,7 @@ def files(data_dir: Path) -> bytes:
     return b"".join(path.read_bytes() for path in data_dir.rglob("journal.db*"))
 
 
-async def test_scrubbing_leaves_nothing_of_what_was_deleted(opener: Opener, tmp_path: Path) -> None:
+async def test_scrub_removes_deleted_bytes(opener: Opener, tmp_path: Path) -> None:
     """Rows of many memories in turn: pages are split, and rows that moved leave copies that deletion does not find."""
     journal = await opener()
     memories, turns = [f"u{number}" for number in range(20)], 60
@@ -74,7 +74,7 @@ async def test_scrubbing_leaves_nothing_of_what_was_deleted(opener: Opener, tmp_
     await journal.close()
 
 
-def test_what_fails_at_a_later_row_is_an_error_of_the_journal_too(tmp_path: Path) -> None:
+def test_failure_in_later_row_raises_journal_error(tmp_path: Path) -> None:
     least = -(1 << 63)
     engine = writer_engine(tmp_path / "journal.db")
     with engine.begin() as connection, pytest.raises(DBAPIError, match="overflow"):
@@ -84,7 +84,7 @@ def test_what_fails_at_a_later_row_is_an_error_of_the_journal_too(tmp_path: Path
     engine.dispose()
 
 
-def test_columns_are_read_byte_by_byte_as_they_were_written() -> None:
+def test_column_reads_keep_every_byte() -> None:
     table = Table("t", MetaData(), Column("n", Integer), Column("b", LargeBinary), Column("t", Text))
     rows = [
         [-(2**63), bytes(range(256)), "a\0b"],

@@ -52,7 +52,7 @@ def test_the_doctor_says_what_is_sqlites_alone(lived: str) -> None:
     said = {one["subject"]: one for one in answer["findings"]}
     assert {"database", "files", "version", "memories", "conversations", "operations", "embedding"} <= set(said)
     assert not {"pages", "format", "disk", "write-ahead log"} & set(said)
-    assert "those are SQLite's" in said["files"]["text"]
+    assert "belong to PostgreSQL and were not checked" in said["files"]["text"]
     assert "pg_amcheck" in said["files"]["advice"]
 
 
@@ -60,7 +60,7 @@ LAST = "(SELECT max(number) FROM memories)"
 ONE = f"(SELECT min(key) FROM fragments WHERE tier = 'long_term' AND memory = {LAST})"
 TALK = "(SELECT number FROM conversations WHERE name = 'open')"
 DAMAGES: dict[str, tuple[str, str, str]] = {
-    "a fragment is gone": ("fragments", "is not listed", f"DELETE FROM fragments WHERE key = {ONE}"),
+    "a fragment is gone": ("fragments", "does not exist, its events say", f"DELETE FROM fragments WHERE key = {ONE}"),
     "a column that says otherwise": (
         "columns",
         "column speaker",
@@ -98,7 +98,7 @@ DAMAGES: dict[str, tuple[str, str, str]] = {
     ),
     "an operation that ended at no time": (
         "operations",
-        "does not say since when",
+        "without an end time",
         "UPDATE operations SET end_time_us = 0",
     ),
 }

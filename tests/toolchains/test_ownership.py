@@ -75,7 +75,8 @@ async def joined(url: str, count: int, lease_s: float = LEASE_S) -> AsyncIterato
 
 def end_writer(cluster: Cluster, url: str, server: Server) -> None:
     """End a process's session that writes, from the database's side."""
-    where = f"locktype = 'advisory' AND granted AND (classid::bigint << 32 | objid::bigint) = {process_lock_key(str(server.number))}"
+    lock_key = process_lock_key(str(server.number))
+    where = f"locktype = 'advisory' AND granted AND (classid::bigint << 32 | objid::bigint) = {lock_key}"
     assert cluster.execute(url, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE {where}") == [(True,)]
 
 

@@ -12,6 +12,7 @@ from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.diagnosis.index import check_index
 from memstream_server.diagnosis.journal import check_content, check_pages, read_space
 from memstream_server.diagnosis.outside import check_embedding_model, check_endpoints, check_reranker, list_packages
+from memstream_server.ports.index import INDEX_FOLDER
 from memstream_server.ports.journal.errors import Unreadable
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.settings import Settings
@@ -56,22 +57,22 @@ def _check_journal(settings: Settings, data_dir: Path, holder: str) -> Iterator[
     space: Space | None = None
     with ExitStack() as stack:
         try:
-            looked = stack.enter_context(looking.open_data_directory(data_dir))
+            opened = stack.enter_context(looking.open_data_directory(data_dir))
         except Unreadable as error:
             yield problem("journal", str(error), "see the findings on its files")
             return
-        pages = list(check_pages(looked, data_dir))
+        pages = list(check_pages(opened, data_dir))
         yield from pages
         if all(one.level == "ok" for one in pages):
-            space = read_space(looked)
-            yield from check_content(looked)
+            space = read_space(opened)
+            yield from check_content(opened)
             yield from check_embedding_model(settings, space)
             if not settings.milvus_uri:
                 yield from check_index(data_dir, holder, space)
 
 
 def _missing_journal(data_dir: Path) -> Finding:
-    if (data_dir / "milvus").exists():
+    if (data_dir / INDEX_FOLDER).exists():
         text = "journal.db is missing, and there is an index of it: the content of the journal is lost"
         return problem("journal", text, f"restore a backup: memstream restore FILE --data {data_dir} --force")
     return note("journal", "there is none yet", "nothing to do: the first start creates it")
@@ -79,17 +80,17 @@ def _missing_journal(data_dir: Path) -> Finding:
 
 def _check_database(settings: Settings) -> Iterator[Finding]:
     try:
-        with looking.open_database(settings.journal_url.get_secret_value()) as looked:
-            with looked.engine.begin() as connection:
+        with looking.open_database(settings.journal_url.get_secret_value()) as opened:
+            with opened.engine.begin() as connection:
                 version = connection.exec_driver_sql("SHOW server_version").scalar_one()
             yield fine("database", f"PostgreSQL {version} answers")
             yield note("files", _OUT_OF_SIGHT, "pg_amcheck, run on the database's host, checks its tables and indexes")
-            if looked.in_use:
-                yield note("lock", f"a server uses it: {looked.in_use}", "memstream info shows the state of the server")
-            yield from check_content(looked)
-            space = read_space(looked)
+            if opened.in_use:
+                yield note("lock", f"a server uses it: {opened.in_use}", "memstream info shows the state of the server")
+            yield from check_content(opened)
+            space = read_space(opened)
             yield from check_embedding_model(settings, space)
             if not settings.milvus_uri and settings.data_dir.is_dir():
-                yield from check_index(settings.data_dir, looked.in_use, space)
+                yield from check_index(settings.data_dir, opened.in_use, space)
     except Unreadable as error:
         yield problem("database", str(error), "correct journal_url, or start the database")

@@ -10,6 +10,7 @@ from pathlib import Path
 from memstream_server.adapters.milvus.child import SOCKET_PATTERN, find_flaw
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.diagnosis.findings import Finding, fine, note
+from memstream_server.ports.index import INDEX_FOLDER
 from memstream_server.ports.journal.spaces import Space
 
 _REBUILT = "nothing to do: the next start fills it again from the journal; recall answers meanwhile"
@@ -17,7 +18,7 @@ _REBUILT = "nothing to do: the next start fills it again from the journal; recal
 
 def check_index(data_dir: Path, holder: str, space: Space | None) -> Iterator[Finding]:
     """Findings on the embedded index of a directory."""
-    folder = data_dir / "milvus"
+    folder = data_dir / INDEX_FOLDER
     if space is None:
         yield fine("index", "no embedding space is recorded yet, so there is no index")
         return

@@ -27,16 +27,16 @@ _SALVAGE = (
 )
 
 
-def check_pages(looked: OpenedJournal, data_dir: Path) -> Iterator[Finding]:
+def check_pages(opened: OpenedJournal, data_dir: Path) -> Iterator[Finding]:
     """Reads every page."""
     file = directory.journal_path(data_dir)
     advice = RESTORE.format(data_dir) + _SALVAGE.format(file)
-    short = _missing_bytes(file) if not looked.in_use else ""
+    short = _missing_bytes(file) if not opened.in_use else ""
     if short:
         yield problem("pages", short, advice)
         return
     try:
-        with looked.engine.connect() as connection:  # rolled back: on a damaged file SQLite cannot even end a read
+        with opened.engine.connect() as connection:  # rolled back: on a damaged file SQLite cannot even end a read
             if not (said := _integrity_errors(connection)):
                 yield fine("pages", f"{file.name} is whole ({file.stat().st_size:,} bytes)")
                 return
@@ -78,10 +78,10 @@ def _missing_bytes(file: Path) -> str:
     return ""
 
 
-def check_content(looked: OpenedJournal) -> Iterator[Finding]:
+def check_content(opened: OpenedJournal) -> Iterator[Finding]:
     """Findings on the tables' content. Ends at damage, which other checks report."""
     try:
-        with looked.engine.begin() as connection:
+        with opened.engine.begin() as connection:
             version = _check_version(connection)
             yield version
             if version.level == "ok":  # other versions may have other tables
@@ -90,10 +90,10 @@ def check_content(looked: OpenedJournal) -> Iterator[Finding]:
         yield problem("contents", f"cannot be read: {error}", "see the findings on the journal's pages")
 
 
-def read_space(looked: OpenedJournal) -> Space | None:
+def read_space(opened: OpenedJournal) -> Space | None:
     """The embedding space in force. None in a new store, or if it cannot be read."""
     try:
-        with looked.engine.begin() as connection:
+        with opened.engine.begin() as connection:
             return reads.read_spaces(connection).in_force
     except (DBAPIError, JournalError):
         return None  # content_findings reports the error

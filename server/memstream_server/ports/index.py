@@ -23,6 +23,9 @@ import numpy.typing as npt
 from memstream_server.core.values import Vector
 from memstream_server.ports.journal.spaces import Space
 
+INDEX_FOLDER = "milvus"
+"""Folder of an embedded index in the data directory; derived from the journal, so a restore may delete it."""
+
 
 class IndexUnavailable(Exception):
     """The index cannot answer now; the text says why. Recall continues without it and reports `degraded`."""

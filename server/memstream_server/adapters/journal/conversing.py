@@ -45,11 +45,11 @@ class _ConversationCheck:
         self.report.add_violation(check, f"{_display_name(self.row)}: {text}")
 
 
-def check_conversation(looked: OpenedJournal, number: int, report: Report) -> None:
+def check_conversation(opened: OpenedJournal, number: int, report: Report) -> None:
     """Check one conversation in one snapshot. Unreadable rows become violations."""
     name = f"conversation number {number}"
     try:
-        with looked.engine.begin() as connection:
+        with opened.engine.begin() as connection:
             row = connection.execute(select(conversations).where(conversations.c.number == number)).one_or_none()
             if row is None:
                 return  # a running server has discarded it
@@ -60,7 +60,7 @@ def check_conversation(looked: OpenedJournal, number: int, report: Report) -> No
             _check_messages(checking)
             _check_plans(checking)
     except DBAPIError as error:
-        report.add_violation("conversations", f"{name} cannot be read: {looked.translate_error(error)}")
+        report.add_violation("conversations", f"{name} cannot be read: {opened.translate_error(error)}")
 
 
 def _display_name(row: Row[Any]) -> str:
@@ -73,7 +73,7 @@ def _check_status(checking: _ConversationCheck) -> None:
         text = f"completed at message {row.completed_number}, its last is {row.last_number}"
         checking.add_violation("conversations", text)
     elif row.completed and (not row.completions or row.completed_number != row.last_number):
-        text = f"it is completed, by its {row.completions} completions at message {row.completed_number} it is not"
+        text = f"completed {row.completions} times, the last at message {row.completed_number} of {row.last_number}"
         checking.add_violation("conversations", text)
 
 
@@ -96,9 +96,9 @@ def _check_messages(checking: _ConversationCheck) -> None:
             continue
         said = message.number, message.sender, message.receiver, message.current_goal
         if said != (number, sender, receiver, current_goal):
-            checking.add_violation("messages", f"message {number} has columns that say otherwise than its record")
+            checking.add_violation("messages", f"message {number} has columns that differ from its record")
     if last and checking.row.namespace and last != checking.row.last_number:
-        checking.add_violation("messages", f"they end at {last}, the last one given was {checking.row.last_number}")
+        checking.add_violation("messages", f"messages end at {last}, the last number is {checking.row.last_number}")
 
 
 def _check_plans(checking: _ConversationCheck) -> None:
@@ -111,7 +111,7 @@ def _check_plans(checking: _ConversationCheck) -> None:
             checking.add_violation("plans", f"plan {number} cannot be read: {error}")
             continue
         if (plan.number, plan.state.value) != (number, state):
-            checking.add_violation("plans", f"plan {number} has columns that say otherwise than its record")
+            checking.add_violation("plans", f"plan {number} has columns that differ from its record")
 
 
 def _key_range(checking: _ConversationCheck) -> tuple[int, int]:

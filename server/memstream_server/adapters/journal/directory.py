@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from memstream_server.adapters.journal import migrate, outbox, sqlite, wal, writes
 from memstream_server.adapters.journal.reads import meta_value
 from memstream_server.engine.clock import Clock, Ids
+from memstream_server.ports.index import INDEX_FOLDER
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, Unreadable
 
 FORMAT = 1
@@ -114,7 +115,7 @@ def read_format(data_dir: Path) -> bool:
     if not file.exists():
         if journal.exists():
             raise Unreadable(
-                f"{journal} lies in no memstream data directory ({file} is missing; memstream doctor says more): "
+                f"{journal} is not in a memstream data directory ({file} is missing; memstream doctor says more): "
                 "put it in one with memstream restore"
             )
         return False
@@ -126,10 +127,10 @@ def read_format(data_dir: Path) -> bool:
         )
     if int(version) > FORMAT:
         raise Unreadable(f"{data_dir} has format {version}, this server reads up to {FORMAT}: start a newer memstream")
-    if not journal.exists() and (data_dir / "milvus").exists():
+    if not journal.exists() and (data_dir / INDEX_FOLDER).exists():
         raise Unreadable(
-            f"{journal} is missing and there is an index of it: what it held is gone (memstream doctor says more). "
-            "Restore a backup with memstream restore, or remove the directory to begin anew"
+            f"{journal} is missing and there is an index of it: its content is lost (memstream doctor says more). "
+            "Restore a backup with memstream restore, or remove the directory to start empty"
         )
     return True
 
@@ -277,7 +278,7 @@ def _replace_journal(source: Path, data_dir: Path) -> None:
         raise
     sqlite.checkpoint_wal(fresh)
     _remove_database(journal)
-    shutil.rmtree(data_dir / "milvus", ignore_errors=True)  # belongs to the old history; the outbox refills it
+    shutil.rmtree(data_dir / INDEX_FOLDER, ignore_errors=True)  # belongs to the old history; the outbox refills it
     (data_dir / "format").unlink(missing_ok=True)
     _write_file(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
     fresh.rename(journal)

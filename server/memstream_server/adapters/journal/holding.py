@@ -98,7 +98,7 @@ def check_fragments(connection: Connection, memory: Row[Any], name: str, space: 
     for id_ in enhancements:
         place = listing.places.get(id_)
         if place is None or place.tier is Tier.LONG_TERM or place.forgotten:
-            checking.add_violation("anchors", "has a short-term side and is not held", id_)
+            checking.add_violation("anchors", "has an anchor and is not held", id_)
     _check_vectors(checking, listing, space)
     entered = _check_outbox(checking, listing)
     _check_log(checking, listing, entered)
@@ -130,7 +130,7 @@ def _check_records(checking: _MemoryCheck, enhancements: dict[str, tuple[Enhance
             checking.add_violation("columns", f"its record cannot be read: {error}", id_)
             continue
         if fragment.id in listing.places:
-            checking.add_violation("fragments", "is there twice", fragment.id)
+            checking.add_violation("fragments", "exists twice", fragment.id)
         _check_columns(checking, fragment, key, columns)
         listing.models[key] = fragment.model
         listing.places[fragment.id] = place_of(fragment, enhancements.get(fragment.id, ()))
@@ -160,12 +160,12 @@ def _check_columns(checking: _MemoryCheck, fragment: Fragment, key: int, columns
             checking.add_violation("columns", f"column {name} has {column!r}, its record {said[name]!r}", fragment.id)
     if fragment.position != key_position(key):
         checking.add_violation(
-            "columns", f"is at place {key_position(key)}, its record says {fragment.position}", fragment.id
+            "columns", f"is at position {key_position(key)}, its record says {fragment.position}", fragment.id
         )
     if fragment.position >= checking.memory.next_position:
-        checking.add_violation("columns", f"is at place {fragment.position}, which was not given yet", fragment.id)
+        checking.add_violation("columns", f"is at position {fragment.position}, which is not assigned yet", fragment.id)
     if fragment.version > checking.memory.revision:
-        checking.add_violation("columns", f"was changed by revision {fragment.version}, which is to come", fragment.id)
+        checking.add_violation("columns", f"has version {fragment.version}, above the memory's revision", fragment.id)
 
 
 def _check_vectors(checking: _MemoryCheck, listing: _FragmentTable, space: Space | None) -> None:
@@ -175,7 +175,7 @@ def _check_vectors(checking: _MemoryCheck, listing: _FragmentTable, space: Space
         checking.report.count_checked("vectors")
         id_ = listing.ids.get(key)
         if id_ is None:
-            checking.add_violation("vectors", f"a vector is at place {key_position(key)}, where no fragment is")
+            checking.add_violation("vectors", f"a vector is at position {key_position(key)}, which has no fragment")
             continue
         if missing.get(key) == model:
             del missing[key]
@@ -241,7 +241,7 @@ def _check_log(checking: _MemoryCheck, listing: _FragmentTable, entered: dict[st
                 entered.pop(id_, None)
             if event.type in GONE and event.fragment in listing.places:
                 checking.add_violation(
-                    "fragments", f"left by revision {revision} ({event.type}) and is listed", event.fragment
+                    "fragments", f"left by revision {revision} ({event.type}) and still exists", event.fragment
                 )
     if last != checking.memory.revision:
         checking.add_violation("revisions", f"the log ends at {last}, the memory is at {checking.memory.revision}")
@@ -263,7 +263,7 @@ def _fold_event(checking: _MemoryCheck, places: dict[str, Place], event: Event, 
         else:
             fold_known(places, event)
     except KeyError:
-        text = f"revision {revision} tells of it ({event.type}) before it was there"
+        text = f"revision {revision} mentions it ({event.type}) before it existed"
         checking.add_violation("revisions", text, event.fragment)
         fold_known(places, event)
     except ValueError as error:
@@ -271,15 +271,15 @@ def _fold_event(checking: _MemoryCheck, places: dict[str, Place], event: Event, 
 
 
 def _compare_places(checking: _MemoryCheck, listing: _FragmentTable, places: dict[str, Place], *, whole: bool) -> None:
-    for id_, told in places.items():
+    for id_, expected in places.items():
         listed = listing.places.get(id_)
         checking.report.count_checked("fragments")
         if listed is None:
-            checking.add_violation("fragments", f"is not listed, its events say it is in {told.tier}", id_)
+            checking.add_violation("fragments", f"does not exist, its events say it is in {expected.tier}", id_)
             continue
-        for text in differences(told, listed):
+        for text in differences(expected, listed):
             checking.add_violation("fragments", text, id_)
     for id_, listed in listing.places.items():
         if id_ not in places and whole:
             checking.report.count_checked("fragments")
-            checking.add_violation("fragments", f"is listed in {listed.tier}, by its events it is not there", id_)
+            checking.add_violation("fragments", f"is in {listed.tier}, its events say it does not exist", id_)

@@ -60,7 +60,9 @@ def check_producers(connection: Connection, memory: Row[Any], name: str, report:
             report.add_violation("producers", f"producer {producer} has {received} received and {stored} stored", name)
         _check_receipts(connection, memory.number, producer, received, name, report)
     for stranger in connection.execute(_STRANGERS, {"number": memory.number}).scalars():
-        report.add_violation("receipts", f"there are receipts of {stranger}, which is no producer here", name)
+        report.add_violation(
+            "receipts", f"there are receipts of {stranger}, which is not a producer of this memory", name
+        )
     _check_pending(connection, memory, known, name, report)
 
 
@@ -85,7 +87,9 @@ def _check_receipts(
     if last != received:
         report.add_violation("receipts", f"producer {producer}: receipts end at {last}, {received} were received", name)
     if begun > max(1, received - SEQUENCES_KEPT + 1):
-        report.add_violation("receipts", f"producer {producer}: receipts begin only at {begun}", name)
+        report.add_violation(
+            "receipts", f"producer {producer}: receipts begin at {begun}, later ones than must be kept", name
+        )
 
 
 def _check_pending(
@@ -93,22 +97,24 @@ def _check_pending(
 ) -> None:
     for key, producer, first, count, payload in fetch_pages(connection, _PENDING, *key_range(memory.number)):
         report.count_checked("pending")
-        where = f"the receipt at place {key_position(key)}"
+        where = f"the receipt at position {key_position(key)}"
         try:
             receipt = codec.decode_receipt(payload)
         except JournalError as error:
             report.add_violation("pending", f"{where} cannot be read: {error}", name)
             continue
         if (receipt.producer, receipt.first_sequence) != (producer, first) or len(receipt.fragments) != count:
-            report.add_violation("pending", f"{where} says otherwise than its columns", name)
+            report.add_violation("pending", f"{where} differs from its columns", name)
         if receipt.position != key_position(key):
-            report.add_violation("pending", f"{where} says it is at {receipt.position}", name)
+            report.add_violation("pending", f"{where} has position {receipt.position} in its record", name)
         if any(one.position >= memory.next_position for one in receipt.fragments):
-            report.add_violation("pending", f"{where} reaches beyond the places given", name)
+            report.add_violation("pending", f"{where} has positions that are not assigned yet", name)
         if not producer:
             continue
         if producer not in known:
-            report.add_violation("pending", f"{where} is of {producer}, which is no producer here", name)
+            report.add_violation(
+                "pending", f"{where} belongs to {producer}, which is not a producer of this memory", name
+            )
             continue
         received, stored = known[producer]
         last = receipt.last_sequence

@@ -52,26 +52,26 @@ def _format_time(time_us: int) -> str:
 
 def _find_flaws(row: Row[Any]) -> Iterator[str]:
     if row.state not in {*OperationState}:
-        yield f"its state {row.state!r} is none"
+        yield f"its state {row.state!r} is unknown"
         return
     ended = row.state not in {*UNFINISHED}
     if ended and not row.end_time_us:
-        yield f"it is {row.state} and does not say since when"
+        yield f"it is {row.state} without an end time"
     if not ended and row.end_time_us:
-        yield f"it is {row.state} and says that it has ended"
+        yield f"it is {row.state} with an end time"
     if min(row.done, row.total) < 0:
         yield f"it has done {row.done} of {row.total}"
     if ended and (row.error is None) is (row.state == OperationState.FAILED):
-        yield f"it is {row.state} {'without' if row.error is None else 'and has'} an error"
+        yield f"it is {row.state} {'without' if row.error is None else 'with'} an error"
     yield from _find_unreadable(row)
 
 
 def _find_unreadable(row: Row[Any]) -> Iterator[str]:
     try:
         if not isinstance(json.loads(row.payload), dict):
-            yield "its payload is no object"
+            yield "its payload is not a JSON object"
     except ValueError:
-        yield "its payload is no JSON"
+        yield "its payload is not JSON"
     try:
         if row.error is not None:
             Failure(**json.loads(row.error))

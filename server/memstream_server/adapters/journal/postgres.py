@@ -348,7 +348,8 @@ def _check_server(connection: Connection) -> str:
 def why_unusable(error: DBAPIError) -> str:
     """Why a database cannot be used, for display."""
     if _sqlstate(error) == _TABLE_EXISTS:
-        return f"the database holds tables of something else ({_error_text(error)}): give memstream one, or a schema, of its own"
+        text = _error_text(error)
+        return f"the database holds tables of something else ({text}): give memstream one, or a schema, of its own"
     return f"the database cannot be used: {_error_text(error)}"
 
 

@@ -175,7 +175,9 @@ def _parse_column(column: ColumnElement[Any], parts: Iterator[Any]) -> Column:
         return _parse_numbers(next(parts))
     packed = Packed(next(parts) or b"", _parse_numbers(next(parts)), not isinstance(column.type, LargeBinary))
     if len(packed.data) != sum(filter(None, packed.sizes)):
-        raise Unreadable(f"SQLite {sqlite3.sqlite_version} joined blobs to another length: use another version of it")
+        raise Unreadable(
+            f"SQLite {sqlite3.sqlite_version} joined blobs to another length: use another version of SQLite"
+        )
     return packed
 
 
@@ -265,7 +267,7 @@ def scrub_database(path: Path) -> None:
                     return
     except sqlite3.Error as error:
         raise translate_error(DBAPIError(None, None, error)) from error
-    raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it is tried again")
+    raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it will be retried")
 
 
 def check_pages(path: Path) -> None:

@@ -16,7 +16,7 @@ _PLANS = bulk.build_insert(plans, ("key",))
 
 
 def put_staged(
-    connection: Connection, staged: str, create_time_us: int, told: Sequence[Message], planned: Sequence[Plan]
+    connection: Connection, staged: str, create_time_us: int, new_messages: Sequence[Message], new_plans: Sequence[Plan]
 ) -> None:
     number = _find_number(connection, staged)
     if number is None:
@@ -35,13 +35,13 @@ def put_staged(
         _MESSAGES,
         [
             (row_key(number, one.number), one.sender, one.receiver, one.current_goal, codec.encode_message(one))
-            for one in told
+            for one in new_messages
         ],
     )
     bulk.write_rows(
         connection,
         _PLANS,
-        [(row_key(number, one.number), one.state.value, codec.encode_plan(one)) for one in planned],
+        [(row_key(number, one.number), one.state.value, codec.encode_plan(one)) for one in new_plans],
     )
 
 

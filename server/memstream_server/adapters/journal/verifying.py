@@ -38,39 +38,44 @@ from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.spaces import Space
 
 
-def verify_journal(looked: OpenedJournal, told: Callable[[int, int], None]) -> Report:
-    """Check everything; calls `told(done, total)` after every memory and conversation. Raises Unreadable if this is not
-    a journal of this version; unreadable rows become violations."""
+def verify_journal(opened: OpenedJournal, report_progress: Callable[[int, int], None]) -> Report:
+    """Check everything; calls `report_progress(done, total)` after every memory and conversation.
+
+    Unreadable rows become violations. Raises Unreadable if this is not a journal of this version.
+    """
     report = Report()
     try:
-        with looked.engine.begin() as connection:
+        with opened.engine.begin() as connection:
             check_version(connection)
-            numbers, talks = _list_numbers(connection, memories), _list_numbers(connection, conversations)
+            numbers, conversation_numbers = (
+                _list_numbers(connection, memories),
+                _list_numbers(connection, conversations),
+            )
             space = _check_store(connection, report)
     except DBAPIError as error:
-        raise looked.translate_error(error) from error
-    total = len(numbers) + len(talks)
+        raise opened.translate_error(error) from error
+    total = len(numbers) + len(conversation_numbers)
     for done, number in enumerate(numbers):
-        told(done, total)
-        _check_memory(looked, number, space, report)
-    for done, number in enumerate(talks, len(numbers)):
-        told(done, total)
-        check_conversation(looked, number, report)
-    told(total, total)
+        report_progress(done, total)
+        _check_memory(opened, number, space, report)
+    for done, number in enumerate(conversation_numbers, len(numbers)):
+        report_progress(done, total)
+        check_conversation(opened, number, report)
+    report_progress(total, total)
     try:
-        with looked.engine.begin() as connection:
+        with opened.engine.begin() as connection:
             check_operations(connection, report)
             _check_strays(connection, report, (*_KEYED, *_NUMBERED), (memories, deletions), "memory")
             _check_strays(connection, report, (messages, plans), (conversations,), "conversation")
     except DBAPIError as error:
-        report.add_violation("store", f"cannot be read: {looked.translate_error(error)}")
+        report.add_violation("store", f"cannot be read: {opened.translate_error(error)}")
     return report
 
 
-def _check_memory(looked: OpenedJournal, number: int, space: Space | None, report: Report) -> None:
+def _check_memory(opened: OpenedJournal, number: int, space: Space | None, report: Report) -> None:
     name = f"number {number}"
     try:
-        with looked.engine.begin() as connection:
+        with opened.engine.begin() as connection:
             row = connection.execute(select(memories).where(memories.c.number == number)).one_or_none()
             if row is None:
                 return  # a running server has deleted it
@@ -80,7 +85,7 @@ def _check_memory(looked: OpenedJournal, number: int, space: Space | None, repor
             check_fragments(connection, row, name, space, report)
             check_producers(connection, row, name, report)
     except DBAPIError as error:
-        report.add_violation("memories", f"cannot be read: {looked.translate_error(error)}", name)
+        report.add_violation("memories", f"cannot be read: {opened.translate_error(error)}", name)
     except (JournalError, ValueError) as error:
         report.add_violation("memories", f"cannot be read: {error}", name)
 

@@ -314,11 +314,11 @@ def take_stdout() -> Callable[[dict[str, str]], None]:
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def tell(message: dict[str, str]) -> None:
+    def send(message: dict[str, str]) -> None:
         pipe.write(json.dumps(message) + "\n")
         pipe.close()
 
-    return tell
+    return send
 
 
 def main() -> int:
@@ -337,7 +337,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.umask(0o077)  # only this user can access files and socket
     die_with_parent(options.parent)
-    tell = take_stdout()
+    send = take_stdout()
     ended = watch_for_parent_exit()
     logging.basicConfig(level=logging.WARNING, format="%(name)s %(levelname)s %(message)s")
     try:
@@ -352,10 +352,10 @@ def main() -> int:
         server = build_server(database, options.directory)
         address = bind_server(server, options.socket)
     except Exception as error:  # reported to the parent, which decides; a traceback would only reach the log
-        tell({"failed": str(error) if isinstance(error, DirectoryInUseError) else repr(error)})
+        send({"failed": str(error) if isinstance(error, DirectoryInUseError) else repr(error)})
         return 1
     server.start()
-    tell({"ready": address})
+    send({"ready": address})
     ended.wait()
     server.stop(5).wait()
     database.close()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memstream_server.core.printable import number_text
-from memstream_server.ports.index import IndexUnavailable
+from memstream_server.ports.index import INDEX_FOLDER, IndexUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class LiteProcess:
         endpoint = make_endpoint(data_dir)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", str(CHILD)),
-            *("--directory", str(data_dir / "milvus")),
+            *("--directory", str(data_dir / INDEX_FOLDER)),
             *(part for name in collections for part in ("--collection", name)),
             *(
                 "--socket",
@@ -152,7 +152,7 @@ class LiteProcess:
 
 def remove_files(data_dir: Path) -> None:
     """Remove the files of a child that has ended. After an interruption, call it again."""
-    for name in ("milvus", "milvus.dropped"):
+    for name in (INDEX_FOLDER, f"{INDEX_FOLDER}.dropped"):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(data_dir / name)
 
