@@ -1,4 +1,4 @@
-"""What every ConversationStore must do, written against the ports alone.
+"""The contract of every ConversationStore, tested through the port only.
 
 A store passes by a module with a class that inherits `ConversationConformance` and a fixture `opener`: a coroutine
 function that opens the same, at first empty, store each time it is called.
@@ -39,7 +39,7 @@ class Store(Journal, Protocol):
 
 Opener = Callable[[], Awaitable[Store]]
 NOW_US = 1_700_000_000_000_000
-"""The stores of this suite are opened with a clock that stands still there."""
+"""The suite opens its stores with a clock that stops at this time."""
 TALK = ConversationName("comedy", "monday")
 OTHER = ConversationName("comedy", "tuesday")
 FULL = Message(
@@ -70,7 +70,7 @@ async def numbers(store: ConversationStore, **query: object) -> list[int]:
 
 
 class ConversationConformance:
-    """Inherit it in a module with the fixture `opener`."""
+    """Subclass it in a module with the fixture `opener`."""
 
     @pytest.fixture
     async def journal(self, opener: Opener) -> AsyncIterator[Store]:

@@ -37,7 +37,7 @@ RPCS = [method.name for method in pb.DESCRIPTOR.services_by_name["ConversationSe
 
 
 def _near_a_request(rest: bytes) -> bytes:
-    """Bytes that begin as most requests do: namespace and conversation."""
+    """Bytes that start like most requests: namespace and conversation."""
     return b"\x0a\x04fuzz\x12\x01c" + rest
 
 
@@ -153,7 +153,7 @@ async def test_closed_watch_drops_prefetched_messages(talk: Conversation) -> Non
     async with talk.watch() as watch:
         assert (await anext(watch)).number == 1
     with pytest.raises(memstream.StreamClosed):
-        await anext(watch)  # nor that this was the end
+        await anext(watch)  # nor was this the end
     assert watch.number == 1
 
 
@@ -163,7 +163,7 @@ async def test_message_reopens_completed_conversation(talk: Conversation) -> Non
     assert (await anext(watch)).number == 1
     await talk.complete()
     await talk.append("joy", "two")
-    assert [message.number async for message in watch] == []  # it saw the end, although the conversation goes on
+    assert [message.number async for message in watch] == []  # it saw the end, although the conversation was reopened
     async with talk.watch(1) as going_on:
         assert (await anext(going_on)).content == "two"
 
@@ -307,6 +307,6 @@ async def _code(channel: grpc.aio.Channel, rpc: str, data: bytes) -> grpc.Status
 async def test_random_bytes_are_refused_or_answered(talking: ServerProcess, rpc: str, data: bytes) -> None:
     expected = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
     if rpc == "WatchMessages":
-        expected.add(grpc.StatusCode.DEADLINE_EXCEEDED)  # it waits for a first message
+        expected.add(grpc.StatusCode.DEADLINE_EXCEEDED)  # it waits for the first message
     async with grpc.aio.insecure_channel(talking.address) as channel:
         assert await _code(channel, rpc, data) in expected

@@ -1,4 +1,4 @@
-"""Watching, step by step: what a watch sees does not depend on when it looks."""
+"""Watches of conversations: what a watch yields does not depend on when it polls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TALK = ConversationName("comedy", "monday")
 @pytest.fixture
 async def talks(tmp_path: Path) -> AsyncIterator[Conversations]:
     journal = await journals.opened(tmp_path / "data", Clock().now_us, reserve_bytes=0)
-    yield Conversations(journal.conversations, journal, Clock(), quiet_s=3_600.0)  # only being told wakes a watch
+    yield Conversations(journal.conversations, journal, Clock(), quiet_s=3_600.0)  # only a notification wakes a watch
     await journal.close()
 
 
@@ -58,7 +58,7 @@ async def test_watch_ignores_completion_before_it_began(talks: Conversations) ->
 
 async def test_write_wakes_watches_of_its_conversation(talks: Conversations) -> None:
     ending = [asyncio.create_task(rest(talks)) for _ in range(3)]
-    await asyncio.sleep(0.1)  # they wait: the test is as good without it, and weaker
+    await asyncio.sleep(0.1)  # lets the watches wait; without it the test is weaker, not wrong
     await talks.append(ConversationName("comedy", "tuesday"), Message("joy"))
     await say(talks, 2)
     await talks.complete(TALK)
@@ -86,7 +86,7 @@ async def test_deleted_messages_do_not_block_watch(talks: Conversations) -> None
 
 
 async def test_message_of_cancelled_sender_wakes_watches(talks: Conversations) -> None:
-    """The write stands, whoever waits for it; the watch would look by itself only after quiet_s."""
+    """The write is committed even if its caller is cancelled; without a notification the watch polls after quiet_s."""
     ending = asyncio.create_task(rest(talks))
     await asyncio.sleep(0.1)
     for writing in (talks.append(TALK, Message("joy")), talks.complete(TALK)):

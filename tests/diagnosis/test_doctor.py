@@ -1,4 +1,4 @@
-"""`memstream doctor` names each kind of damage and changes nothing; a server started on it says so, or mends it."""
+"""`memstream doctor` names each kind of damage and changes nothing; a server on it fails to start, or repairs it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def found(answer: dict[str, Any], level: str) -> dict[str, dict[str, str]]:
 
 
 def served(data_dir: Path) -> subprocess.CompletedProcess[str]:
-    """A server that is expected not to start."""
+    """A server whose start must fail."""
     return run("serve", "--data", str(data_dir), "--listen", "127.0.0.1:0")
 
 
@@ -50,12 +50,12 @@ def overwritten(file: Path, offset: int, length: int) -> None:
 
 
 def page_of(data_dir: Path, name: str, leaf: bool) -> int:
-    """The offset of a page of a table or index: its root, or a leaf below it."""
+    """The offset of a page of a table or index: its root, or a leaf."""
     with closing(sqlite3.connect(data_dir / "journal.db")) as connection:
         root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0]
     offset = (root - 1) * PAGE
     data = (data_dir / "journal.db").read_bytes()
-    while leaf and data[offset] in (2, 5):  # an inner page: its right-most child stands in its header
+    while leaf and data[offset] in (2, 5):  # an inner page: its header has its right-most child
         offset = (int.from_bytes(data[offset + 8 : offset + 12]) - 1) * PAGE
     return offset
 
@@ -209,7 +209,7 @@ async def test_online_shows_endpoint_answers(data_dir: Path) -> None:
 
 
 def test_foreign_directory_is_a_problem(data_dir: Path) -> None:
-    """As root nothing is forbidden: then this looks as nobody."""
+    """Root may read everything, so as root this runs as the user `nobody`."""
     settings = load(None, {"data_dir": data_dir})
     data_dir.chmod(0)
     was = os.geteuid()
@@ -225,7 +225,7 @@ def test_foreign_directory_is_a_problem(data_dir: Path) -> None:
     assert "the server's user" in problem.advice
 
 
-# ---- beside a server, and after one was killed
+# ---- a running server, and a killed one
 
 
 async def test_doctor_works_while_server_runs(make_server: MakeServer, data_dir: Path) -> None:
@@ -246,7 +246,7 @@ def _looked_beside(command: str, data_dir: Path) -> tuple[int, dict[str, Any]]:
 
 @pytest.fixture
 async def killed(make_server: MakeServer, tmp_path: Path) -> tuple[ServerProcess, list[str]]:
-    """A server that was killed with a long write-ahead log, and what it had acknowledged, in order."""
+    """A server that was killed with a long write-ahead log, and its acknowledged writes in order."""
     server = await started(make_server())
     said = [f"said {number}" for number in range(60)]
     async with memstream.connect(server.address) as client:
@@ -275,14 +275,14 @@ async def test_log_of_killed_server_is_read_unchanged(killed: tuple[ServerProces
 
 
 async def test_torn_tail_after_last_commit_is_a_note(killed: tuple[ServerProcess, list[str]]) -> None:
-    """A commit under way when the power failed: some of its frames, and the last of them half."""
+    """A commit that a power failure interrupted: some of its frames, the last one cut in half."""
     server, said = killed
     log = sqlite.wal_path(server.data_dir / "journal.db")
     frame = 24 + PAGE
     whole = log.read_bytes()
     last = 32 + (len(whole) - 32) // frame * frame
     begun = bytearray(whole[last - frame : last])
-    begun[4:8] = bytes(4)  # of no commit
+    begun[4:8] = bytes(4)  # not a commit frame
     log.write_bytes(whole[:last] + begun + begun[: frame // 2])
     code, answer = await asyncio.to_thread(looked, "doctor", server.data_dir)
     assert (code, "nothing in it was acknowledged" in found(answer, "note")["write-ahead log"]["text"]) == (0, True)
@@ -290,7 +290,7 @@ async def test_torn_tail_after_last_commit_is_a_note(killed: tuple[ServerProcess
 
 
 async def test_log_damage_before_commits_stops_the_start(killed: tuple[ServerProcess, list[str]]) -> None:
-    """SQLite would go on without what comes after the damage, and say nothing."""
+    """SQLite would silently drop the commits after the damage."""
     server, said = killed
     log = sqlite.wal_path(server.data_dir / "journal.db")
     overwritten(log, log.stat().st_size // 2, 100)
@@ -299,7 +299,7 @@ async def test_log_damage_before_commits_stops_the_start(killed: tuple[ServerPro
     assert (code, "commits behind it would be lost" in problem["text"]) == (1, True)
     ended = await asyncio.to_thread(served, server.data_dir)
     assert (ended.returncode, "memstream doctor" in ended.stderr) == (1, True)
-    with closing(sqlite3.connect(server.data_dir / "journal.db")) as connection:  # as the doctor advises
+    with closing(sqlite3.connect(server.data_dir / "journal.db")) as connection:  # the doctor's advice
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     kept = await _kept(server)
     assert kept == said[: len(kept)]
@@ -316,7 +316,7 @@ time.sleep(600)
 
 
 def test_orphaned_index_process_is_named(data_dir: Path) -> None:
-    """A stand-in for Milvus Lite, which the kernel kills with its server: it is told by Lite's lock and arguments."""
+    """A stand-in for Milvus Lite, which dies with its server: the doctor finds it by Lite's lock and arguments."""
     command = [sys.executable, "-c", HOLDING, "--directory", str(data_dir / "milvus")]
     with running(command) as holder:
         assert holder.stdout is not None

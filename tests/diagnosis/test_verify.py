@@ -1,4 +1,4 @@
-"""`memstream verify` passes what a server has written, and finds every kind of planted damage."""
+"""`memstream verify` accepts the data of a server, and finds every kind of planted damage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE = "SELECT min(key) FROM fragments WHERE tier = 'long_term' AND memory = (SEL
 """A fragment of the last memory."""
 TALK = "(SELECT number FROM conversations WHERE name = 'open')"
 NAMED_IN_TEXT = ("store", "conversations", "messages", "plans", "operations")
-"""Checks of what is no memory's."""
+"""Checks that belong to no memory."""
 FIRST = "(SELECT min(number) FROM memories)"
 
 
@@ -57,14 +57,14 @@ def test_pruned_log_is_checked_from_its_start(data_dir: Path) -> None:
 
 
 def _repacked(data_dir: Path, **changes: object) -> None:
-    """Another record for one fragment."""
+    """Replace the record of one fragment."""
     blob = asked(data_dir, f"SELECT payload FROM fragments WHERE key = ({ONE})")[0][0]
     fragment = codec.decode_fragment(blob, 0, 0).but(**changes)
     changed(data_dir, f"UPDATE fragments SET payload = :blob WHERE key = ({ONE})", blob=codec.encode_fragment(fragment))
 
 
 def _told(data_dir: Path, *events: Event) -> None:
-    """Another last transition for the last memory."""
+    """Replace the last transition of the last memory."""
     changed(data_dir, "UPDATE events SET payload = :blob WHERE key = (SELECT max(key) FROM events)", blob=_log(*events))
 
 

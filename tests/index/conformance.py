@@ -1,4 +1,4 @@
-"""What every ports.index.VectorIndex must do. A module of tests subclasses `Conformance` and gives the fixtures.
+"""The contract of every ports.index.VectorIndex. A test module subclasses `Conformance` and provides the fixtures.
 
 Fixtures to give: `index`, an opened VectorIndex of SPACE, shared by the module; `reopen`, which closes it, opens
 it again and returns (index, whether `open` said it must be filled). Each test uses memories of its own.
@@ -53,7 +53,7 @@ def points(memory: str, vectors: npt.NDArray[np.float32], first: int = 0) -> lis
 def brute_force(
     vectors: npt.NDArray[np.float32], query: Vector, limit: int
 ) -> tuple[list[str], npt.NDArray[np.float32]]:
-    """The right answer."""
+    """The expected answer."""
     cosines = vectors @ query
     best = np.argsort(-cosines, kind="stable")[:limit]
     return [fragment_id(int(place)) for place in best], cosines[best]
@@ -61,12 +61,12 @@ def brute_force(
 
 @pytest.fixture
 def memory() -> str:
-    """The uid of a memory no other test uses."""
+    """The uid of a memory that only this test uses."""
     return uuid4().hex
 
 
 class Conformance:
-    """The suite."""
+    """The conformance suite."""
 
     async def test_search_returns_exact_cosines_best_first(self, index: VectorIndex, memory: str) -> None:
         vectors = unit_vectors(300)
@@ -194,7 +194,7 @@ class Conformance:
         assert counts == [0] + [1] * 99
 
     async def test_same_id_in_two_memories_is_two_rows(self, index: VectorIndex, memory: str) -> None:
-        """An import keeps the ids of the fragments, under whatever name."""
+        """An import keeps fragment ids in a memory of another name."""
         vectors, other = unit_vectors(3), f"{memory}-imported"
         await index.upsert([*points(memory, vectors), *points(other, vectors)])
         await index.flush()
@@ -209,13 +209,13 @@ class Conformance:
         numbers = np.random.default_rng(1).permutation(count)
         vectors = unit_vectors(count)
         half = count // 2
-        for part in (numbers[:half], numbers[half:], numbers[: half // 2]):  # some of them again
+        for part in (numbers[:half], numbers[half:], numbers[: half // 2]):  # the last part repeats some
             await index.upsert([Point(memory, fragment_id(int(number)), vectors[number]) for number in part])
             await index.flush()
         await index.upsert(points(memory, vectors[:5], first=count))
         await index.delete(memory, [fragment_id(100)])
         expected = [fragment_id(number) for number in range(count + 5) if number != 100]
-        assert await index.ids(memory) == expected  # of a thousand each
+        assert await index.ids(memory) == expected  # in pages of a thousand
 
     async def test_unusual_ids_round_trip(self, index: VectorIndex, memory: str) -> None:
         vectors = unit_vectors(len(STRANGE))

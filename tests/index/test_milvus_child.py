@@ -1,4 +1,4 @@
-"""What the Milvus Lite child does when it is killed, orphaned, locked out, damaged or full."""
+"""The Milvus Lite child when it is killed, orphaned, locked out, damaged or its disk is full."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def only_child(data_dir: Path) -> int:
 
 
 async def kill_child(index: MilvusIndex, data_dir: Path) -> None:
-    """kill -9, then wait until the next one serves."""
+    """kill -9, then wait until the next child serves."""
     pid = only_child(data_dir)
     os.kill(pid, signal.SIGKILL)
     await until(lambda: pid not in children(data_dir))
@@ -81,7 +81,7 @@ async def kill_child(index: MilvusIndex, data_dir: Path) -> None:
 
 
 async def fill_again(index: MilvusIndex) -> None:
-    """What the engine does after IndexLost."""
+    """The engine's reaction to IndexLost."""
     await index.upsert(points("m", VECTORS))
     await index.flush()
     assert await index.count("m") == len(VECTORS)
@@ -122,7 +122,7 @@ async def test_write_without_child_reports_lost_writes_once(index: MilvusIndex, 
 
 
 def logged(data_dir: Path) -> int:
-    """Bytes in Lite's log: how far a write has come."""
+    """Bytes in Lite's log, which show the progress of a write."""
     return sum(log.stat().st_size for log in collection_of(data_dir).glob("wal/wal_data_*.arrow"))
 
 
@@ -131,7 +131,7 @@ def came_to(data_dir: Path, least: int, write: asyncio.Task[None]) -> bool:
 
 
 async def finish(index: MilvusIndex, write: asyncio.Task[None]) -> None:
-    """A killed child fails the write, or the flush if the write came through first."""
+    """The kill fails the write, or the flush if the write had finished."""
     await write
     await index.flush()
 
@@ -153,7 +153,7 @@ async def test_kill_during_write(index: MilvusIndex, tmp_path: Path) -> None:
 
 
 async def search_until_it_fails(index: MilvusIndex, kind: type[IndexUnavailable]) -> None:
-    """Search through every other failure."""
+    """Search, ignoring IndexUnavailable."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             try:
@@ -182,7 +182,7 @@ async def test_search_ends_with_its_timeout(tmp_path: Path) -> None:
         for one in await asyncio.gather(*searches, return_exceptions=True):
             assert isinstance(one, IndexUnavailable)
             assert str(one) == "Milvus gave no answer within 0.5 s"
-        async with asyncio.timeout(DEADLINE_S):  # a thread is free long before the search's own time is over
+        async with asyncio.timeout(DEADLINE_S):  # a thread is free long before the search's own time limit
             await asyncio.get_running_loop().run_in_executor(index._readers, time.monotonic)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -191,7 +191,7 @@ async def test_search_ends_with_its_timeout(tmp_path: Path) -> None:
 
 
 async def test_child_ends_with_killed_parent(tmp_path: Path) -> None:
-    """And the next start, while it may still be dying, gets the lock and what was flushed."""
+    """The next start, even while the old process exits, gets the lock and the flushed data."""
     script = f"""
 import asyncio, pathlib, sys
 from memstream_server.adapters.milvus.index import open_lite
@@ -226,7 +226,7 @@ asyncio.run(main())
 
 
 async def test_child_ends_with_its_stdin(filled: Path, tmp_path: Path) -> None:
-    """What ends an orphan where there is no parent-death signal; in order, so the lock is free at once."""
+    """The end of stdin ends an orphan without a parent-death signal; in order, so that the lock is free at once."""
     child = Path(with_write_lock.__code__.co_filename)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(child), "--directory", str(tmp_path / "milvus"), "--collection", COLLECTION),
@@ -349,7 +349,7 @@ def lose_file(data_dir: Path) -> None:
 
 
 def damage_manifest(data_dir: Path) -> None:
-    """Lite would quietly take the one before, with half the rows."""
+    """Lite would silently use the previous manifest, with half of the rows."""
     (collection_of(data_dir) / "manifest.json").write_text('{"version": 3, "partit')
 
 
@@ -429,7 +429,7 @@ async def test_damage_found_on_restart_is_reported_once(index: MilvusIndex, tmp_
 
 
 async def test_reopening_reports_loss(index: MilvusIndex, tmp_path: Path) -> None:
-    """An index that is empty must be filled, also when its filling was cut off by a crash."""
+    """An empty index must be filled, also after a crash interrupted its filling."""
     truncate(tmp_path)
     os.kill(only_child(tmp_path), signal.SIGKILL)
     assert await index.open(SPACE)
@@ -456,7 +456,7 @@ async def test_dropped_collection_is_recreated(index: MilvusIndex, tmp_path: Pat
 
 
 async def test_failed_flush_restarts_child_and_keeps_flushed(index: MilvusIndex, tmp_path: Path) -> None:
-    """A file where the partition's data directory is to be stands for a full disk."""
+    """A file in place of the partition's data directory simulates a full disk."""
     memory = next(name for name in map(str, range(99)) if partition_name(name, 64) != partition_name("m", 64))
     obstacle = collection_of(tmp_path) / "partitions" / partition_name(memory, 64) / "data"
     obstacle.write_text("in the way")

@@ -1,4 +1,4 @@
-"""Rows as columns: the message is pymilvus' own, and a Lite keeps the same whichever way a row came."""
+"""Inserts as columns: the message equals pymilvus' own, and Lite stores the same rows either way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.index.conformance import SPACE, fragment_id, points, unit_vectors
 
 @given(st.integers(1, 40), st.integers(1, 300))
 def test_vector_column_equals_protobuf_encoding(rows: int, dimension: int) -> None:
-    """Also where its length takes one, two and three bytes on the wire."""
+    """Lengths that take one, two and three bytes on the wire."""
     vectors = list(np.random.default_rng(rows).standard_normal((rows, dimension)).astype(np.float32))
     field = encode_vectors("vector", vectors)
     assert (field.field_name, field.vectors.dim) == ("vector", dimension)
@@ -47,12 +47,12 @@ def test_target_only_for_plain_addresses(uri: str, token: str, target: str | Non
 
 
 def test_patches_match_installed_lite() -> None:
-    """Another works, at three times the CPU: read what `read_by_column` replaces in it, then name it there."""
+    """Another version works, at three times the CPU: review what `read_by_column` patches, then set LITE_READ."""
     assert importlib.metadata.version("milvus-lite") == LITE_READ
 
 
 async def test_lite_stores_rows_and_columns_alike(tmp_path: Path) -> None:
-    """A token is a reason for rows; Lite does not ask for one. Each way replaces what the other wrote."""
+    """A token selects rows; Lite does not check it. Each way replaces rows that the other wrote."""
     name = collection_name(SPACE, "memstream")
     child = await LiteProcess.start(tmp_path, [name], start_timeout_s=60, lock_timeout_s=10, stop_timeout_s=10)
     opened = [

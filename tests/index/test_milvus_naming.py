@@ -41,7 +41,7 @@ def test_invalid_ids_are_refused(identifier: str) -> None:
 
 
 def test_partitions_are_stable_and_spread() -> None:
-    """The first is written down: a changed hash would lose every row of an existing store."""
+    """A literal name: a changed hash would lose all rows of existing stores."""
     assert partition_name("memory-1", 64) == "p55"
     assert len({partition_name(f"memory-{number}", 64) for number in range(1000)}) == 64
 

@@ -1,4 +1,4 @@
-"""What is done about a Milvus that ends, whatever its next start says: without a child process."""
+"""Supervision of a Milvus that ends, whether its next start succeeds or fails; without a child process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 
 class Child:
-    """Ends when it is told to."""
+    """Ends on demand."""
 
     uri, token, supervised = "unix:none", "", True
 
@@ -35,7 +35,7 @@ class Child:
 
 
 class Collection:
-    """Is there and answers nothing."""
+    """A collection that answers nothing."""
 
     description = "scripted"
 
@@ -45,7 +45,7 @@ class Collection:
 
 
 class Starts:
-    """Children one after the other; of those to come `fail` makes the next one an error."""
+    """Children, one after the other; `fail` is the error of the next start."""
 
     def __init__(self) -> None:
         self.children: list[Child] = []
@@ -57,7 +57,7 @@ class Starts:
         try:
             await self.held.wait()
         except asyncio.CancelledError:
-            await asyncio.sleep(0.05)  # as a child that is killed takes its time to end
+            await asyncio.sleep(0.05)  # a killed child needs time to end
             raise
         if self.fail:
             raise self.fail.pop()
@@ -97,7 +97,7 @@ async def test_close_during_failing_start_returns(starts: Starts) -> None:
     await index.open(SPACE)
     starts.held.clear()
     starts.children[0].over.set()
-    await asyncio.sleep(0.05)  # it is being started again
+    await asyncio.sleep(0.05)  # it is being restarted
     dropping = asyncio.create_task(index.drop())
     await asyncio.sleep(0.01)
     dropping.cancel()

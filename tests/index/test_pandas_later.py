@@ -1,4 +1,4 @@
-"""pymilvus without pandas, in a process of its own each time: what was imported once stays."""
+"""pymilvus without pandas; each test runs in its own process, because imports last."""
 
 from __future__ import annotations
 

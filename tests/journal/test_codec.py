@@ -1,4 +1,4 @@
-"""What older rows decode to."""
+"""Decoding of older rows."""
 
 from __future__ import annotations
 

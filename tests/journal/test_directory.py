@@ -34,7 +34,7 @@ async def opened(data_dir: Path) -> SqlJournal:
 
 
 async def filled(data_dir: Path, rows: int = 3) -> SqlJournal:
-    """A journal with a memory of so many long-term fragments, all of them indexed."""
+    """A journal with a memory of that many long-term fragments, all indexed."""
     journal = await opened(data_dir)
     await journal.create_memory(record(), ())
     await journal.own("u1")
@@ -45,7 +45,7 @@ async def filled(data_dir: Path, rows: int = 3) -> SqlJournal:
 
 
 async def uid_of(journal: SqlJournal) -> str:
-    """Of the one memory: a restore gives it another."""
+    """The only memory's uid: a restore changes it."""
     found = await journal.get_memory("comedy", "joy")
     assert found is not None
     return found.uid
@@ -106,7 +106,7 @@ async def test_opening_detects_damage(data_dir: Path, damage: str) -> None:
     with pytest.raises(Unreadable, match="restore a backup"):
         await opened(data_dir)
     file.write_bytes(whole)
-    await (await opened(data_dir)).close()  # the lock was let go
+    await (await opened(data_dir)).close()  # the lock is free
 
 
 async def test_reading_detects_deeper_damage(data_dir: Path) -> None:
@@ -141,7 +141,7 @@ async def test_record_of_newer_codec_is_refused(data_dir: Path) -> None:
 
 
 def tables(connection: Connection) -> dict[str, Any]:
-    """What SQLite says of every table: columns in no order, indexes with their conditions, whether keys come back."""
+    """SQLite's description of every table: columns sorted, indexes with conditions, whether keys are reused."""
     found = {}
     master = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
     for name, sql in connection.exec_driver_sql(master).all():
@@ -174,7 +174,7 @@ def test_migrations_match_tables_of_new_journal(tmp_path: Path) -> None:
 
 
 def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
-    """Only those that have stored all that they received: the others are still needed for that."""
+    """Only producers that have stored everything received: the others are still needed."""
     engine = sqlite.writer_engine(tmp_path / "old.db")
     with engine.begin() as connection:
         config = Config()

@@ -1,4 +1,4 @@
-"""What is acknowledged stays and what is refused leaves nothing: killed processes, full disks, failing commits."""
+"""Acknowledged writes are kept and failed ones leave nothing: killed processes, full disks, failing commits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_opening_finishes_interrupted_deletion(
     await journal.commit(transition(1, rows=tuple(row(fragment(place)) for place in range(1_500))))
 
     async def killed(self: SqlJournal) -> None:
-        """As if the process ended between the deletion and the first slice."""
+        """Simulates the end of the process between the deletion and the first slice."""
 
     with monkeypatch.context() as patch:
         patch.setattr(SqlJournal, "purge", killed)
@@ -82,7 +82,7 @@ async def test_opening_finishes_interrupted_deletion(
 
 
 def before_statements(journal: SqlJournal, patch: pytest.MonkeyPatch, trip: Callable[[Any], None]) -> None:
-    """Call `trip` with the values of the writer's statements before each, run by the driver itself or by SQLAlchemy."""
+    """Call `trip` with the values of each of the writer's statements before it runs, on either path."""
     run, writer = sqlite.run_statement, journal._database.writer
 
     def tripping(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -114,7 +114,7 @@ async def test_failed_commit_makes_group_outcome_unknown(
     assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
     image = await journal.load("u1", MODEL, 0)
     assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
-    await journal.commit(transition(image.record.revision))  # the writer goes on
+    await journal.commit(transition(image.record.revision))  # the writer continues
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -139,7 +139,7 @@ async def test_any_failed_statement_rolls_back_and_can_be_retried(
             await WRITES[name](journal)
         except OutcomeUnknown:
             if await seen(journal) != before:
-                # Only a deletion has more than one transaction: it stands from the first, the rest is cleaning up.
+                # Only a deletion has several transactions: the first commits it, the others clean up.
                 assert name == "delete"
                 assert await journal.list_memories("comedy", "", 9) == []
                 break
@@ -198,7 +198,7 @@ async def test_low_space_rejects_only_writes_that_add_data(data_dir: Path) -> No
 
 
 async def _fill(journal: SqlJournal) -> int:
-    """Write until the disk is full; how many fragments were acknowledged."""
+    """Write until the disk is full; returns the number of acknowledged fragments."""
     for stored in range(0, 20_000, 20):
         rows = tuple(row(fragment(stored + place, content="x" * 2_000)) for place in range(20))
         try:
@@ -235,7 +235,7 @@ async def test_removed_content_is_not_left_in_file(journal: SqlJournal, data_dir
     await journal.receive(receipt(1, 1, 0))
     await journal.commit(transition(1, rows=(row(fragment(0, content=secret)), row(fragment(1)))))
     await journal.commit(transition(2, removed=(fragment(0).id,)))
-    await journal.close()  # the last connection folds the WAL into the file and removes it
+    await journal.close()  # the last connection checkpoints the WAL and removes it
     assert sorted(os.listdir(data_dir)) == ["format", "journal.db", "lock"]
     kept = (data_dir / "journal.db").read_bytes()
     assert secret.encode() not in kept

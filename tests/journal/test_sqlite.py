@@ -43,7 +43,7 @@ def files(data_dir: Path) -> bytes:
 
 
 async def test_scrub_removes_deleted_bytes(opener: Opener, tmp_path: Path) -> None:
-    """Rows of many memories in turn: pages are split, and rows that moved leave copies that deletion does not find."""
+    """Alternate rows of many memories: page splits leave copies of moved rows that a deletion does not find."""
     journal = await opener()
     memories, turns = [f"u{number}" for number in range(20)], 60
     for uid in memories:

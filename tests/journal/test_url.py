@@ -1,4 +1,4 @@
-"""A journal by URL, as far as that needs no database: what is refused, in which words, and that passwords are kept."""
+"""A journal by URL, without a database: rejected values, their error texts, and hidden passwords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits: all of a transition or nothing, once at a revision; its events."""
+"""Commits: atomic, one per revision, with their events."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Committing:
         assert await journal.prune_events("u1", 30, 10) == 1
         assert await journal.prune_events("u1", 30, 10) == 0
         assert [one.revision for one in await journal.events("u1", 0, 10)] == [4, 5, 6]
-        await journal.commit(replace(transition(6), time_us=5))  # the clock was set back
+        await journal.commit(replace(transition(6), time_us=5))  # the clock jumped back
         assert await journal.prune_events("u1", 45, 10) == 2
         assert [one.revision for one in await journal.events("u1", 0, 10)] == [6, 7]
         assert await journal.prune_events("u1", 100, 10) == 2

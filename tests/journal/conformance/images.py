@@ -1,4 +1,4 @@
-"""A whole memory read at one revision, with its vectors and what it holds before long-term."""
+"""Loading a memory at one revision, with its vectors and held fragments."""
 
 from __future__ import annotations
 

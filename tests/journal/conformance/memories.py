@@ -1,4 +1,4 @@
-"""Memories and namespaces: made, listed, owned, deleted."""
+"""Memories and namespaces: create, list, own, delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fragments read, listed and counted; what is due; access statistics."""
+"""Reading, listing and counting fragments; due fragments; access statistics."""
 
 from __future__ import annotations
 

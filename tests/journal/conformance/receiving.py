@@ -1,4 +1,4 @@
-"""The way in: producers, their receipts, and what tells a repeat."""
+"""Producers and receipts, and how repeats are detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store itself: its space, closing and opening it again, scrubbing, callers that leave."""
+"""The store: its space, reopening, scrubbing, cancelled callers."""
 
 from __future__ import annotations
 
