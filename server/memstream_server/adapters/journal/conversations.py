@@ -21,7 +21,8 @@ from sqlalchemy import (
     update,
 )
 
-from memstream_server.adapters.journal import codec, scanning, staging, writes
+from memstream_server.adapters.journal import codec, scanning, staging
+from memstream_server.adapters.journal.answers import put_answer
 from memstream_server.adapters.journal.database import Read, Write
 from memstream_server.adapters.journal.schema import conversations, key_range, messages, plans, row_key
 from memstream_server.ports.conversations import (
@@ -122,7 +123,7 @@ class SqlConversations:
 
         def both(connection: Connection) -> T:
             done = work(connection)
-            writes.put_answer(connection, None if answer is None else answer(done))
+            put_answer(connection, None if answer is None else answer(done))
             return done
 
         return await self._write(both, rows, adds)

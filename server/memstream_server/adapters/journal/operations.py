@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from memstream_server.adapters.journal import writes
+from memstream_server.adapters.journal.answers import put_answer
 from memstream_server.adapters.journal.database import Read, Write
 from memstream_server.adapters.journal.schema import operations
 from memstream_server.ports.journal.records import Answer
@@ -63,7 +63,7 @@ def _insert_operation(connection: Connection, operation: Operation, answer: Answ
             "process": operation.process,
         },
     )
-    writes.put_answer(connection, answer)
+    put_answer(connection, answer)
 
 
 def _progress_columns(operation: Operation) -> dict[str, Any]:

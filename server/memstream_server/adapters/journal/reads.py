@@ -8,6 +8,7 @@ from sqlalchemy import BigInteger, BindParameter, Connection, bindparam, cast, f
 from sqlalchemy import Row as SqlRow
 
 from memstream_server.adapters.journal import codec
+from memstream_server.adapters.journal.answers import ANSWER_KEPT_US
 from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch_pages, fetch_rows
 from memstream_server.adapters.journal.schema import (
     events,
@@ -22,7 +23,7 @@ from memstream_server.adapters.journal.schema import (
     receipts,
     requests,
 )
-from memstream_server.adapters.journal.writes import ANSWER_KEPT_US, SPACES
+from memstream_server.adapters.journal.writes import SPACES
 from memstream_server.core.values import FragmentKind, MemoryKind, Tier
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.reading import KeptReceipt

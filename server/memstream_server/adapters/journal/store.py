@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 
 from memstream_server.adapters.journal import (
+    answers,
     beside,
     directory,
     image,
@@ -259,10 +260,10 @@ class SqlJournal:
         return await self._read(reads.read_answer, request, self._clock_us())
 
     async def put_answer(self, answer: Answer) -> None:
-        await self._write(writes.put_answers, 1, False, [answer])
+        await self._write(answers.put_answers, 1, False, [answer])
 
     async def prune_answers(self, limit: int) -> int:
-        return await self._write(writes.prune_answers, limit, False, self._clock_us() - writes.ANSWER_KEPT_US, limit)
+        return await self._write(answers.prune_answers, limit, False, self._clock_us() - answers.ANSWER_KEPT_US, limit)
 
     # ---- the index's outbox and jobs
 

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, func, select, update
 
 from memstream_server.adapters.journal import bulk, codec, outbox
+from memstream_server.adapters.journal.answers import put_answer, put_answers
 from memstream_server.adapters.journal.bulk import IDS_MAX
 from memstream_server.adapters.journal.schema import (
     anchors,
@@ -26,8 +27,6 @@ from memstream_server.adapters.journal.writes import (
     check_namespace_limit,
     count_received,
     not_owned_error,
-    put_answer,
-    put_answers,
 )
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import Conflict

@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal import bulk, codec, postgres
+from memstream_server.adapters.journal.answers import put_answer, put_answers
 from memstream_server.adapters.journal.prepared import run_compiled
 from memstream_server.adapters.journal.schema import (
     anchors,
@@ -36,19 +37,16 @@ from memstream_server.adapters.journal.schema import (
     outbox,
     producers,
     receipts,
-    requests,
     row_key,
     vectors,
 )
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, JournalError, NamespaceFull
-from memstream_server.ports.journal.records import ANSWER_KEPT_S, Answer, MemoryRecord, Producer
+from memstream_server.ports.journal.records import Answer, MemoryRecord, Producer
 from memstream_server.ports.journal.spaces import Space, Spaces
 from memstream_server.ports.journal.writing import Receipt
 
-ANSWER_KEPT_US = ANSWER_KEPT_S * 1_000_000
-"""How long the stored answer to a request_id is returned to repeats."""
 SEQUENCES_KEPT = 100_000
 """Sequence numbers of a producer whose hashes are kept; far more than a client can have unacknowledged."""
 SPACES = ("space", "next_space", "old_space")
@@ -128,15 +126,6 @@ _FIRST_PENDING = select(func.min(observations.c.first_sequence)).where(
 )
 _OLDEST_EVENTS = select(events.c.key, events.c.time_us).where(events.c.key.between(_low, _high)).order_by(events.c.key)
 _PRUNE = delete(events).where(events.c.key.between(_low, _high))
-_ANSWERS = bulk.build_insert(requests, ("request",))
-_FORGET_ANSWERS = delete(requests).where(requests.c.time_us < bindparam("before"))
-_OLD_ANSWERS = (
-    select(requests.c.time_us)
-    .where(requests.c.time_us < bindparam("before"))
-    .order_by(requests.c.time_us)
-    .limit(bindparam("limit"))
-)
-_ANSWERED = select(requests.c.request).where(requests.c.request == bindparam("r"))
 _META = update(meta).where(meta.c.name == bindparam("n")).values(value=bindparam("v"))
 
 
@@ -361,36 +350,6 @@ def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receip
             run_compiled(
                 connection, _COMPACT, {"m": number, "producer": receipt.producer, "before": last - SEQUENCES_KEPT}
             )
-
-
-def put_answer(connection: Connection, answer: Answer | None) -> None:
-    """Store an answer and delete expired ones, by its time. Raises Conflict if the request has an answer."""
-    if answer is None:
-        return
-    connection.execute(_FORGET_ANSWERS, {"before": answer.time_us - ANSWER_KEPT_US})
-    if connection.execute(_ANSWERED, {"r": answer.request}).first() is not None:
-        raise Conflict("this request was answered meanwhile: serve that answer")
-    row = {
-        "request": answer.request,
-        "digest": answer.digest,
-        "time_us": answer.time_us,
-        "response": answer.response,
-    }
-    connection.execute(insert(requests), row)
-
-
-def put_answers(connection: Connection, answers: Sequence[Answer]) -> None:
-    """Replace earlier answers to the same requests. The caller ensures that each request is answered once."""
-    rows = [(one.request, one.digest, one.time_us, one.response) for one in answers]
-    bulk.write_rows(connection, _ANSWERS, rows)
-
-
-def prune_answers(connection: Connection, before_us: int, limit: int) -> int:
-    """Delete the oldest answers before a time."""
-    times = connection.execute(_OLD_ANSWERS, {"before": before_us, "limit": limit}).scalars().all()
-    if not times:
-        return 0
-    return connection.execute(_FORGET_ANSWERS, {"before": times[-1] + 1}).rowcount
 
 
 def append_events(connection: Connection, happened: Sequence[tuple[int, int, int, tuple[Event, ...]]]) -> None:
