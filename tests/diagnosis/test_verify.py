@@ -43,7 +43,7 @@ def test_damaged_backup_does_not_verify(data_dir: Path, tmp_path: Path) -> None:
         connection.execute("DELETE FROM fragments WHERE key = (SELECT max(key) FROM fragments)")
     ended = run("verify", str(backup))
     assert ended.returncode == 1
-    assert "is not listed, its events say it is in" in ended.stdout
+    assert "does not exist, its events say it is in" in ended.stdout
 
 
 def test_pruned_log_is_checked_from_its_start(data_dir: Path) -> None:
@@ -192,7 +192,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "a vector of no fragment": (
         "vectors",
-        "where no fragment is",
+        "which has no fragment",
         _sql("INSERT INTO vectors SELECT max(key) + 7, model, vector FROM vectors"),
     ),
     "stored beyond received": (

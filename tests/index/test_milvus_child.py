@@ -449,7 +449,7 @@ async def test_dropped_collection_is_recreated(index: MilvusIndex, tmp_path: Pat
         lambda: index.count("m"),
     ):
         client.drop_collection(COLLECTION, timeout=10)
-        with pytest.raises(IndexLost, match="made anew"):
+        with pytest.raises(IndexLost, match="was recreated"):
             await call()
         await fill_again(index)
     client.close()
