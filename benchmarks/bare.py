@@ -217,7 +217,7 @@ async def start_milvus_lite(directory: Path) -> AsyncIterator[MilvusLite]:
     try:
         collection = await asyncio.to_thread(MilvusCollection.connect, child.uri, "", name, space, Timeouts(), "Strong")
         try:
-            await asyncio.to_thread(collection.make)
+            await asyncio.to_thread(collection.ensure_ready)
             yield MilvusLite(child, collection)
         finally:
             collection.close()

@@ -1,4 +1,4 @@
-"""What every ConversationStore must do, written against the ports alone.
+"""The contract of every ConversationStore, tested through the port only.
 
 A store passes by a module with a class that inherits `ConversationConformance` and a fixture `opener`: a coroutine
 function that opens the same, at first empty, store each time it is called.
@@ -39,7 +39,7 @@ class Store(Journal, Protocol):
 
 Opener = Callable[[], Awaitable[Store]]
 NOW_US = 1_700_000_000_000_000
-"""The stores of this suite are opened with a clock that stands still there."""
+"""The suite opens its stores with a clock that stops at this time."""
 TALK = ConversationName("comedy", "monday")
 OTHER = ConversationName("comedy", "tuesday")
 FULL = Message(
@@ -70,7 +70,7 @@ async def numbers(store: ConversationStore, **query: object) -> list[int]:
 
 
 class ConversationConformance:
-    """Inherit it in a module with the fixture `opener`."""
+    """Subclass it in a module with the fixture `opener`."""
 
     @pytest.fixture
     async def journal(self, opener: Opener) -> AsyncIterator[Store]:
@@ -82,7 +82,7 @@ class ConversationConformance:
     def store(self, journal: Store) -> ConversationStore:
         return journal.conversations
 
-    async def test_nothing_is_there_at_first(self, store: ConversationStore) -> None:
+    async def test_unknown_conversation_is_empty(self, store: ConversationStore) -> None:
         assert await store.status(TALK) == NEVER
         for work in (
             store.messages(TALK, MessageQuery()),
@@ -96,7 +96,7 @@ class ConversationConformance:
                 await work
             assert caught.value.conversation == TALK
 
-    async def test_a_message_is_kept_whole(self, store: ConversationStore) -> None:
+    async def test_message_fields_round_trip(self, store: ConversationStore) -> None:
         kept = await store.append(TALK, FULL, 7)
         assert kept == replace(FULL, number=1, create_time_us=7, update_time_us=7)
         assert await store.messages(TALK, MessageQuery()) == [kept]
@@ -125,7 +125,7 @@ class ConversationConformance:
         assert await numbers(store, current_goal="g2") == [3, 4, 5]
         assert await numbers(store, agent="bob", current_goal="g2", after=3) == [4]
 
-    async def test_deleted_numbers_are_not_given_again(self, store: ConversationStore) -> None:
+    async def test_deleted_numbers_are_not_reused(self, store: ConversationStore) -> None:
         for _ in range(3):
             await store.append(TALK, Message("a"), 1)
         await store.append(OTHER, Message("a"), 1)
@@ -136,7 +136,7 @@ class ConversationConformance:
         assert (await store.append(TALK, Message("a"), 1)).number == 4
         assert len(await store.messages(OTHER, MessageQuery())) == 1
 
-    async def test_completing_and_opening_again(self, store: ConversationStore) -> None:
+    async def test_completed_conversation_can_be_reopened(self, store: ConversationStore) -> None:
         await store.append(TALK, Message("a"), 1)
         await store.complete(TALK, 1)
         await store.complete(TALK, 1)
@@ -170,7 +170,7 @@ class ConversationConformance:
         both = await store.plans(TALK, PlanQuery((1, 2), to_do=True))
         assert [plan.number for plan in both] == [1]
 
-    async def test_a_change_keeps_what_it_does_not_name(self, store: ConversationStore) -> None:
+    async def test_change_keeps_other_fields(self, store: ConversationStore) -> None:
         await store.save_plans(TALK, [Plan(1, "t", agent="joy", retry_times=1, result="r")], 5)
         changed = await store.change_plan(TALK, 1, PlanChange(state=PlanState.RETRYING, retry_times=2), 6)
         assert changed == Plan(
@@ -189,7 +189,7 @@ class ConversationConformance:
         with pytest.raises(NotThere):
             await store.change_plan(TALK, 2, PlanChange(result="x"), 7)
 
-    async def test_an_answer_is_stored_with_what_it_answers(self, journal: Store, store: ConversationStore) -> None:
+    async def test_answer_is_stored_with_its_write(self, journal: Store, store: ConversationStore) -> None:
         made = await store.append(TALK, Message("a"), 1, answering("r1"))
         stored = await journal.answer("r1")
         assert stored is not None
@@ -206,7 +206,7 @@ class ConversationConformance:
         assert await store.plans(TALK, PlanQuery()) == []
         assert not (await store.status(TALK)).completed
 
-    async def test_it_is_all_there_after_reopening(self, opener: Opener) -> None:
+    async def test_reopened_store_has_everything(self, opener: Opener) -> None:
         first = await opener()
         made = await first.conversations.append(TALK, FULL, 1)
         plans = await first.conversations.save_plans(TALK, [Plan(1)], 1)

@@ -1,4 +1,4 @@
-"""A server of these tests' own, and a conversation nobody else uses."""
+"""Starts a server for these tests; each test gets its own conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server killed, or stopped, in the middle of a conversation: what was acknowledged is there, watches go on."""
+"""A server is killed or stopped during a conversation: acknowledged writes are kept, and watches continue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     check_log(started)
 
 
-async def test_what_was_acknowledged_survives_a_kill(server: ServerProcess) -> None:
+async def test_acknowledged_messages_survive_kill(server: ServerProcess) -> None:
     acknowledged: dict[int, str] = {}
 
     async def talking(talk: memstream.Conversation, name: str) -> None:
@@ -40,7 +40,7 @@ async def test_what_was_acknowledged_survives_a_kill(server: ServerProcess) -> N
         talk = client.conversation("comedy/monday")
         await talk.save_plans([Plan(number=1)])
         await talk.update_plan(1, state=PlanState.RETRYING)
-    # A time limit below the restart's: the appends in flight fail, and nobody says whether they were written.
+    # A time limit below the restart's: the running appends fail with an unknown outcome.
     async with memstream.connect(server.address, timeout_s=0.5) as client:
         talk = client.conversation("comedy/monday")
         writers = [asyncio.create_task(talking(talk, name)) for name in ("joy", "bob", "ann")]
@@ -58,7 +58,7 @@ async def test_what_was_acknowledged_survives_a_kill(server: ServerProcess) -> N
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-async def test_a_watch_survives_a_restart(server: ServerProcess, how: str) -> None:
+async def test_watch_survives_restart(server: ServerProcess, how: str) -> None:
     async with memstream.connect(server.address, retry=RETRY) as client:
         talk = client.conversation("comedy/monday")
         seen: list[int] = []
@@ -75,8 +75,8 @@ async def test_a_watch_survives_a_restart(server: ServerProcess, how: str) -> No
         if how == "stopped":
             assert await asyncio.to_thread(server.stop) == 0
         await asyncio.to_thread(server.restart)
-        # By a client that was not there: the other one's channel may still wait before it connects again. Channels of
-        # the same settings share their connection, and with it that wait: hence another keepalive.
+        # By a new client: the channel of the other one may be in its reconnect backoff. Channels with the same settings
+        # share their connection, and with it the backoff: hence another keepalive.
         async with memstream.connect(server.address, keepalive_s=61.0) as fresh:
             for _ in range(3):
                 await fresh.conversation(talk.path).append("joy", "after")

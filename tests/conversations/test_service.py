@@ -37,7 +37,7 @@ RPCS = [method.name for method in pb.DESCRIPTOR.services_by_name["ConversationSe
 
 
 def _near_a_request(rest: bytes) -> bytes:
-    """Bytes that begin as most requests do: namespace and conversation."""
+    """Bytes that start like most requests: namespace and conversation."""
     return b"\x0a\x04fuzz\x12\x01c" + rest
 
 
@@ -45,11 +45,11 @@ async def numbers(listing: Any) -> list[int]:
     return [item.number async for item in listing]
 
 
-async def test_the_server_says_that_it_has_conversations(client: memstream.Client) -> None:
+async def test_server_announces_conversations(client: memstream.Client) -> None:
     assert Capability.CONVERSATIONS in (await client.server_info()).capabilities
 
 
-async def test_a_message_comes_back_as_it_was_sent(talk: Conversation) -> None:
+async def test_message_round_trips(talk: Conversation) -> None:
     message = await talk.append("joy", "Why don't scientists trust atoms?", **SAID)
     assert (message.number, message.sender, message.content) == (1, "joy", "Why don't scientists trust atoms?")
     assert {name: getattr(message, name) for name in SAID} == SAID
@@ -59,7 +59,7 @@ async def test_a_message_comes_back_as_it_was_sent(talk: Conversation) -> None:
     assert (await talk.append("user", "")).success is None
 
 
-async def test_listing_by_agent_pair_and_goal_over_pages(talk: Conversation) -> None:
+async def test_messages_are_listed_by_agents_and_goal_in_pages(talk: Conversation) -> None:
     for place in range(7):
         await talk.append("user" if place % 2 else "joy", "x", receiver="joy" if place % 2 else "user")
     await talk.append("joy", "x", receiver="critic", current_goal="review")
@@ -69,7 +69,7 @@ async def test_listing_by_agent_pair_and_goal_over_pages(talk: Conversation) -> 
     assert await numbers(talk.messages(current_goal="review")) == [8]
 
 
-async def test_a_long_page_is_cut_by_bytes_and_loses_nothing(client: memstream.Client, talk: Conversation) -> None:
+async def test_page_is_cut_by_bytes_without_loss(client: memstream.Client, talk: Conversation) -> None:
     await asyncio.gather(*(talk.append("joy", "x" * 2_000, context=json.dumps("y" * 1_900)) for _ in range(600)))
     request = pb.ListMessagesRequest(namespace=talk.namespace, conversation=talk.name, page_size=1_000)
     answer = await client._link.call(client._link.conversations.ListMessages, request)
@@ -77,7 +77,7 @@ async def test_a_long_page_is_cut_by_bytes_and_loses_nothing(client: memstream.C
     assert await numbers(talk.messages(page_size=1_000)) == list(range(1, 601))
 
 
-async def test_plans_go_through_their_states(talk: Conversation) -> None:
+async def test_plans_change_state(talk: Conversation) -> None:
     saved = await talk.save_plans(
         [Plan(number=1, title="think", agent="joy", rely=""), Plan(number=2, title="tell", rely="1", max_retry_times=3)]
     )
@@ -98,7 +98,7 @@ async def test_plans_go_through_their_states(talk: Conversation) -> None:
     assert await numbers(talk.plans()) == []
 
 
-async def test_what_is_not_there_is_named(talk: Conversation) -> None:
+async def test_not_found_names_the_resource(talk: Conversation) -> None:
     for work in (
         numbers(talk.messages()),
         talk.last_message(),
@@ -117,7 +117,7 @@ async def test_what_is_not_there_is_named(talk: Conversation) -> None:
         await talk.complete_plan(2)
 
 
-async def test_deleting_keeps_the_numbers(talk: Conversation) -> None:
+async def test_deleting_does_not_reuse_numbers(talk: Conversation) -> None:
     for _ in range(3):
         await talk.append("joy", "x")
     assert await talk.delete_messages() == 3
@@ -125,7 +125,7 @@ async def test_deleting_keeps_the_numbers(talk: Conversation) -> None:
     assert (await talk.append("joy", "x")).number == 4
 
 
-async def test_a_watch_ends_with_the_conversation(talk: Conversation) -> None:
+async def test_watch_ends_with_conversation(talk: Conversation) -> None:
     await talk.append("joy", "one")
     async with talk.watch() as watch:
         assert (await anext(watch)).content == "one"
@@ -138,7 +138,7 @@ async def test_a_watch_ends_with_the_conversation(talk: Conversation) -> None:
     assert await numbers(talk.watch(2)) == []
 
 
-async def test_a_watch_that_waits_for_the_first_message(talk: Conversation) -> None:
+async def test_watch_waits_for_first_message(talk: Conversation) -> None:
     async with talk.watch() as watch:
         waiting = asyncio.create_task(numbers(watch))
         await asyncio.sleep(0)
@@ -146,35 +146,35 @@ async def test_a_watch_that_waits_for_the_first_message(talk: Conversation) -> N
         assert await waiting == []
 
 
-async def test_a_closed_watch_hands_out_nothing_that_it_read_ahead(talk: Conversation) -> None:
+async def test_closed_watch_drops_prefetched_messages(talk: Conversation) -> None:
     for text in ("one", "two"):
         await talk.append("joy", text)
     await talk.complete()
     async with talk.watch() as watch:
         assert (await anext(watch)).number == 1
     with pytest.raises(memstream.StreamClosed):
-        await anext(watch)  # nor that this was the end
+        await anext(watch)  # nor was this the end
     assert watch.number == 1
 
 
-async def test_a_message_opens_a_completed_conversation_again(talk: Conversation) -> None:
+async def test_message_reopens_completed_conversation(talk: Conversation) -> None:
     await talk.append("joy", "one")
     watch = talk.watch()
     assert (await anext(watch)).number == 1
     await talk.complete()
     await talk.append("joy", "two")
-    assert [message.number async for message in watch] == []  # it saw the end, although the conversation goes on
+    assert [message.number async for message in watch] == []  # it saw the end, although the conversation was reopened
     async with talk.watch(1) as going_on:
         assert (await anext(going_on)).content == "two"
 
 
-async def test_more_than_a_page_is_watched_in_order(talk: Conversation) -> None:
+async def test_watch_reads_several_pages_in_order(talk: Conversation) -> None:
     await asyncio.gather(*(talk.append("joy", str(place)) for place in range(600)))
     await talk.complete()
     assert await numbers(talk.watch()) == list(range(1, 601))
 
 
-async def test_a_silent_watch_gives_marks(client: memstream.Client, talk: Conversation) -> None:
+async def test_idle_watch_sends_marks(client: memstream.Client, talk: Conversation) -> None:
     request = pb.WatchMessagesRequest(namespace=talk.namespace, conversation=talk.name)
     request.progress_interval.FromTimedelta(timedelta(milliseconds=100))
     call = client._link.conversations.WatchMessages(request)
@@ -183,7 +183,7 @@ async def test_a_silent_watch_gives_marks(client: memstream.Client, talk: Conver
     call.cancel()
 
 
-async def test_a_repeat_gets_the_first_answer(client: memstream.Client, talk: Conversation) -> None:
+async def test_repeat_returns_first_answer(client: memstream.Client, talk: Conversation) -> None:
     rpcs, named = client._link.conversations, {"namespace": talk.namespace, "conversation": talk.name}
     message = pb.ConversationMessage(conversation=talk.name, sender="joy", content="once")
     append = pb.AppendMessageRequest(namespace=talk.namespace, message=message, request_id="r")
@@ -257,7 +257,7 @@ async def test_bad_input_names_the_field(
     assert field in [violation.field for violation in error.violations]
 
 
-async def test_a_token_of_another_listing_is_refused(client: memstream.Client, talk: Conversation) -> None:
+async def test_token_of_other_listing_is_refused(client: memstream.Client, talk: Conversation) -> None:
     for _ in range(2):
         await talk.append("joy", "x")
     rpcs, named = client._link.conversations, {"namespace": talk.namespace, "conversation": talk.name}
@@ -266,13 +266,13 @@ async def test_a_token_of_another_listing_is_refused(client: memstream.Client, t
         await client._link.call(rpcs.ListMessages, pb.ListMessagesRequest(page_token=token, agent="joy", **named))
 
 
-async def test_a_bad_path_is_refused_before_anything_is_sent(client: memstream.Client) -> None:
+async def test_bad_path_is_refused_by_the_client(client: memstream.Client) -> None:
     with pytest.raises(InvalidRequest) as caught:
         client.conversation("monday")
     assert caught.value.violations[0].field == "conversation"
 
 
-def test_the_blocking_facade(talking: ServerProcess, talk: Conversation) -> None:
+def test_sync_client(talking: ServerProcess, talk: Conversation) -> None:
     with memstream.sync.connect(talking.address) as client:
         conversation = client.conversation(talk.path)
         with conversation.watch() as watch:
@@ -304,9 +304,9 @@ async def _code(channel: grpc.aio.Channel, rpc: str, data: bytes) -> grpc.Status
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(rpc=st.sampled_from(RPCS), data=st.binary(max_size=60) | st.builds(_near_a_request, st.binary(max_size=40)))
-async def test_any_bytes_are_refused_or_answered(talking: ServerProcess, rpc: str, data: bytes) -> None:
+async def test_random_bytes_are_refused_or_answered(talking: ServerProcess, rpc: str, data: bytes) -> None:
     expected = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
     if rpc == "WatchMessages":
-        expected.add(grpc.StatusCode.DEADLINE_EXCEEDED)  # it waits for a first message
+        expected.add(grpc.StatusCode.DEADLINE_EXCEEDED)  # it waits for the first message
     async with grpc.aio.insecure_channel(talking.address) as channel:
         assert await _code(channel, rpc, data) in expected

@@ -1,4 +1,4 @@
-"""Watching, step by step: what a watch sees does not depend on when it looks."""
+"""Watches of conversations: what a watch yields does not depend on when it polls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TALK = ConversationName("comedy", "monday")
 @pytest.fixture
 async def talks(tmp_path: Path) -> AsyncIterator[Conversations]:
     journal = await journals.opened(tmp_path / "data", Clock().now_us, reserve_bytes=0)
-    yield Conversations(journal.conversations, journal, Clock(), quiet_s=3_600.0)  # only being told wakes a watch
+    yield Conversations(journal.conversations, journal, Clock(), quiet_s=3_600.0)  # only a notification wakes a watch
     await journal.close()
 
 
@@ -34,7 +34,7 @@ async def rest(talks: Conversations, after: int = 0) -> list[int]:
         return [message.number async for page in talks.watch(TALK, after) for message in page]
 
 
-async def test_an_end_between_two_looks_is_seen_and_what_followed_it_is_not(talks: Conversations) -> None:
+async def test_watch_sees_completion_between_polls(talks: Conversations) -> None:
     await say(talks)
     watch = talks.watch(TALK, 0)
     assert [message.number for message in await anext(watch)] == [1]
@@ -45,7 +45,7 @@ async def test_an_end_between_two_looks_is_seen_and_what_followed_it_is_not(talk
         assert [message.number async for page in watch for message in page] == [2]
 
 
-async def test_an_end_before_the_watch_is_none_once_the_conversation_goes_on(talks: Conversations) -> None:
+async def test_watch_ignores_completion_before_it_began(talks: Conversations) -> None:
     await say(talks)
     await talks.complete(TALK)
     await say(talks)
@@ -56,9 +56,9 @@ async def test_an_end_before_the_watch_is_none_once_the_conversation_goes_on(tal
         assert [page async for page in watch] == []
 
 
-async def test_what_is_written_wakes_the_watches_of_that_conversation(talks: Conversations) -> None:
+async def test_write_wakes_watches_of_its_conversation(talks: Conversations) -> None:
     ending = [asyncio.create_task(rest(talks)) for _ in range(3)]
-    await asyncio.sleep(0.1)  # they wait: the test is as good without it, and weaker
+    await asyncio.sleep(0.1)  # lets the watches wait; without it the test is weaker, not wrong
     await talks.append(ConversationName("comedy", "tuesday"), Message("joy"))
     await say(talks, 2)
     await talks.complete(TALK)
@@ -66,7 +66,7 @@ async def test_what_is_written_wakes_the_watches_of_that_conversation(talks: Con
     assert not talks._waiting
 
 
-async def test_pages_follow_each_other_to_the_end(talks: Conversations, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_pages_to_the_end(talks: Conversations, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "PAGE", 2)
     await say(talks, 4)
     await talks.complete(TALK)
@@ -77,7 +77,7 @@ async def test_pages_follow_each_other_to_the_end(talks: Conversations, monkeypa
     assert await rest(talks) == [1, 2, 3, 4, 5, 6, 7]
 
 
-async def test_deleted_messages_do_not_hold_a_watch_up(talks: Conversations) -> None:
+async def test_deleted_messages_do_not_block_watch(talks: Conversations) -> None:
     await say(talks, 3)
     await talks.delete_messages(TALK)
     await talks.complete(TALK)
@@ -85,8 +85,8 @@ async def test_deleted_messages_do_not_hold_a_watch_up(talks: Conversations) -> 
     assert await talks.messages(TALK, MessageQuery()) == []
 
 
-async def test_a_message_whose_sender_goes_away_wakes_the_watches_too(talks: Conversations) -> None:
-    """The write stands, whoever waits for it; the watch would look by itself only after quiet_s."""
+async def test_message_of_cancelled_sender_wakes_watches(talks: Conversations) -> None:
+    """The write is committed even if its caller is cancelled; without a notification the watch polls after quiet_s."""
     ending = asyncio.create_task(rest(talks))
     await asyncio.sleep(0.1)
     for writing in (talks.append(TALK, Message("joy")), talks.complete(TALK)):

@@ -1,4 +1,4 @@
-"""One data directory that a real server has filled, copied for each test; what commands say of it."""
+"""A data directory that a real server has filled, copied for each test; helpers that run commands on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Entry = tuple[int, int, str]
 
 @pytest.fixture(scope="package")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Not to be changed."""
+    """Do not change it."""
     data_dir = tmp_path_factory.mktemp("lived") / "data"
     asyncio.run(live(data_dir))
     return data_dir
@@ -32,12 +32,12 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data_dir(lived: Path, tmp_path: Path) -> Path:
-    """A copy to be damaged."""
+    """A copy that a test may damage."""
     return Path(shutil.copytree(lived, tmp_path / "data"))
 
 
 def entries(folder: Path) -> dict[str, Entry]:
-    """Every file with its mode, time of change and content: what must be the same after looking."""
+    """Every file with mode, modification time and content, to check that a command changes nothing."""
     return {
         str(file.relative_to(folder)): (
             file.stat().st_mode,
@@ -59,7 +59,7 @@ def looked(command: str, data_dir: Path, *flags: str) -> tuple[int, dict[str, An
 
 
 def changed(data_dir: Path, *statements: str, **values: object) -> None:
-    """Change a journal by hand."""
+    """Change the journal with SQL."""
     with closing(sqlite3.connect(data_dir / "journal.db")) as connection, connection:
         for statement in statements:
             assert connection.execute(statement, values).rowcount, f"nothing was changed: {statement}"

@@ -1,4 +1,4 @@
-"""A data directory in which a real server has lived: every kind of change, in memories of every sort."""
+"""Fills a data directory with a real server: every kind of change, in memories of every kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def about(number: int) -> str:
 
 
 async def live(data_dir: Path, **settings: str | float) -> None:
-    """Run a server over the directory, change everything, and stop it in order."""
+    """Run a server on the directory, make every kind of change, and stop it in order."""
     server = ServerProcess(data_dir).configure(**(QUICK | settings))
     await asyncio.to_thread(server.start)
     try:
@@ -45,7 +45,7 @@ async def _busy(client: memstream.Client, path: str, profile: Profile) -> None:
     async with memory.observe("joy", session="monday") as stream:
         for number in range(80):
             await stream.send(about(number), importance=0.1 + number % 9 / 10)
-        await stream.send("")  # refused, and keeps its number
+        await stream.send("")  # rejected, keeps its number
         await stream.flush()
         for topic in TOPICS:
             await memory.recall_once(topic)
@@ -60,7 +60,7 @@ async def _busy(client: memstream.Client, path: str, profile: Profile) -> None:
 
 
 async def _keyed(memory: memstream.Memory) -> None:
-    """Put, put again, forgotten until the grace has passed and they are erased."""
+    """Fragments that are put, put again, and forgotten until the grace period has passed and they are erased."""
     for number in range(12):
         await memory.put_fragment(Observation(about(number), external_id=f"k{number}"))
     for number in range(4):
@@ -70,7 +70,7 @@ async def _keyed(memory: memstream.Memory) -> None:
 
 
 async def _talked(client: memstream.Client) -> None:
-    """A conversation that was cut once and is completed, one that is open, and one with plans alone."""
+    """A conversation that was cut once and is completed, an open one, and one with only plans."""
     for name in ("closed", "open"):
         talk = client.conversation(f"lived/{name}")
         await talk.append("ann", "never mind")

@@ -1,4 +1,4 @@
-"""`memstream doctor` names each kind of damage and changes nothing; a server started on it says so, or mends it."""
+"""`memstream doctor` names each kind of damage and changes nothing; a server on it fails to start, or repairs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 import memstream
 from memstream_server.adapters.journal import sqlite
 from memstream_server.adapters.journal.wal import read_wal
-from memstream_server.diagnosis.examine import examine
+from memstream_server.diagnosis.examine import run_checks
 from memstream_server.settings import load
 from tests.cli.commands import run
 from tests.diagnosis.conftest import changed, entries, looked
@@ -39,7 +39,7 @@ def found(answer: dict[str, Any], level: str) -> dict[str, dict[str, str]]:
 
 
 def served(data_dir: Path) -> subprocess.CompletedProcess[str]:
-    """A server that is expected not to start."""
+    """A server whose start must fail."""
     return run("serve", "--data", str(data_dir), "--listen", "127.0.0.1:0")
 
 
@@ -50,17 +50,17 @@ def overwritten(file: Path, offset: int, length: int) -> None:
 
 
 def page_of(data_dir: Path, name: str, leaf: bool) -> int:
-    """The offset of a page of a table or index: its root, or a leaf below it."""
+    """The offset of a page of a table or index: its root, or a leaf."""
     with closing(sqlite3.connect(data_dir / "journal.db")) as connection:
         root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0]
     offset = (root - 1) * PAGE
     data = (data_dir / "journal.db").read_bytes()
-    while leaf and data[offset] in (2, 5):  # an inner page: its right-most child stands in its header
+    while leaf and data[offset] in (2, 5):  # an inner page: its header has its right-most child
         offset = (int.from_bytes(data[offset + 8 : offset + 12]) - 1) * PAGE
     return offset
 
 
-def test_a_sound_directory_has_no_problems(data_dir: Path) -> None:
+def test_sound_directory_has_no_problems(data_dir: Path) -> None:
     code, answer = looked("doctor", data_dir, "--online")
     assert (code, answer["ok"], found(answer, "problem")) == (0, True, {})
     fine = found(answer, "ok")
@@ -87,7 +87,7 @@ PAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_torn_pages_are_named(data_dir: Path, name: str) -> None:
+def test_doctor_names_torn_pages(data_dir: Path, name: str) -> None:
     text, damage = PAGES[name]
     damage(data_dir)
     code, answer = looked("doctor", data_dir)
@@ -125,7 +125,7 @@ FILES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damage_is_a_problem_for_the_doctor_and_an_error_for_the_server(data_dir: Path, name: str) -> None:
+def test_damage_is_a_problem_and_stops_the_server(data_dir: Path, name: str) -> None:
     subject, advice, damage = FILES[name]
     damage(data_dir)
     code, answer = looked("doctor", data_dir)
@@ -141,7 +141,7 @@ def test_damage_is_a_problem_for_the_doctor_and_an_error_for_the_server(data_dir
 INDEX: dict[str, tuple[str, Callable[[Path], object]]] = {
     "missing": ("missing", lambda data: shutil.rmtree(data / "milvus")),
     "a file": (
-        "holds nothing",
+        "it is empty",
         lambda data: (shutil.rmtree(data / "milvus"), (data / "milvus").write_text("x")),
     ),
     "without its schema": (
@@ -158,9 +158,7 @@ INDEX: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", INDEX)
-async def test_a_damaged_index_is_a_note_and_the_server_fills_it_again(
-    make_server: MakeServer, data_dir: Path, name: str
-) -> None:
+async def test_damaged_index_is_a_note_and_gets_refilled(make_server: MakeServer, data_dir: Path, name: str) -> None:
     text, damage = INDEX[name]
     damage(data_dir)
     code, answer = await asyncio.to_thread(looked, "doctor", data_dir)
@@ -174,7 +172,7 @@ async def test_a_damaged_index_is_a_note_and_the_server_fills_it_again(
         await until(lambda: indexed(client, memory))
 
 
-def test_another_model_and_too_little_room_are_problems(data_dir: Path) -> None:
+def test_model_mismatch_and_low_space_are_problems(data_dir: Path) -> None:
     more_than_there_is = shutil.disk_usage(data_dir).total + 1
     settings = data_dir.parent / "settings.toml"
     settings.write_text(f'embedding = "openai"\ndisk_free_min_bytes = {more_than_there_is}\n')
@@ -187,14 +185,14 @@ def test_another_model_and_too_little_room_are_problems(data_dir: Path) -> None:
     assert (code, set(found(answer, "problem"))) == (1, {"directory"})
 
 
-def test_endpoints_that_do_not_answer_are_noted_when_asked(data_dir: Path) -> None:
+def test_online_notes_unreachable_endpoints(data_dir: Path) -> None:
     settings = data_dir.parent / "settings.toml"
     settings.write_text('milvus_uri = "http://127.0.0.1:9"\nllm_model = "m"\nllm_base_url = "http://127.0.0.1:9/v1"\n')
     code, answer = looked("doctor", data_dir, "--config", str(settings), "--online")
     assert (code, set(found(answer, "note")) >= {"Milvus", "LLM endpoint"}) == (0, True)
 
 
-async def test_online_shows_what_the_endpoints_answer(data_dir: Path) -> None:
+async def test_online_shows_endpoint_answers(data_dir: Path) -> None:
     async with RecordedEndpoint("azure") as azure, RecordedEndpoint("openai") as openai:
         embedding = azure.settings("next_embedding_") | {"next_embedding": "openai", "next_embedding_model": "m"}
         llm = openai.settings("llm_") | {"llm_model": "gpt", "llm_api_key": "sk-wrong-0123456789", "llm_retries": "0"}
@@ -210,15 +208,15 @@ async def test_online_shows_what_the_endpoints_answer(data_dir: Path) -> None:
         assert "sk-wrong" not in json.dumps(answer)
 
 
-def test_a_directory_of_somebody_else_is_said(data_dir: Path) -> None:
-    """As root nothing is forbidden: then this looks as nobody."""
+def test_foreign_directory_is_a_problem(data_dir: Path) -> None:
+    """Root may read everything, so as root this runs as the user `nobody`."""
     settings = load(None, {"data_dir": data_dir})
     data_dir.chmod(0)
     was = os.geteuid()
     if was == 0:
         os.seteuid(65_534)
     try:
-        findings = list(examine(settings, online=False))
+        findings = list(run_checks(settings, online=False))
     finally:
         os.seteuid(was)
         data_dir.chmod(0o700)
@@ -227,10 +225,10 @@ def test_a_directory_of_somebody_else_is_said(data_dir: Path) -> None:
     assert "the server's user" in problem.advice
 
 
-# ---- beside a server, and after one was killed
+# ---- a running server, and a killed one
 
 
-async def test_beside_a_server_that_runs(make_server: MakeServer, data_dir: Path) -> None:
+async def test_doctor_works_while_server_runs(make_server: MakeServer, data_dir: Path) -> None:
     server = await started(make_server())
     code, answer = await asyncio.to_thread(_looked_beside, "doctor", data_dir)
     assert (code, found(answer, "problem")) == (0, {})
@@ -248,7 +246,7 @@ def _looked_beside(command: str, data_dir: Path) -> tuple[int, dict[str, Any]]:
 
 @pytest.fixture
 async def killed(make_server: MakeServer, tmp_path: Path) -> tuple[ServerProcess, list[str]]:
-    """A server that was killed with a long write-ahead log, and what it had acknowledged, in order."""
+    """A server that was killed with a long write-ahead log, and its acknowledged writes in order."""
     server = await started(make_server())
     said = [f"said {number}" for number in range(60)]
     async with memstream.connect(server.address) as client:
@@ -265,9 +263,9 @@ async def _kept(server: ServerProcess) -> list[str]:
         return await contents(client.memory("log/joy"))
 
 
-async def test_a_killed_server_s_log_is_read_without_being_touched(killed: tuple[ServerProcess, list[str]]) -> None:
+async def test_log_of_killed_server_is_read_unchanged(killed: tuple[ServerProcess, list[str]]) -> None:
     server, said = killed
-    assert read_wal(sqlite.wal_of(server.data_dir / "journal.db")).committed > 0
+    assert read_wal(sqlite.wal_path(server.data_dir / "journal.db")).committed > 0
     (server.data_dir / "journal.db-shm").unlink()
     code, answer = await asyncio.to_thread(looked, "verify", server.data_dir)
     assert (code, answer["checked"]["receipts"]) == (0, 60)
@@ -276,32 +274,32 @@ async def test_a_killed_server_s_log_is_read_without_being_touched(killed: tuple
     assert await _kept(server) == said
 
 
-async def test_what_is_torn_behind_the_last_commit_costs_nothing(killed: tuple[ServerProcess, list[str]]) -> None:
-    """A commit under way when the power failed: some of its frames, and the last of them half."""
+async def test_torn_tail_after_last_commit_is_a_note(killed: tuple[ServerProcess, list[str]]) -> None:
+    """A commit that a power failure interrupted: some of its frames, the last one cut in half."""
     server, said = killed
-    log = sqlite.wal_of(server.data_dir / "journal.db")
+    log = sqlite.wal_path(server.data_dir / "journal.db")
     frame = 24 + PAGE
     whole = log.read_bytes()
     last = 32 + (len(whole) - 32) // frame * frame
     begun = bytearray(whole[last - frame : last])
-    begun[4:8] = bytes(4)  # of no commit
+    begun[4:8] = bytes(4)  # not a commit frame
     log.write_bytes(whole[:last] + begun + begun[: frame // 2])
     code, answer = await asyncio.to_thread(looked, "doctor", server.data_dir)
     assert (code, "nothing in it was acknowledged" in found(answer, "note")["write-ahead log"]["text"]) == (0, True)
     assert await _kept(server) == said
 
 
-async def test_a_log_damaged_before_its_last_commits_stops_the_start(killed: tuple[ServerProcess, list[str]]) -> None:
-    """SQLite would go on without what comes after the damage, and say nothing."""
+async def test_log_damage_before_commits_stops_the_start(killed: tuple[ServerProcess, list[str]]) -> None:
+    """SQLite would silently drop the commits after the damage."""
     server, said = killed
-    log = sqlite.wal_of(server.data_dir / "journal.db")
+    log = sqlite.wal_path(server.data_dir / "journal.db")
     overwritten(log, log.stat().st_size // 2, 100)
     code, answer = await asyncio.to_thread(looked, "doctor", server.data_dir)
     problem = found(answer, "problem")["write-ahead log"]
     assert (code, "commits behind it would be lost" in problem["text"]) == (1, True)
     ended = await asyncio.to_thread(served, server.data_dir)
     assert (ended.returncode, "memstream doctor" in ended.stderr) == (1, True)
-    with closing(sqlite3.connect(server.data_dir / "journal.db")) as connection:  # as the doctor advises
+    with closing(sqlite3.connect(server.data_dir / "journal.db")) as connection:  # the doctor's advice
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     kept = await _kept(server)
     assert kept == said[: len(kept)]
@@ -317,8 +315,8 @@ time.sleep(600)
 """
 
 
-def test_a_process_that_has_the_index_open_though_no_server_runs_is_named(data_dir: Path) -> None:
-    """A stand-in for Milvus Lite, which the kernel kills with its server: it is told by Lite's lock and arguments."""
+def test_orphaned_index_process_is_named(data_dir: Path) -> None:
+    """A stand-in for Milvus Lite, which dies with its server: the doctor finds it by Lite's lock and arguments."""
     command = [sys.executable, "-c", HOLDING, "--directory", str(data_dir / "milvus")]
     with running(command) as holder:
         assert holder.stdout is not None

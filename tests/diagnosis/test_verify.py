@@ -1,4 +1,4 @@
-"""`memstream verify` passes what a server has written, and finds every kind of planted damage."""
+"""`memstream verify` accepts the data of a server, and finds every kind of planted damage."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.looking import data_directory
-from memstream_server.adapters.journal.verifying import verify
+from memstream_server.adapters.journal.looking import open_data_directory
+from memstream_server.adapters.journal.verifying import verify_journal
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.values import Enhancement
 from tests.cli.commands import run
@@ -22,18 +22,18 @@ ONE = "SELECT min(key) FROM fragments WHERE tier = 'long_term' AND memory = (SEL
 """A fragment of the last memory."""
 TALK = "(SELECT number FROM conversations WHERE name = 'open')"
 NAMED_IN_TEXT = ("store", "conversations", "messages", "plans", "operations")
-"""Checks of what is no memory's."""
+"""Checks that belong to no memory."""
 FIRST = "(SELECT min(number) FROM memories)"
 
 
-def test_what_a_server_has_written_verifies(data_dir: Path) -> None:
+def test_server_data_verifies(data_dir: Path) -> None:
     code, answer = looked("verify", data_dir)
     assert (code, answer["ok"], answer["violations"], answer["compacted"]) == (0, True, [], {})
     assert answer["checked"]["memories"] == 3
     assert all(answer["checked"][name] > 0 for name in answer["checked"] if name not in ("outbox", "pending"))
 
 
-def test_a_backup_verifies_and_a_damaged_one_does_not(data_dir: Path, tmp_path: Path) -> None:
+def test_damaged_backup_does_not_verify(data_dir: Path, tmp_path: Path) -> None:
     backup = tmp_path / "monday.memstream"
     assert run("backup", str(backup), "--data", str(data_dir)).returncode == 0
     ended = run("verify", str(backup))
@@ -43,10 +43,10 @@ def test_a_backup_verifies_and_a_damaged_one_does_not(data_dir: Path, tmp_path: 
         connection.execute("DELETE FROM fragments WHERE key = (SELECT max(key) FROM fragments)")
     ended = run("verify", str(backup))
     assert ended.returncode == 1
-    assert "is not listed, its events say it is in" in ended.stdout
+    assert "does not exist, its events say it is in" in ended.stdout
 
 
-def test_a_log_whose_beginning_is_gone_is_checked_from_there(data_dir: Path) -> None:
+def test_pruned_log_is_checked_from_its_start(data_dir: Path) -> None:
     changed(data_dir, f"DELETE FROM events WHERE key BETWEEN {FIRST} << 32 AND ({FIRST} << 32) + 3")
     code, answer = looked("verify", data_dir)
     assert (code, answer["violations"]) == (0, [])
@@ -57,14 +57,14 @@ def test_a_log_whose_beginning_is_gone_is_checked_from_there(data_dir: Path) -> 
 
 
 def _repacked(data_dir: Path, **changes: object) -> None:
-    """Another record for one fragment."""
+    """Replace the record of one fragment."""
     blob = asked(data_dir, f"SELECT payload FROM fragments WHERE key = ({ONE})")[0][0]
     fragment = codec.decode_fragment(blob, 0, 0).but(**changes)
     changed(data_dir, f"UPDATE fragments SET payload = :blob WHERE key = ({ONE})", blob=codec.encode_fragment(fragment))
 
 
 def _told(data_dir: Path, *events: Event) -> None:
-    """Another last transition for the last memory."""
+    """Replace the last transition of the last memory."""
     changed(data_dir, "UPDATE events SET payload = :blob WHERE key = (SELECT max(key) FROM events)", blob=_log(*events))
 
 
@@ -79,17 +79,17 @@ def _sql(*statements: str) -> Callable[[Path], object]:
 DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     "a fragment is gone": (
         "fragments",
-        "is not listed",
+        "does not exist, its events say",
         _sql(f"DELETE FROM fragments WHERE key = ({ONE})"),
     ),
     "a fragment nobody observed": (
         "fragments",
-        "by its events it is not there",
+        "its events say it does not exist",
         lambda data_dir: _repacked(data_dir, id="NOBODY"),
     ),
     "a fragment twice": (
         "fragments",
-        "is there twice",
+        "exists twice",
         _sql(
             "DROP INDEX fragments_id",
             f"INSERT INTO fragments SELECT key + 5000, memory, id, tier, kind, due_time_us, forget_time_us, 0, 0,"
@@ -123,7 +123,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "changed by a revision to come": (
         "columns",
-        "which is to come",
+        "above the memory's revision",
         lambda data_dir: _repacked(data_dir, version=99_999),
     ),
     "a column that says otherwise": (
@@ -138,7 +138,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "a position not given": (
         "columns",
-        "was not given yet",
+        "is not assigned yet",
         _sql("UPDATE memories SET next_position = 1"),
     ),
     "a transition is gone": (
@@ -153,7 +153,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "an event of a fragment that was not there": (
         "revisions",
-        "before it was there",
+        "before it existed",
         lambda data_dir: _told(data_dir, Event(EventType.FORGOTTEN, "NOBODY")),
     ),
     "events that cannot be read": (
@@ -192,7 +192,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "a vector of no fragment": (
         "vectors",
-        "where no fragment is",
+        "which has no fragment",
         _sql("INSERT INTO vectors SELECT max(key) + 7, model, vector FROM vectors"),
     ),
     "stored beyond received": (
@@ -247,17 +247,17 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "the last message is gone": (
         "messages",
-        "they end at 6, the last one given was 7",
+        "messages end at 6, the last number is 7",
         _sql(f"DELETE FROM messages WHERE key = {TALK} << 32 | 7"),
     ),
     "a message under another number": (
         "messages",
-        "message 8 has columns that say otherwise",
+        "message 8 has columns that differ",
         _sql(f"UPDATE messages SET key = key + 1 WHERE key = {TALK} << 32 | 7"),
     ),
     "a sender that says otherwise": (
         "messages",
-        "message 4 has columns that say otherwise",
+        "message 4 has columns that differ",
         _sql(f"UPDATE messages SET sender = 'somebody else' WHERE key = {TALK} << 32 | 4"),
     ),
     "a message that cannot be read": (
@@ -267,7 +267,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "completed in the middle": (
         "conversations",
-        "by its 1 completions at message 7 it is not",
+        "completed 1 times, the last at message 7 of",
         _sql("UPDATE conversations SET last_number = 9 WHERE completed"),
     ),
     "completed at a message to come": (
@@ -277,7 +277,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "a plan in another state": (
         "plans",
-        "plan 7 has columns that say otherwise",
+        "plan 7 has columns that differ",
         _sql("UPDATE plans SET state = 'complete' WHERE key & 4294967295 = 7"),
     ),
     "a plan that cannot be read": (
@@ -292,7 +292,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "an operation in no state": (
         "operations",
-        "its state 'lost' is none",
+        "its state 'lost' is unknown",
         _sql("UPDATE operations SET state = 'lost'"),
     ),
     "an operation that failed for no reason": (
@@ -302,17 +302,17 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "an operation that ended at no time": (
         "operations",
-        "does not say since when",
+        "without an end time",
         _sql("UPDATE operations SET end_time_us = 0"),
     ),
     "an operation that is at work and has ended": (
         "operations",
-        "says that it has ended",
+        "with an end time",
         _sql("UPDATE operations SET state = 'running'"),
     ),
     "an operation that nobody can do": (
         "operations",
-        "its payload is no JSON",
+        "its payload is not JSON",
         _sql("UPDATE operations SET payload = '{'"),
     ),
     "an error that cannot be read": (
@@ -332,15 +332,15 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
 def test_planted_damage_is_found(data_dir: Path, name: str) -> None:
     check, text, damage = DAMAGES[name]
     damage(data_dir)
-    with data_directory(data_dir) as looked_at:
-        report = verify(looked_at, lambda done, total: None)
+    with open_data_directory(data_dir) as opened:
+        report = verify_journal(opened, lambda done, total: None)
     found = [each for each in report.violations if each.check == check and text in each.text]
     assert found, report.violations
     assert report.violated[check] >= len(found)
     assert all(each.memory.startswith("lived/") for each in found) or check in NAMED_IN_TEXT
 
 
-def test_a_violation_names_memory_and_fragment(data_dir: Path) -> None:
+def test_violation_names_memory_and_fragment(data_dir: Path) -> None:
     ((id_, name),) = asked(
         data_dir, f"SELECT id, name FROM fragments JOIN memories ON memory = number WHERE key = ({ONE})"
     )
@@ -352,7 +352,7 @@ def test_a_violation_names_memory_and_fragment(data_dir: Path) -> None:
     assert text.startswith("importance is 0.123, its events say ")
 
 
-def test_an_operation_that_has_not_ended_is_told(data_dir: Path) -> None:
+def test_unfinished_operation_is_reported(data_dir: Path) -> None:
     changed(
         data_dir,
         "UPDATE operations SET state = 'running', end_time_us = 0, done = 3, total = 1000, cancel_asked = 1,"
@@ -370,7 +370,7 @@ def test_an_operation_that_has_not_ended_is_told(data_dir: Path) -> None:
     assert (code, note["level"], note["text"]) == (0, "note", f"{id_} has not ended: {told}")
 
 
-def test_what_cannot_be_verified_is_said(data_dir: Path, tmp_path: Path) -> None:
+def test_unverifiable_file_is_an_error(data_dir: Path, tmp_path: Path) -> None:
     changed(data_dir, "UPDATE alembic_version SET version_num = '9999'")
     code, answer = looked("verify", data_dir)
     assert (code, "revision 9999" in answer["error"]["message"]) == (1, True)

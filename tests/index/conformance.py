@@ -1,4 +1,4 @@
-"""What every ports.index.VectorIndex must do. A module of tests subclasses `Conformance` and gives the fixtures.
+"""The contract of every ports.index.VectorIndex. A test module subclasses `Conformance` and provides the fixtures.
 
 Fixtures to give: `index`, an opened VectorIndex of SPACE, shared by the module; `reopen`, which closes it, opens
 it again and returns (index, whether `open` said it must be filled). Each test uses memories of its own.
@@ -53,7 +53,7 @@ def points(memory: str, vectors: npt.NDArray[np.float32], first: int = 0) -> lis
 def brute_force(
     vectors: npt.NDArray[np.float32], query: Vector, limit: int
 ) -> tuple[list[str], npt.NDArray[np.float32]]:
-    """The right answer."""
+    """The expected answer."""
     cosines = vectors @ query
     best = np.argsort(-cosines, kind="stable")[:limit]
     return [fragment_id(int(place)) for place in best], cosines[best]
@@ -61,14 +61,14 @@ def brute_force(
 
 @pytest.fixture
 def memory() -> str:
-    """The uid of a memory no other test uses."""
+    """The uid of a memory that only this test uses."""
     return uuid4().hex
 
 
 class Conformance:
-    """The suite."""
+    """The conformance suite."""
 
-    async def test_answers_with_exact_cosines_best_first(self, index: VectorIndex, memory: str) -> None:
+    async def test_search_returns_exact_cosines_best_first(self, index: VectorIndex, memory: str) -> None:
         vectors = unit_vectors(300)
         await index.upsert(points(memory, vectors))
         for query in (vectors[17], *unit_vectors(5, seed=9)):
@@ -78,7 +78,7 @@ class Conformance:
             assert cosines.dtype == np.float32
             np.testing.assert_allclose(cosines, right_cosines, atol=1e-5)
 
-    async def test_answers_are_the_same_after_a_flush(self, index: VectorIndex, memory: str) -> None:
+    async def test_flush_does_not_change_answers(self, index: VectorIndex, memory: str) -> None:
         vectors, query = unit_vectors(200), unit_vectors(1, seed=3)[0]
         await index.upsert(points(memory, vectors[:120]))
         await index.flush()
@@ -96,14 +96,14 @@ class Conformance:
             assert cosines.max() <= 1
             assert cosines.min() >= -1
 
-    async def test_limit_counts_and_more_than_there_are_gives_all(self, index: VectorIndex, memory: str) -> None:
+    async def test_limit_bounds_the_answer(self, index: VectorIndex, memory: str) -> None:
         vectors = unit_vectors(12)
         await index.upsert(points(memory, vectors))
         for limit, expected in ((0, 0), (1, 1), (5, 5), (12, 12), (500, 12)):
             ids, cosines = await index.search(memory, vectors[0], limit)
             assert len(ids) == len(cosines) == len(set(ids)) == expected
 
-    async def test_an_unknown_memory_is_empty(self, index: VectorIndex, memory: str) -> None:
+    async def test_unknown_memory_is_empty(self, index: VectorIndex, memory: str) -> None:
         ids, cosines = await index.search(memory, unit_vectors(1)[0], 10)
         assert ids == []
         assert cosines.shape == (0,)
@@ -111,13 +111,13 @@ class Conformance:
         assert await index.ids(memory) == []
         await index.delete(memory, [fragment_id(1)])
 
-    async def test_writing_nothing_is_no_error(self, index: VectorIndex, memory: str) -> None:
+    async def test_empty_write_is_no_error(self, index: VectorIndex, memory: str) -> None:
         await index.upsert([])
         await index.delete(memory, [])
         await index.flush()
         await index.flush()
 
-    async def test_an_upsert_again_changes_nothing(self, index: VectorIndex, memory: str) -> None:
+    async def test_upsert_is_idempotent(self, index: VectorIndex, memory: str) -> None:
         vectors = unit_vectors(40)
         for _ in range(3):
             await index.upsert(points(memory, vectors))
@@ -127,7 +127,7 @@ class Conformance:
         ids, _ = await index.search(memory, vectors[0], 100)
         assert sorted(ids) == [fragment_id(number) for number in range(40)]
 
-    async def test_an_upsert_replaces_the_vector(self, index: VectorIndex, memory: str) -> None:
+    async def test_upsert_replaces_vector(self, index: VectorIndex, memory: str) -> None:
         old, new = unit_vectors(2, seed=5)
         await index.upsert([Point(memory, fragment_id(1), old)])
         await index.flush()
@@ -138,7 +138,7 @@ class Conformance:
             np.testing.assert_allclose(cosines, [1], atol=1e-5)
             await index.flush()
 
-    async def test_of_one_id_twice_in_a_call_the_last_counts(self, index: VectorIndex, memory: str) -> None:
+    async def test_last_of_duplicate_ids_in_a_call_wins(self, index: VectorIndex, memory: str) -> None:
         old, new = unit_vectors(2, seed=6)
         await index.upsert([Point(memory, fragment_id(1), old), Point(memory, fragment_id(1), new)])
         ids, cosines = await index.search(memory, new, 5)
@@ -157,7 +157,7 @@ class Conformance:
             assert await index.count(memory) == len(ids) == 27
             await index.flush()
 
-    async def test_a_deleted_id_can_come_back(self, index: VectorIndex, memory: str) -> None:
+    async def test_deleted_id_can_be_upserted_again(self, index: VectorIndex, memory: str) -> None:
         vector = unit_vectors(1)[0]
         await index.upsert([Point(memory, fragment_id(1), vector)])
         await index.flush()
@@ -172,7 +172,7 @@ class Conformance:
         await index.delete(memory, [fragment_id(number) for number in range(2499)])
         assert await index.ids(memory) == [fragment_id(2499)]
 
-    async def test_memories_do_not_see_each_other(self, index: VectorIndex, memory: str) -> None:
+    async def test_search_is_limited_to_its_memory(self, index: VectorIndex, memory: str) -> None:
         """300 memories in 64 partitions: most share one."""
         vectors = unit_vectors(300)
         await index.upsert(
@@ -185,7 +185,7 @@ class Conformance:
         assert await index.count(f"{memory}-3") == 1
         assert await index.ids(f"{memory}-3") == [fragment_id(3)]
 
-    async def test_a_deletion_touches_its_own_memory_only(self, index: VectorIndex, memory: str) -> None:
+    async def test_deletion_is_limited_to_its_memory(self, index: VectorIndex, memory: str) -> None:
         vectors = unit_vectors(100)
         others = [f"{memory}-{place}" for place in range(100)]
         await index.upsert([Point(other, f"{other}-f", vector) for other, vector in zip(others, vectors, strict=True)])
@@ -193,8 +193,8 @@ class Conformance:
         counts = [await index.count(other) for other in others]
         assert counts == [0] + [1] * 99
 
-    async def test_the_same_id_in_two_memories_is_two_rows(self, index: VectorIndex, memory: str) -> None:
-        """An import keeps the ids of the fragments, under whatever name."""
+    async def test_same_id_in_two_memories_is_two_rows(self, index: VectorIndex, memory: str) -> None:
+        """An import keeps fragment ids in a memory of another name."""
         vectors, other = unit_vectors(3), f"{memory}-imported"
         await index.upsert([*points(memory, vectors), *points(other, vectors)])
         await index.flush()
@@ -204,20 +204,20 @@ class Conformance:
         assert await index.ids(other) == [fragment_id(0), fragment_id(1), fragment_id(2)]
         assert (await index.search(other, vectors[1], 1))[0] == [fragment_id(1)]
 
-    async def test_ids_come_in_order_page_by_page(self, index: VectorIndex, memory: str) -> None:
+    async def test_ids_are_paged_in_order(self, index: VectorIndex, memory: str) -> None:
         count = 2_300
         numbers = np.random.default_rng(1).permutation(count)
         vectors = unit_vectors(count)
         half = count // 2
-        for part in (numbers[:half], numbers[half:], numbers[: half // 2]):  # some of them again
+        for part in (numbers[:half], numbers[half:], numbers[: half // 2]):  # the last part repeats some
             await index.upsert([Point(memory, fragment_id(int(number)), vectors[number]) for number in part])
             await index.flush()
         await index.upsert(points(memory, vectors[:5], first=count))
         await index.delete(memory, [fragment_id(100)])
         expected = [fragment_id(number) for number in range(count + 5) if number != 100]
-        assert await index.ids(memory) == expected  # of a thousand each
+        assert await index.ids(memory) == expected  # in pages of a thousand
 
-    async def test_strange_ids_stay_apart_and_come_back_as_they_were(self, index: VectorIndex, memory: str) -> None:
+    async def test_unusual_ids_round_trip(self, index: VectorIndex, memory: str) -> None:
         vectors = unit_vectors(len(STRANGE))
         names = [f"{memory}{strange}" for strange in STRANGE]
         await index.upsert(
@@ -231,12 +231,12 @@ class Conformance:
             await index.delete(name, [strange])
         assert [await index.count(name) for name in names] == [0, 1] * (len(STRANGE) // 2)
 
-    async def test_a_vector_of_another_dimension_is_refused(self, index: VectorIndex, memory: str) -> None:
+    async def test_wrong_dimension_is_refused(self, index: VectorIndex, memory: str) -> None:
         with pytest.raises(ValueError, match="24 numbers"):
             await index.upsert([Point(memory, fragment_id(1), unit_vectors(1, dimension=23)[0])])
         assert await index.count(memory) == 0
 
-    async def test_searches_run_beside_a_write(self, index: VectorIndex, memory: str) -> None:
+    async def test_searches_run_during_a_write(self, index: VectorIndex, memory: str) -> None:
         vectors = unit_vectors(400)
         await index.upsert(points(memory, vectors))
         await index.flush()
@@ -245,14 +245,12 @@ class Conformance:
         await other
         assert [ids for ids, _ in answers] == [[fragment_id(number)] for number in range(40)]
 
-    async def test_says_what_it_is_and_that_it_is_well(self, index: VectorIndex) -> None:
+    async def test_description_and_health(self, index: VectorIndex) -> None:
         assert index.description.startswith("milvus")
         assert any(character.isdigit() for character in index.description)
         assert await index.healthy()
 
-    async def test_a_dropped_index_is_empty_and_can_be_filled_again(
-        self, index: VectorIndex, reopen: Reopen, memory: str
-    ) -> None:
+    async def test_dropped_index_can_be_refilled(self, index: VectorIndex, reopen: Reopen, memory: str) -> None:
         """It replaces the module's index."""
         vectors = unit_vectors(20)
         await index.upsert(points(memory, vectors))
@@ -269,9 +267,7 @@ class Conformance:
         assert not must_fill
         assert await again.count(memory) == 5
 
-    async def test_what_was_flushed_is_there_after_a_restart(
-        self, index: VectorIndex, reopen: Reopen, memory: str
-    ) -> None:
+    async def test_flushed_data_survives_restart(self, index: VectorIndex, reopen: Reopen, memory: str) -> None:
         """Last in the suite: it replaces the module's index."""
         vectors = unit_vectors(60)
         await index.upsert(points(memory, vectors))

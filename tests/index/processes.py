@@ -1,4 +1,4 @@
-"""Looking at Milvus Lite's child processes from outside, on Linux."""
+"""Inspects Milvus Lite's child processes through /proc, on Linux."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def children(data_dir: Path) -> list[int]:
             try:
                 arguments = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
-                continue  # it ended while we looked; a zombie's is empty
+                continue  # it ended meanwhile; a zombie's command line is empty
             if os.fsencode(data_dir / "milvus") in arguments:
                 found.append(int(entry.name))
     return found

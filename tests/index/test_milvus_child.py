@@ -1,4 +1,4 @@
-"""What the Milvus Lite child does when it is killed, orphaned, locked out, damaged or full."""
+"""The Milvus Lite child when it is killed, orphaned, locked out, damaged or its disk is full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.adapters.milvus.child import SOCKET_PATTERN, one_at_a_time
+from memstream_server.adapters.milvus.child import SOCKET_PATTERN, with_write_lock
 from memstream_server.adapters.milvus.collection import Timeouts
 from memstream_server.adapters.milvus.index import READ_THREADS, MilvusIndex, connect_milvus, open_lite
 from memstream_server.adapters.milvus.naming import collection_name, partition_name
@@ -72,7 +72,7 @@ def only_child(data_dir: Path) -> int:
 
 
 async def kill_child(index: MilvusIndex, data_dir: Path) -> None:
-    """kill -9, then wait until the next one serves."""
+    """kill -9, then wait until the next child serves."""
     pid = only_child(data_dir)
     os.kill(pid, signal.SIGKILL)
     await until(lambda: pid not in children(data_dir))
@@ -81,21 +81,21 @@ async def kill_child(index: MilvusIndex, data_dir: Path) -> None:
 
 
 async def fill_again(index: MilvusIndex) -> None:
-    """What the engine does after IndexLost."""
+    """The engine's reaction to IndexLost."""
     await index.upsert(points("m", VECTORS))
     await index.flush()
     assert await index.count("m") == len(VECTORS)
     assert (await index.search("m", VECTORS[3], 1))[0] == [fragment_id(3)]
 
 
-async def test_a_killed_child_is_replaced_and_has_what_was_flushed(index: MilvusIndex, tmp_path: Path) -> None:
+async def test_killed_child_restarts_with_flushed_data(index: MilvusIndex, tmp_path: Path) -> None:
     await kill_child(index, tmp_path)
     assert await index.count("m") == len(VECTORS)
     assert (await index.search("m", VECTORS[9], 1))[0] == [fragment_id(9)]
     await index.flush()
 
 
-async def test_a_flush_never_covers_writes_of_a_killed_child(index: MilvusIndex, tmp_path: Path) -> None:
+async def test_flush_never_covers_writes_of_killed_child(index: MilvusIndex, tmp_path: Path) -> None:
     more = unit_vectors(50, seed=2)
     await index.upsert(points("m", more, first=1000))
     await kill_child(index, tmp_path)
@@ -107,9 +107,7 @@ async def test_a_flush_never_covers_writes_of_a_killed_child(index: MilvusIndex,
     assert await index.count("m") == len(VECTORS) + 50
 
 
-async def test_who_writes_while_there_is_no_child_is_not_told_again_of_what_is_lost(
-    index: MilvusIndex, tmp_path: Path
-) -> None:
+async def test_write_without_child_reports_lost_writes_once(index: MilvusIndex, tmp_path: Path) -> None:
     more = unit_vectors(50, seed=2)
     await index.upsert(points("m", more, first=1000))
     os.kill(only_child(tmp_path), signal.SIGKILL)
@@ -124,7 +122,7 @@ async def test_who_writes_while_there_is_no_child_is_not_told_again_of_what_is_l
 
 
 def logged(data_dir: Path) -> int:
-    """Bytes in Lite's log: how far a write has come."""
+    """Bytes in Lite's log, which show the progress of a write."""
     return sum(log.stat().st_size for log in collection_of(data_dir).glob("wal/wal_data_*.arrow"))
 
 
@@ -133,12 +131,12 @@ def came_to(data_dir: Path, least: int, write: asyncio.Task[None]) -> bool:
 
 
 async def finish(index: MilvusIndex, write: asyncio.Task[None]) -> None:
-    """A killed child fails the write, or the flush if the write came through first."""
+    """The kill fails the write, or the flush if the write had finished."""
     await write
     await index.flush()
 
 
-async def test_killed_in_the_middle_of_a_write(index: MilvusIndex, tmp_path: Path) -> None:
+async def test_kill_during_write(index: MilvusIndex, tmp_path: Path) -> None:
     many = unit_vectors(6000, seed=3)
     for attempt in range(3):
         pid = only_child(tmp_path)
@@ -155,7 +153,7 @@ async def test_killed_in_the_middle_of_a_write(index: MilvusIndex, tmp_path: Pat
 
 
 async def search_until_it_fails(index: MilvusIndex, kind: type[IndexUnavailable]) -> None:
-    """Search through every other failure."""
+    """Search, ignoring IndexUnavailable."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             try:
@@ -166,14 +164,14 @@ async def search_until_it_fails(index: MilvusIndex, kind: type[IndexUnavailable]
                 await asyncio.sleep(0.02)
 
 
-async def test_calls_fail_at_once_while_there_is_no_child(index: MilvusIndex, tmp_path: Path) -> None:
+async def test_calls_fail_at_once_without_child(index: MilvusIndex, tmp_path: Path) -> None:
     os.kill(only_child(tmp_path), signal.SIGKILL)
     with pytest.raises(IndexUnavailable):
         await search_until_it_fails(index, IndexUnavailable)
     await until(index.healthy)
 
 
-async def test_a_search_ends_when_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
+async def test_search_ends_with_its_timeout(tmp_path: Path) -> None:
     index = await open_lite(tmp_path, timeouts=Timeouts(search_s=600.0))
     await index.open(SPACE)
     await index.upsert(points("m", VECTORS))
@@ -184,7 +182,7 @@ async def test_a_search_ends_when_nobody_waits_for_it_any_more(tmp_path: Path) -
         for one in await asyncio.gather(*searches, return_exceptions=True):
             assert isinstance(one, IndexUnavailable)
             assert str(one) == "Milvus gave no answer within 0.5 s"
-        async with asyncio.timeout(DEADLINE_S):  # a thread is free long before the search's own time is over
+        async with asyncio.timeout(DEADLINE_S):  # a thread is free long before the search's own time limit
             await asyncio.get_running_loop().run_in_executor(index._readers, time.monotonic)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -192,8 +190,8 @@ async def test_a_search_ends_when_nobody_waits_for_it_any_more(tmp_path: Path) -
     await index.close()
 
 
-async def test_a_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
-    """And the next start, while it may still be dying, gets the lock and what was flushed."""
+async def test_child_ends_with_killed_parent(tmp_path: Path) -> None:
+    """The next start, even while the old process exits, gets the lock and the flushed data."""
     script = f"""
 import asyncio, pathlib, sys
 from memstream_server.adapters.milvus.index import open_lite
@@ -227,9 +225,9 @@ asyncio.run(main())
     await index.close()
 
 
-async def test_a_child_ends_when_its_stdin_does(filled: Path, tmp_path: Path) -> None:
-    """What ends an orphan where there is no parent-death signal; in order, so the lock is free at once."""
-    child = Path(one_at_a_time.__code__.co_filename)
+async def test_child_ends_with_its_stdin(filled: Path, tmp_path: Path) -> None:
+    """The end of stdin ends an orphan without a parent-death signal; in order, so that the lock is free at once."""
+    child = Path(with_write_lock.__code__.co_filename)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(child), "--directory", str(tmp_path / "milvus"), "--collection", COLLECTION),
         *("--parent", str(os.getpid()), "--lock-timeout-s", "1"),
@@ -252,7 +250,7 @@ async def test_a_child_ends_when_its_stdin_does(filled: Path, tmp_path: Path) ->
     assert await process.wait() == 0
 
 
-async def test_waits_for_a_predecessor_that_is_still_dying(filled: Path, tmp_path: Path) -> None:
+async def test_start_waits_for_exiting_predecessor(filled: Path, tmp_path: Path) -> None:
     shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
     with (tmp_path / "milvus" / "LOCK").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -266,7 +264,7 @@ async def test_waits_for_a_predecessor_that_is_still_dying(filled: Path, tmp_pat
     await index.close()
 
 
-async def test_a_second_server_on_the_directory_is_refused(index: MilvusIndex, tmp_path: Path) -> None:
+async def test_second_server_on_directory_is_refused(index: MilvusIndex, tmp_path: Path) -> None:
     first = only_child(tmp_path)
     second = await open_lite(tmp_path, lock_timeout_s=0.2)
     with pytest.raises(IndexUnavailable, match="another process holds the lock"):
@@ -278,7 +276,7 @@ async def test_a_second_server_on_the_directory_is_refused(index: MilvusIndex, t
     assert await index.count("m") == len(VECTORS)
 
 
-def test_writes_in_the_child_are_one_at_a_time() -> None:
+def test_child_serializes_writes() -> None:
     inside, most = 0, 0
     go = threading.Event()
 
@@ -289,7 +287,7 @@ def test_writes_in_the_child_are_one_at_a_time() -> None:
         go.wait(0.001)
         inside -= 1
 
-    locked = one_at_a_time(write, threading.Lock())
+    locked = with_write_lock(write, threading.Lock())
     threads = [threading.Thread(target=locked, args=(None, None)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -298,7 +296,7 @@ def test_writes_in_the_child_are_one_at_a_time() -> None:
     assert most == 1
 
 
-async def test_is_reachable_by_a_private_socket_only(index: MilvusIndex, tmp_path: Path) -> None:
+async def test_child_listens_on_private_socket_only(index: MilvusIndex, tmp_path: Path) -> None:
     assert listening(only_child(tmp_path)) == []
     (socket,) = sockets_in(tmp_path)
     mode = socket.stat().st_mode
@@ -308,7 +306,7 @@ async def test_is_reachable_by_a_private_socket_only(index: MilvusIndex, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["long" * 40, "with space", "50%#?"])
-async def test_a_path_that_cannot_hold_the_socket_is_no_obstacle(tmp_path: Path, name: str) -> None:
+async def test_long_data_path_uses_temporary_socket(tmp_path: Path, name: str) -> None:
     data_dir = tmp_path / name
     index = await open_lite(data_dir)
     assert await index.open(SPACE)
@@ -318,7 +316,7 @@ async def test_a_path_that_cannot_hold_the_socket_is_no_obstacle(tmp_path: Path,
     await index.close()
 
 
-async def test_sockets_of_killed_servers_are_cleared(filled: Path, tmp_path: Path) -> None:
+async def test_start_removes_stale_sockets(filled: Path, tmp_path: Path) -> None:
     shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
     stale = tmp_path / "milvus-00000000.sock"
     stale.touch()
@@ -351,7 +349,7 @@ def lose_file(data_dir: Path) -> None:
 
 
 def damage_manifest(data_dir: Path) -> None:
-    """Lite would quietly take the one before, with half the rows."""
+    """Lite would silently use the previous manifest, with half of the rows."""
     (collection_of(data_dir) / "manifest.json").write_text('{"version": 3, "partit')
 
 
@@ -397,7 +395,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_a_damaged_directory_is_dropped_and_filled_again(
+async def test_damaged_directory_is_dropped_and_refilled(
     filled: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
@@ -411,7 +409,7 @@ async def test_a_damaged_directory_is_dropped_and_filled_again(
     assert not collection_of(tmp_path).with_name(f"{COLLECTION}.dropped").exists()
 
 
-async def test_a_damaged_log_costs_nothing(index: MilvusIndex, tmp_path: Path) -> None:
+async def test_damaged_log_loses_nothing(index: MilvusIndex, tmp_path: Path) -> None:
     await index.upsert(points("m", unit_vectors(20, seed=5), first=500))
     (log,) = collection_of(tmp_path).glob("wal/wal_data_*.arrow")
     log.write_bytes(b"\x00" * 50)
@@ -419,7 +417,7 @@ async def test_a_damaged_log_costs_nothing(index: MilvusIndex, tmp_path: Path) -
     assert await index.count("m") == len(VECTORS)
 
 
-async def test_damage_found_by_a_restart_is_told_once(index: MilvusIndex, tmp_path: Path) -> None:
+async def test_damage_found_on_restart_is_reported_once(index: MilvusIndex, tmp_path: Path) -> None:
     truncate(tmp_path)
     os.kill(pid := only_child(tmp_path), signal.SIGKILL)
     await until(lambda: bool(set(children(tmp_path)) - {pid}))
@@ -430,8 +428,8 @@ async def test_damage_found_by_a_restart_is_told_once(index: MilvusIndex, tmp_pa
     await fill_again(index)
 
 
-async def test_opening_again_takes_note_of_a_loss(index: MilvusIndex, tmp_path: Path) -> None:
-    """An index that is empty must be filled, also when its filling was cut off by a crash."""
+async def test_reopening_reports_loss(index: MilvusIndex, tmp_path: Path) -> None:
+    """An empty index must be filled, also after a crash interrupted its filling."""
     truncate(tmp_path)
     os.kill(only_child(tmp_path), signal.SIGKILL)
     assert await index.open(SPACE)
@@ -440,7 +438,7 @@ async def test_opening_again_takes_note_of_a_loss(index: MilvusIndex, tmp_path: 
     assert not await index.open(SPACE)
 
 
-async def test_a_collection_dropped_behind_its_back_is_made_anew(index: MilvusIndex, tmp_path: Path) -> None:
+async def test_dropped_collection_is_recreated(index: MilvusIndex, tmp_path: Path) -> None:
     from pymilvus import MilvusClient
 
     (socket,) = sockets_in(tmp_path)
@@ -451,14 +449,14 @@ async def test_a_collection_dropped_behind_its_back_is_made_anew(index: MilvusIn
         lambda: index.count("m"),
     ):
         client.drop_collection(COLLECTION, timeout=10)
-        with pytest.raises(IndexLost, match="made anew"):
+        with pytest.raises(IndexLost, match="was recreated"):
             await call()
         await fill_again(index)
     client.close()
 
 
-async def test_a_failed_flush_restarts_the_child_and_loses_nothing_flushed(index: MilvusIndex, tmp_path: Path) -> None:
-    """A file where the partition's data directory is to be stands for a full disk."""
+async def test_failed_flush_restarts_child_and_keeps_flushed(index: MilvusIndex, tmp_path: Path) -> None:
+    """A file in place of the partition's data directory simulates a full disk."""
     memory = next(name for name in map(str, range(99)) if partition_name(name, 64) != partition_name("m", 64))
     obstacle = collection_of(tmp_path) / "partitions" / partition_name(memory, 64) / "data"
     obstacle.write_text("in the way")
@@ -478,7 +476,7 @@ async def test_a_failed_flush_restarts_the_child_and_loses_nothing_flushed(index
     assert await index.count(memory) == 30
 
 
-async def test_a_server_that_is_not_there(unused_tcp_port: int) -> None:
+async def test_unreachable_server_raises_unavailable(unused_tcp_port: int) -> None:
     index = connect_milvus(f"http://127.0.0.1:{unused_tcp_port}")
     with pytest.raises(IndexUnavailable):
         await index.open(SPACE)

@@ -1,4 +1,4 @@
-"""Rows as columns: the message is pymilvus' own, and a Lite keeps the same whichever way a row came."""
+"""Inserts as columns: the message equals pymilvus' own, and Lite stores the same rows either way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memstream_server.adapters.milvus.child import LITE_READ
 from memstream_server.adapters.milvus.collection import MilvusCollection, Timeouts
-from memstream_server.adapters.milvus.columns import Columns, floats, target_of
+from memstream_server.adapters.milvus.columns import ColumnInserter, encode_vectors, grpc_target
 from memstream_server.adapters.milvus.lite import LiteProcess
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.ports.index import IndexUnavailable, Point
@@ -21,10 +21,10 @@ from tests.index.conformance import SPACE, fragment_id, points, unit_vectors
 
 
 @given(st.integers(1, 40), st.integers(1, 300))
-def test_a_column_of_vectors_is_what_numbers_one_by_one_make(rows: int, dimension: int) -> None:
-    """Also where its length takes one, two and three bytes on the wire."""
+def test_vector_column_equals_protobuf_encoding(rows: int, dimension: int) -> None:
+    """Lengths that take one, two and three bytes on the wire."""
     vectors = list(np.random.default_rng(rows).standard_normal((rows, dimension)).astype(np.float32))
-    field = floats("vector", vectors)
+    field = encode_vectors("vector", vectors)
     assert (field.field_name, field.vectors.dim) == ("vector", dimension)
     assert field.vectors.float_vector.data == [number for vector in vectors for number in vector.tolist()]
 
@@ -42,17 +42,17 @@ def test_a_column_of_vectors_is_what_numbers_one_by_one_make(rows: int, dimensio
         ("tcp://127.0.0.1:19530", "", None),
     ],
 )
-def test_only_an_address_that_is_all_there_is_to_know_is_called(uri: str, token: str, target: str | None) -> None:
-    assert target_of(uri, token) == target
+def test_target_only_for_plain_addresses(uri: str, token: str, target: str | None) -> None:
+    assert grpc_target(uri, token) == target
 
 
-def test_the_installed_lite_is_the_one_whose_functions_are_replaced() -> None:
-    """Another works, at three times the CPU: read what `read_by_column` replaces in it, then name it there."""
+def test_patches_match_installed_lite() -> None:
+    """Another version works, at three times the CPU: review what `read_by_column` patches, then set LITE_READ."""
     assert importlib.metadata.version("milvus-lite") == LITE_READ
 
 
-async def test_rows_and_columns_are_the_same_to_a_lite(tmp_path: Path) -> None:
-    """A token is a reason for rows; Lite does not ask for one. Each way replaces what the other wrote."""
+async def test_lite_stores_rows_and_columns_alike(tmp_path: Path) -> None:
+    """A token selects rows; Lite does not check it. Each way replaces rows that the other wrote."""
     name = collection_name(SPACE, "memstream")
     child = await LiteProcess.start(tmp_path, [name], start_timeout_s=60, lock_timeout_s=10, stop_timeout_s=10)
     opened = [
@@ -60,7 +60,7 @@ async def test_rows_and_columns_are_the_same_to_a_lite(tmp_path: Path) -> None:
     ]
     try:
         columns, rows = opened
-        columns.make()
+        columns.ensure_ready()
         vectors = unit_vectors(60)
         columns.upsert(points("m", vectors[:30]))
         rows.upsert(points("m", vectors[30:], first=30))
@@ -75,13 +75,13 @@ async def test_rows_and_columns_are_the_same_to_a_lite(tmp_path: Path) -> None:
                 assert fragment_id(number) in found
                 assert cosines[found.index(fragment_id(number))] == pytest.approx(1, abs=1e-5)
             columns.flush()
-        bare = Columns(child.uri, name)
+        bare = ColumnInserter(child.uri, name)
         texts = {column: ["m/f"] for column in ("id", "memory", "spare_text")}
         numbers = {column: [0] for column in ("schema_version", "spare_number")}
         with pytest.raises(pymilvus.MilvusException, match="expected 24"):
-            bare.put("p0", [unit_vectors(1, dimension=23)[0]], texts, numbers, 5)
+            bare.insert_rows("p0", [unit_vectors(1, dimension=23)[0]], texts, numbers, 5)
         with pytest.raises(pymilvus.MilvusException, match="'memory' missing"):
-            bare.put("p0", [vectors[0]], {"id": ["m/f"], "spare_text": [""]}, numbers, 5)
+            bare.insert_rows("p0", [vectors[0]], {"id": ["m/f"], "spare_text": [""]}, numbers, 5)
         bare.close()
         columns.flush()
         assert columns.count("m") == 60

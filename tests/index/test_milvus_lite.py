@@ -59,7 +59,7 @@ class TestMilvusLite(Conformance):
         assert index.description.startswith("milvus-lite 3.")
 
 
-async def test_a_closed_index_says_so(tmp_path: Path) -> None:
+async def test_closed_index_raises(tmp_path: Path) -> None:
     index = await open_lite(tmp_path)
     assert not await index.healthy()
     with pytest.raises(IndexUnavailable, match="not open"):
@@ -67,8 +67,8 @@ async def test_a_closed_index_says_so(tmp_path: Path) -> None:
     await index.close()
 
 
-async def test_two_spaces_are_two_collections(tmp_path: Path) -> None:
-    """Opening another space closes the first; both are there when they are opened again."""
+async def test_two_spaces_have_two_collections(tmp_path: Path) -> None:
+    """Opening another space closes the first; both have their rows when they are opened again."""
     from memstream_server.ports.index import Point
     from memstream_server.ports.journal.spaces import Space
 

@@ -1,4 +1,4 @@
-"""What is done about a Milvus that ends, whatever its next start says: without a child process."""
+"""Supervision of a Milvus that ends, whether its next start succeeds or fails; without a child process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 
 from memstream_server.adapters.milvus import index as module
 from memstream_server.adapters.milvus.collection import Timeouts
-from memstream_server.adapters.milvus.index import MilvusIndex, Running
+from memstream_server.adapters.milvus.index import MilvusIndex
+from memstream_server.adapters.milvus.session import RunningMilvus
 from tests.index.conformance import SPACE
 from tests.support.waiting import until
 
 
 class Child:
-    """Ends when it is told to."""
+    """Ends on demand."""
 
     uri, token, supervised = "unix:none", "", True
 
@@ -35,7 +36,7 @@ class Child:
 
 
 class Collection:
-    """Is there and answers nothing."""
+    """A collection that answers nothing."""
 
     description = "scripted"
 
@@ -45,7 +46,7 @@ class Collection:
 
 
 class Starts:
-    """Children one after the other; of those to come `fail` makes the next one an error."""
+    """Children, one after the other; `fail` is the error of the next start."""
 
     def __init__(self) -> None:
         self.children: list[Child] = []
@@ -53,11 +54,11 @@ class Starts:
         self.held = asyncio.Event()
         self.held.set()
 
-    async def __call__(self, _collections: Sequence[str]) -> Running:
+    async def __call__(self, _collections: Sequence[str]) -> RunningMilvus:
         try:
             await self.held.wait()
         except asyncio.CancelledError:
-            await asyncio.sleep(0.05)  # as a child that is killed takes its time to end
+            await asyncio.sleep(0.05)  # a killed child needs time to end
             raise
         if self.fail:
             raise self.fail.pop()
@@ -70,7 +71,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     def connect(*_: Any) -> tuple[Collection, bool]:
         return Collection(), False
 
-    monkeypatch.setattr(module, "connect", connect)
+    monkeypatch.setattr(module, "connect_collection", connect)
     monkeypatch.setattr(module, "PAUSE_MIN_S", 0.001)
     return Starts()
 
@@ -79,7 +80,7 @@ def made(starts: Starts) -> MilvusIndex:
     return MilvusIndex(starts, name="m", prefix="m", timeouts=Timeouts(), consistency="", remove_files=lambda: None)
 
 
-async def test_a_start_that_fails_for_want_of_anything_is_tried_again(starts: Starts) -> None:
+async def test_failed_start_is_retried(starts: Starts) -> None:
     index = made(starts)
     await index.open(SPACE)
     starts.fail = [OSError(11, "Resource temporarily unavailable")]
@@ -92,12 +93,12 @@ async def test_a_start_that_fails_for_want_of_anything_is_tried_again(starts: St
     await index.close()
 
 
-async def test_whoever_leaves_while_a_start_is_given_up_is_let_go(starts: Starts) -> None:
+async def test_close_during_failing_start_returns(starts: Starts) -> None:
     index = made(starts)
     await index.open(SPACE)
     starts.held.clear()
     starts.children[0].over.set()
-    await asyncio.sleep(0.05)  # it is being started again
+    await asyncio.sleep(0.05)  # it is being restarted
     dropping = asyncio.create_task(index.drop())
     await asyncio.sleep(0.01)
     dropping.cancel()

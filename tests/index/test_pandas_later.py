@@ -1,4 +1,4 @@
-"""pymilvus without pandas, in a process of its own each time: what was imported once stays."""
+"""pymilvus without pandas; each test runs in its own process, because imports last."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def run(program: str) -> None:
         ),
     ],
 )
-def test_pandas_is_there_for_who_uses_it_and_not_before(program: str) -> None:
+def test_pandas_is_imported_on_first_use(program: str) -> None:
     run(BEGINNING + textwrap.dedent(program))
 
 
-def test_what_is_there_already_stays() -> None:
+def test_already_imported_pandas_stays() -> None:
     run("""
         import sys, pandas
         from memstream_server.adapters.milvus.pandas_later import pandas_later

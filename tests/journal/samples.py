@@ -1,4 +1,4 @@
-"""A memory of a few turns, as records, receipts and commits: what tests of a journal write and expect."""
+"""A memory of a few turns as records, receipts and commits, for tests of a journal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY_US = 24 * 3600 * 1_000_000
 
 @dataclass
 class Now:
-    """A clock a test moves by hand."""
+    """A clock that a test sets."""
 
     us: int = 1_700_000_000_000_000
 
@@ -96,7 +96,7 @@ def transition(revision: int, **parts: object) -> Commit:
 
 
 class Gathered:
-    """A Gathering that keeps what it is given."""
+    """A Gathering that keeps its blocks."""
 
     def __init__(self) -> None:
         self.told: list[bool | str] = []

@@ -1,4 +1,4 @@
-"""What older rows decode to."""
+"""Decoding of older rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from memstream_server.core.values import Fragment
 
 
 @pytest.mark.parametrize("profile", Profile)
-def test_policy_from_before_folding_takes_its_profiles(profile: Profile) -> None:
+def test_policy_without_fold_uses_profile_default(profile: Profile) -> None:
     written = json.loads(codec.encode_policy(PROFILES[profile]))
     assert codec.decode_policy(json.dumps(written)) == PROFILES[profile]
     del written["recall"]["fold"]
     assert codec.decode_policy(json.dumps(written)) == PROFILES[profile]
 
 
-def test_fragment_without_later_fields_decodes() -> None:
+def test_fragment_without_newer_fields_decodes() -> None:
     fragment = Fragment(id="a", content="tea", importance=0.9, expire_time_us=9)
     written = msgspec.msgpack.decode(codec.encode_fragment(fragment)[1:])
     for name in ("own_importance", "ttl_us"):

@@ -34,7 +34,7 @@ async def opened(data_dir: Path) -> SqlJournal:
 
 
 async def filled(data_dir: Path, rows: int = 3) -> SqlJournal:
-    """A journal with a memory of so many long-term fragments, all of them indexed."""
+    """A journal with a memory of that many long-term fragments, all indexed."""
     journal = await opened(data_dir)
     await journal.create_memory(record(), ())
     await journal.own("u1")
@@ -45,7 +45,7 @@ async def filled(data_dir: Path, rows: int = 3) -> SqlJournal:
 
 
 async def uid_of(journal: SqlJournal) -> str:
-    """Of the one memory: a restore gives it another."""
+    """The only memory's uid: a restore changes it."""
     found = await journal.get_memory("comedy", "joy")
     assert found is not None
     return found.uid
@@ -54,7 +54,7 @@ async def uid_of(journal: SqlJournal) -> str:
 # ---- one server at a time
 
 
-async def test_a_second_server_is_told_who_holds_the_directory(data_dir: Path) -> None:
+async def test_second_server_error_names_lock_holder(data_dir: Path) -> None:
     first = await opened(data_dir)
     with pytest.raises(Unreadable, match=rf"in use by pid {os.getpid()} on "):
         await opened(data_dir)
@@ -62,7 +62,7 @@ async def test_a_second_server_is_told_who_holds_the_directory(data_dir: Path) -
     await (await opened(data_dir)).close()
 
 
-async def test_a_closed_journal_says_so(data_dir: Path) -> None:
+async def test_closed_journal_raises(data_dir: Path) -> None:
     journal = await opened(data_dir)
     await journal.close()
     await journal.close()
@@ -74,7 +74,7 @@ async def test_a_closed_journal_says_so(data_dir: Path) -> None:
 # ---- formats and damage
 
 
-async def test_a_newer_directory_and_a_newer_journal_are_refused(data_dir: Path) -> None:
+async def test_newer_format_and_newer_tables_are_refused(data_dir: Path) -> None:
     await (await opened(data_dir)).close()
     with sqlite3.connect(data_dir / "journal.db") as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
@@ -89,7 +89,7 @@ async def test_a_newer_directory_and_a_newer_journal_are_refused(data_dir: Path)
         await opened(data_dir)
 
 
-async def test_a_journal_in_a_foreign_directory_is_not_touched(data_dir: Path) -> None:
+async def test_journal_without_format_file_is_not_touched(data_dir: Path) -> None:
     os.mkdir(data_dir)
     (data_dir / "journal.db").write_bytes(b"mine")
     with pytest.raises(Unreadable, match="memstream restore"):
@@ -98,7 +98,7 @@ async def test_a_journal_in_a_foreign_directory_is_not_touched(data_dir: Path) -
 
 
 @pytest.mark.parametrize("damage", ["header", "half"])
-async def test_damage_is_found_when_opening(data_dir: Path, damage: str) -> None:
+async def test_opening_detects_damage(data_dir: Path, damage: str) -> None:
     await (await filled(data_dir, 200)).close()
     file = data_dir / "journal.db"
     whole = file.read_bytes()
@@ -106,10 +106,10 @@ async def test_damage_is_found_when_opening(data_dir: Path, damage: str) -> None
     with pytest.raises(Unreadable, match="restore a backup"):
         await opened(data_dir)
     file.write_bytes(whole)
-    await (await opened(data_dir)).close()  # the lock was let go
+    await (await opened(data_dir)).close()  # the lock is free
 
 
-async def test_damage_deeper_in_is_found_when_it_is_read(data_dir: Path) -> None:
+async def test_reading_detects_deeper_damage(data_dir: Path) -> None:
     await (await filled(data_dir, 200)).close()
     file = data_dir / "journal.db"
     whole = file.read_bytes()
@@ -124,7 +124,7 @@ async def test_damage_deeper_in_is_found_when_it_is_read(data_dir: Path) -> None
         await journal.close()
 
 
-async def test_a_record_of_a_newer_codec_is_refused(data_dir: Path) -> None:
+async def test_record_of_newer_codec_is_refused(data_dir: Path) -> None:
     await (await filled(data_dir)).close()
     with sqlite3.connect(data_dir / "journal.db") as connection:
         connection.execute("UPDATE fragments SET payload = x'09' || substr(payload, 2)")
@@ -141,7 +141,7 @@ async def test_a_record_of_a_newer_codec_is_refused(data_dir: Path) -> None:
 
 
 def tables(connection: Connection) -> dict[str, Any]:
-    """What SQLite says of every table: columns in no order, indexes with their conditions, whether keys come back."""
+    """SQLite's description of every table: columns sorted, indexes with conditions, whether keys are reused."""
     found = {}
     master = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
     for name, sql in connection.exec_driver_sql(master).all():
@@ -156,9 +156,9 @@ def tables(connection: Connection) -> dict[str, Any]:
     return found
 
 
-def test_the_migrations_lead_to_the_tables_of_a_new_journal(tmp_path: Path) -> None:
+def test_migrations_match_tables_of_new_journal(tmp_path: Path) -> None:
     found = []
-    for way in (migrate.make, partial(migrate.migrate, revision=None)):
+    for way in (migrate.create_tables, partial(migrate.run_migrations, revision=None)):
         engine = sqlite.writer_engine(tmp_path / f"{len(found)}.db")
         with engine.begin() as connection:
             way(connection)
@@ -173,8 +173,8 @@ def test_the_migrations_lead_to_the_tables_of_a_new_journal(tmp_path: Path) -> N
     assert ScriptDirectory(str(migrate.SCRIPTS)).get_current_head() == migrate.HEAD
 
 
-def test_producers_of_request_ids_leave(tmp_path: Path) -> None:
-    """Only those that have stored all that they received: the others are still needed for that."""
+def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
+    """Only producers that have stored everything received: the others are still needed."""
     engine = sqlite.writer_engine(tmp_path / "old.db")
     with engine.begin() as connection:
         config = Config()
@@ -184,14 +184,14 @@ def test_producers_of_request_ids_leave(tmp_path: Path) -> None:
         for name, stored, made in (("lasting", 2, None), ("request:r", 2, 1), ("request:waits", 0, 1)):
             connection.exec_driver_sql("INSERT INTO producers VALUES (1, ?, 1, 2, ?, ?)", (name, stored, made))
             connection.exec_driver_sql("INSERT INTO receipts VALUES (1, ?, 2, 1, ?, NULL)", (name, b"h" * 32))
-        migrate.migrate(connection, "0007")
+        migrate.run_migrations(connection, "0007")
         for table, column in (("producers", "name"), ("receipts", "producer")):
             left = connection.exec_driver_sql(f"SELECT {column} FROM {table} ORDER BY 1").scalars().all()
             assert left == ["lasting", "request:waits"]
     engine.dispose()
 
 
-async def test_the_journal_is_as_durable_as_it_says(data_dir: Path) -> None:
+async def test_connections_have_durable_settings(data_dir: Path) -> None:
     await (await opened(data_dir)).close()
     engine = sqlite.writer_engine(data_dir / "journal.db")
     with engine.connect() as connection:
@@ -206,7 +206,7 @@ async def test_the_journal_is_as_durable_as_it_says(data_dir: Path) -> None:
 # ---- backup and restore
 
 
-async def test_a_backup_made_while_writing_is_a_moment_of_the_journal(data_dir: Path, tmp_path: Path) -> None:
+async def test_backup_during_writes_is_a_snapshot(data_dir: Path, tmp_path: Path) -> None:
     journal = await filled(data_dir)
     acknowledged = 2
 
@@ -247,7 +247,7 @@ async def test_a_backup_made_while_writing_is_a_moment_of_the_journal(data_dir: 
     ]
 
 
-async def test_a_backup_replaces_nothing_and_needs_room(
+async def test_backup_needs_new_file_and_free_space(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = await filled(data_dir)
@@ -264,7 +264,7 @@ async def test_a_backup_replaces_nothing_and_needs_room(
         await journal.close()
 
 
-async def test_after_a_restore_the_index_is_filled_again(data_dir: Path, tmp_path: Path) -> None:
+async def test_restore_refills_index(data_dir: Path, tmp_path: Path) -> None:
     journal = await filled(data_dir)
     await journal.backup(str(tmp_path / "backup"))
     assert (await journal.index_generation(), await journal.outbox_size()) == (0, 0)
@@ -286,7 +286,7 @@ async def test_after_a_restore_the_index_is_filled_again(data_dir: Path, tmp_pat
     await newer.close()
 
 
-async def test_restore_replaces_a_journal_only_by_force_and_never_a_running_one(data_dir: Path, tmp_path: Path) -> None:
+async def test_restore_needs_force_and_a_stopped_server(data_dir: Path, tmp_path: Path) -> None:
     journal = await filled(data_dir)
     await journal.backup(str(tmp_path / "backup"))
     with pytest.raises(Unreadable, match="in use by pid"):
@@ -302,9 +302,7 @@ async def test_restore_replaces_a_journal_only_by_force_and_never_a_running_one(
 
 
 @pytest.mark.parametrize("what", ["garbage", "truncated", "foreign", "absent"])
-async def test_what_is_no_backup_is_refused_and_leaves_the_directory_as_it_was(
-    data_dir: Path, tmp_path: Path, what: str
-) -> None:
+async def test_restore_of_invalid_file_changes_nothing(data_dir: Path, tmp_path: Path, what: str) -> None:
     journal = await filled(data_dir, 100)
     backup = tmp_path / "backup"
     if what == "garbage":
@@ -327,7 +325,7 @@ async def test_what_is_no_backup_is_refused_and_leaves_the_directory_as_it_was(
     await again.close()
 
 
-async def test_a_restore_that_did_not_finish_must_be_done_again(
+async def test_unfinished_restore_must_be_repeated(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = await filled(data_dir)

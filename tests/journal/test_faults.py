@@ -1,4 +1,4 @@
-"""What is acknowledged stays and what is refused leaves nothing: killed processes, full disks, failing commits."""
+"""Acknowledged writes are kept and failed ones leave nothing: killed processes, full disks, failing commits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def revision(journal: SqlJournal) -> int:
 # ---- killed
 
 
-async def test_what_was_acknowledged_survives_kill_9(data_dir: Path) -> None:
+async def test_acknowledged_writes_survive_kill_9(data_dir: Path) -> None:
     for lines in (1, 40, 173):
         said = await asyncio.to_thread(acknowledged_until_killed, str(data_dir), lines)
         journal = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
@@ -54,13 +54,13 @@ async def test_what_was_acknowledged_survives_kill_9(data_dir: Path) -> None:
             await journal.close()
 
 
-async def test_a_deletion_that_was_interrupted_ends_at_the_next_opening(
+async def test_opening_finishes_interrupted_deletion(
     journal: SqlJournal, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await journal.commit(transition(1, rows=tuple(row(fragment(place)) for place in range(1_500))))
 
     async def killed(self: SqlJournal) -> None:
-        """As if the process ended between the deletion and the first slice."""
+        """Simulates the end of the process between the deletion and the first slice."""
 
     with monkeypatch.context() as patch:
         patch.setattr(SqlJournal, "purge", killed)
@@ -82,20 +82,20 @@ async def test_a_deletion_that_was_interrupted_ends_at_the_next_opening(
 
 
 def before_statements(journal: SqlJournal, patch: pytest.MonkeyPatch, trip: Callable[[Any], None]) -> None:
-    """Call `trip` with the values of the writer's statements before each, run by the driver itself or by SQLAlchemy."""
-    run, writer = sqlite.run, journal._database.writer
+    """Call `trip` with the values of each of the writer's statements before it runs, on either path."""
+    run, writer = sqlite.run_statement, journal._database.writer
 
     def tripping(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if connection.engine is writer:
             trip(values)
         return run(connection, text, values)
 
-    patch.setattr(sqlite, "run", tripping)
+    patch.setattr(sqlite, "run_statement", tripping)
     event.listen(writer, "before_cursor_execute", lambda *given: trip(given[3]))
 
 
 @pytest.mark.parametrize("lost", [True, False])
-async def test_a_failed_commit_leaves_the_outcome_of_its_whole_group_unknown(
+async def test_failed_commit_makes_group_outcome_unknown(
     journal: SqlJournal, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
     def fail(connection: Connection) -> None:
@@ -104,7 +104,7 @@ async def test_a_failed_commit_leaves_the_outcome_of_its_whole_group_unknown(
             connection.commit()
         raise OperationalError("COMMIT", None, sqlite3.OperationalError("disk I/O error"))
 
-    monkeypatch.setattr(sqlite, "commit", fail)
+    monkeypatch.setattr(sqlite, "commit_transaction", fail)
     results = await asyncio.gather(
         journal.commit(transition(1, rows=(row(fragment(0)),))),
         journal.commit(transition(7)),
@@ -114,11 +114,11 @@ async def test_a_failed_commit_leaves_the_outcome_of_its_whole_group_unknown(
     assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
     image = await journal.load("u1", MODEL, 0)
     assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
-    await journal.commit(transition(image.record.revision))  # the writer goes on
+    await journal.commit(transition(image.record.revision))  # the writer continues
 
 
 @pytest.mark.parametrize("name", WRITES)
-async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(
+async def test_any_failed_statement_rolls_back_and_can_be_retried(
     journal: SqlJournal, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await journal.receive(receipt(1, 2, 0))
@@ -139,7 +139,7 @@ async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(
             await WRITES[name](journal)
         except OutcomeUnknown:
             if await seen(journal) != before:
-                # Only a deletion has more than one transaction: it stands from the first, the rest is cleaning up.
+                # Only a deletion has several transactions: the first commits it, the others clean up.
                 assert name == "delete"
                 assert await journal.list_memories("comedy", "", 9) == []
                 break
@@ -149,9 +149,7 @@ async def test_whichever_statement_fails_nothing_is_left_and_a_retry_succeeds(
     assert await seen(journal) != before
 
 
-async def test_a_write_that_breaks_the_transaction_does_not_take_its_group_along(
-    journal: SqlJournal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_broken_transaction_fails_only_one_write(journal: SqlJournal, monkeypatch: pytest.MonkeyPatch) -> None:
     def trip(values: Any) -> None:
         if "poison" in values:
             raise OperationalError("?", None, sqlite3.OperationalError("disk I/O error"))
@@ -172,7 +170,7 @@ async def test_a_write_that_breaks_the_transaction_does_not_take_its_group_along
 # ---- full disks
 
 
-async def test_before_the_disk_is_full_what_adds_is_refused_and_the_rest_goes_on(data_dir: Path) -> None:
+async def test_low_space_rejects_only_writes_that_add_data(data_dir: Path) -> None:
     free = 1 << 40
     journal = await open_journal(data_dir, clock_us=Now(), free_bytes=lambda: free, reserve_bytes=1 << 20)
     try:
@@ -200,7 +198,7 @@ async def test_before_the_disk_is_full_what_adds_is_refused_and_the_rest_goes_on
 
 
 async def _fill(journal: SqlJournal) -> int:
-    """Write until the disk is full; how many fragments were acknowledged."""
+    """Write until the disk is full; returns the number of acknowledged fragments."""
     for stored in range(0, 20_000, 20):
         rows = tuple(row(fragment(stored + place, content="x" * 2_000)) for place in range(20))
         try:
@@ -210,9 +208,7 @@ async def _fill(journal: SqlJournal) -> int:
     raise AssertionError("the disk was never full")
 
 
-async def test_a_disk_that_is_really_full_refuses_and_keeps_what_was_acknowledged(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_disk_keeps_acknowledged_writes(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "_WRITER", (*sqlite._WRITER, "PRAGMA max_page_count = 120"))
     journal = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
     try:
@@ -234,12 +230,12 @@ async def test_a_disk_that_is_really_full_refuses_and_keeps_what_was_acknowledge
         await journal.close()
 
 
-async def test_what_was_removed_is_not_left_in_the_file(journal: SqlJournal, data_dir: Path) -> None:
+async def test_removed_content_is_not_left_in_file(journal: SqlJournal, data_dir: Path) -> None:
     secret = "the combination is 4711"
     await journal.receive(receipt(1, 1, 0))
     await journal.commit(transition(1, rows=(row(fragment(0, content=secret)), row(fragment(1)))))
     await journal.commit(transition(2, removed=(fragment(0).id,)))
-    await journal.close()  # the last connection folds the WAL into the file and removes it
+    await journal.close()  # the last connection checkpoints the WAL and removes it
     assert sorted(os.listdir(data_dir)) == ["format", "journal.db", "lock"]
     kept = (data_dir / "journal.db").read_bytes()
     assert secret.encode() not in kept

@@ -12,7 +12,7 @@ from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, Text, crea
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import open_journal
-from memstream_server.adapters.journal.bulk import Bulk, fetch, returned
+from memstream_server.adapters.journal.bulk import Bulk, fetch_rows, write_returning
 from memstream_server.adapters.journal.sqlite import writer_engine
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.port import Journal
@@ -42,8 +42,8 @@ def files(data_dir: Path) -> bytes:
     return b"".join(path.read_bytes() for path in data_dir.rglob("journal.db*"))
 
 
-async def test_scrubbing_leaves_nothing_of_what_was_deleted(opener: Opener, tmp_path: Path) -> None:
-    """Rows of many memories in turn: pages are split, and rows that moved leave copies that deletion does not find."""
+async def test_scrub_removes_deleted_bytes(opener: Opener, tmp_path: Path) -> None:
+    """Alternate rows of many memories: page splits leave copies of moved rows that a deletion does not find."""
     journal = await opener()
     memories, turns = [f"u{number}" for number in range(20)], 60
     for uid in memories:
@@ -74,15 +74,17 @@ async def test_scrubbing_leaves_nothing_of_what_was_deleted(opener: Opener, tmp_
     await journal.close()
 
 
-def test_what_fails_at_a_later_row_is_an_error_of_the_journal_too(tmp_path: Path) -> None:
+def test_failure_in_later_row_raises_journal_error(tmp_path: Path) -> None:
     least = -(1 << 63)
     engine = writer_engine(tmp_path / "journal.db")
     with engine.begin() as connection, pytest.raises(DBAPIError, match="overflow"):
-        returned(connection, Bulk("WITH given (n) AS (VALUES ", 1, ") SELECT abs(n) FROM given"), [(1,), (least,)])
+        write_returning(
+            connection, Bulk("WITH given (n) AS (VALUES ", 1, ") SELECT abs(n) FROM given"), [(1,), (least,)]
+        )
     engine.dispose()
 
 
-def test_columns_are_read_byte_by_byte_as_they_were_written() -> None:
+def test_column_reads_keep_every_byte() -> None:
     table = Table("t", MetaData(), Column("n", Integer), Column("b", LargeBinary), Column("t", Text))
     rows = [
         [-(2**63), bytes(range(256)), "a\0b"],
@@ -95,6 +97,6 @@ def test_columns_are_read_byte_by_byte_as_they_were_written() -> None:
     with engine.begin() as connection:
         table.create(connection)
         statement = select(table.c.n, table.c.b, table.c.t).order_by(table.c.n.is_(None), table.c.n)
-        assert fetch(connection, statement, {}) == []
+        assert fetch_rows(connection, statement, {}) == []
         connection.execute(table.insert(), [dict(zip("nbt", row, strict=True)) for row in rows])
-        assert fetch(connection, statement, {}) == [rows[at] for at in (0, 3, 4, 2, 1)]
+        assert fetch_rows(connection, statement, {}) == [rows[at] for at in (0, 3, 4, 2, 1)]

@@ -1,4 +1,4 @@
-"""A journal by URL, as far as that needs no database: what is refused, in which words, and that passwords are kept."""
+"""A journal by URL, without a database: rejected values, their error texts, and hidden passwords."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from memstream_server.settings import Settings, SettingsError, load
 SECRET = "postgresql://joy:s3cret@db.example/memstream"
 
 
-def test_a_url_of_another_kind_is_no_setting() -> None:
+def test_setting_rejects_other_url_schemes() -> None:
     with pytest.raises(SettingsError, match=r"journal_url: .*must begin with postgresql://") as caught:
         load(None, {"journal_url": "mysql://joy:s3cret@db.example/memstream"})
     assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", [SECRET, SECRET.replace("postgresql", "postgres")])
-def test_a_settings_password_is_not_shown(url: str) -> None:
+def test_settings_hide_url_password(url: str) -> None:
     settings = load(None, {"journal_url": url})
     assert settings.journal_url.get_secret_value() == url
     assert "s3cret" not in f"{settings!r} {settings}"
@@ -31,21 +31,23 @@ def test_a_settings_password_is_not_shown(url: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
-def test_every_name_of_postgresql_leads_to_psycopg(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_postgresql_scheme_uses_psycopg(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "psycopg")
-    url = postgres.url_of(SECRET.replace("postgresql", scheme))
+    url = postgres.parse_url(SECRET.replace("postgresql", scheme))
     assert (url.drivername, url.password, url.database) == ("postgresql+psycopg", "s3cret", "memstream")
     assert "s3cret" not in str(url)
 
 
-def test_without_psycopg_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_psycopg_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unreadable, match=r"pip install 'memstream\[server,postgres\]'"):
-        postgres.url_of(SECRET)
+        postgres.parse_url(SECRET)
 
 
 @pytest.mark.parametrize("command", [["backup", "copy"], ["restore", "copy"]])
-def test_backup_and_restore_name_pg_dump(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backup_and_restore_point_to_pg_dump(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "copy").touch()
     answer = CliRunner().invoke(root, command, env={"MEMSTREAM_JOURNAL_URL": SECRET})

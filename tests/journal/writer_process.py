@@ -1,4 +1,4 @@
-"""A process that writes until it is killed, saying what was acknowledged: run as `python -m ... PLACE`.
+"""A process that writes until it is killed and prints what was acknowledged: run as `python -m ... PLACE`.
 
 PLACE is a data directory or the URL of a database.
 """
@@ -47,7 +47,7 @@ async def main(place: str) -> None:
 
 
 def acknowledged_until_killed(place: str, lines: int) -> dict[str, int]:
-    """Run a writer, read what it acknowledges, kill it after so many lines, and read the rest."""
+    """Run a writer, read its acknowledgements, kill it after that many lines, and read the rest."""
     command = [sys.executable, "-m", "tests.journal.writer_process", place]
     with running(command) as process:
         assert process.stdout is not None
@@ -61,7 +61,7 @@ def acknowledged_until_killed(place: str, lines: int) -> dict[str, int]:
 
 
 async def check_kept(journal: Journal, said: dict[str, int]) -> None:
-    """All that the writers so far said is there, whole and once."""
+    """Check that every write acknowledged so far exists, complete and once."""
     image = await journal.load("u1", MODEL, 10_000)
     (producer,) = image.producers
     assert producer.received >= said["received"]

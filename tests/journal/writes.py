@@ -1,4 +1,4 @@
-"""Writes of every kind, and all that can be seen of their effect: for tests that make them fail."""
+"""Writes of every kind and everything that they change, for tests that make them fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.journal.samples import MODEL, fragment, receipt, record, row, transit
 
 
 def everything() -> Commit:
-    """A commit with something in every part, the second of a memory."""
+    """The second commit of a memory, with every part set."""
     return transition(
         2,
         rows=(row(fragment(1)), row(fragment(2, model=""))),
@@ -52,7 +52,7 @@ WRITES: dict[str, Callable[[SqlJournal], Any]] = {
 
 
 async def seen(journal: SqlJournal) -> object:
-    """All that the ports show of both memories, of conversations and operations."""
+    """Everything that the ports show of both memories, of conversations and operations."""
     records = await journal.list_memories("comedy", "", 9)
     images = [await journal.load(one.uid, MODEL, 9) for one in records]
     events = [await journal.events(one.uid, 0, 9) for one in records]
@@ -63,7 +63,7 @@ async def seen(journal: SqlJournal) -> object:
 
 
 async def talked(journal: SqlJournal) -> object:
-    """All of every conversation, those put aside included."""
+    """Everything of all conversations, staged ones included."""
     talks = journal.conversations
     names = [ConversationName(space, name) for space in ("", "comedy") for name in await talks.names(space, "", 9)]
     return [

@@ -11,7 +11,7 @@ import pytest
 
 from memstream_server.adapters.models.onnx_files import OnnxModelError
 from memstream_server.adapters.models.onnx_reranker import BATCH_PAIRS, OnnxReranker
-from memstream_server.diagnosis.outside import reranker_findings
+from memstream_server.diagnosis.outside import check_reranker
 from memstream_server.ports.models import ModelUnavailable
 from memstream_server.settings import Settings
 from tests.support.tiny_model import write_cross_encoder, write_model
@@ -117,10 +117,10 @@ def test_a_directory_that_cannot_be_used_says_why(
 
 def test_doctor_checks_the_reranker(tmp_path: Path) -> None:
     directory = write_cross_encoder(tmp_path / "tiny")
-    assert list(reranker_findings(Settings())) == []
-    (sound,) = reranker_findings(Settings(reranker_model_dir=directory))
+    assert list(check_reranker(Settings())) == []
+    (sound,) = check_reranker(Settings(reranker_model_dir=directory))
     assert (sound.level, sound.text.partition("@")[0]) == ("ok", "tiny")
     no_model(directory)
-    (bad,) = reranker_findings(Settings(reranker_model_dir=directory))
+    (bad,) = check_reranker(Settings(reranker_model_dir=directory))
     assert bad.level == "problem"
     assert "no model.onnx" in bad.text

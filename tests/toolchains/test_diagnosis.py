@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import memstream
-from memstream_server.adapters.journal.looking import database
-from memstream_server.adapters.journal.verifying import verify
+from memstream_server.adapters.journal.looking import open_database
+from memstream_server.adapters.journal.verifying import verify_journal
 from tests.cli.commands import run
 from tests.diagnosis.lived import live
 from tests.server.conftest import QUICK
@@ -52,7 +52,7 @@ def test_the_doctor_says_what_is_sqlites_alone(lived: str) -> None:
     said = {one["subject"]: one for one in answer["findings"]}
     assert {"database", "files", "version", "memories", "conversations", "operations", "embedding"} <= set(said)
     assert not {"pages", "format", "disk", "write-ahead log"} & set(said)
-    assert "those are SQLite's" in said["files"]["text"]
+    assert "belong to PostgreSQL and were not checked" in said["files"]["text"]
     assert "pg_amcheck" in said["files"]["advice"]
 
 
@@ -60,7 +60,7 @@ LAST = "(SELECT max(number) FROM memories)"
 ONE = f"(SELECT min(key) FROM fragments WHERE tier = 'long_term' AND memory = {LAST})"
 TALK = "(SELECT number FROM conversations WHERE name = 'open')"
 DAMAGES: dict[str, tuple[str, str, str]] = {
-    "a fragment is gone": ("fragments", "is not listed", f"DELETE FROM fragments WHERE key = {ONE}"),
+    "a fragment is gone": ("fragments", "does not exist, its events say", f"DELETE FROM fragments WHERE key = {ONE}"),
     "a column that says otherwise": (
         "columns",
         "column speaker",
@@ -98,7 +98,7 @@ DAMAGES: dict[str, tuple[str, str, str]] = {
     ),
     "an operation that ended at no time": (
         "operations",
-        "does not say since when",
+        "without an end time",
         "UPDATE operations SET end_time_us = 0",
     ),
 }
@@ -109,8 +109,8 @@ def test_planted_damage_is_found(lived: str, postgres: Cluster, name: str) -> No
     check, text, statement = DAMAGES[name]
     url = copied(postgres, lived)
     postgres.execute(url, statement)
-    with database(url) as looked_at:
-        report = verify(looked_at, lambda done, total: None)
+    with open_database(url) as looked_at:
+        report = verify_journal(looked_at, lambda done, total: None)
     assert [one for one in report.violations if one.check == check and text in one.text], report.violations
 
 

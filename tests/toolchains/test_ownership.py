@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from memstream_server.adapters.journal import SqlJournal, open_journal
-from memstream_server.adapters.journal.postgres import LEADING, lock_of
+from memstream_server.adapters.journal.postgres import LEADING, process_lock_key
 from memstream_server.adapters.journal.processes import SqlProcesses
 from memstream_server.app.dependencies import dependencies
 from memstream_server.app.models import Models
@@ -75,9 +75,8 @@ async def joined(url: str, count: int, lease_s: float = LEASE_S) -> AsyncIterato
 
 def end_writer(cluster: Cluster, url: str, server: Server) -> None:
     """End a process's session that writes, from the database's side."""
-    where = (
-        f"locktype = 'advisory' AND granted AND (classid::bigint << 32 | objid::bigint) = {lock_of(str(server.number))}"
-    )
+    lock_key = process_lock_key(str(server.number))
+    where = f"locktype = 'advisory' AND granted AND (classid::bigint << 32 | objid::bigint) = {lock_key}"
     assert cluster.execute(url, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE {where}") == [(True,)]
 
 
@@ -269,7 +268,7 @@ async def test_a_writer_that_reconnects_ends_the_session_it_had_before(postgres:
         await one.processes.take("u1", one.number)
         former = psycopg.connect(url, autocommit=True)
         waiting = asyncio.create_task(
-            asyncio.to_thread(former.execute, f"SELECT pg_advisory_lock({lock_of(str(one.number))})".encode())
+            asyncio.to_thread(former.execute, f"SELECT pg_advisory_lock({process_lock_key(str(one.number))})".encode())
         )
         await until(lambda: _waits(url))
         end_writer(postgres, url, one)

@@ -163,7 +163,7 @@ def overtaken(cluster: Cluster, url: str) -> Any:
 
 
 async def test_the_migrations_make_the_tables_of_the_schema(journal: SqlJournal, url: str) -> None:
-    engine = create_engine(adapter.url_of(url))
+    engine = create_engine(adapter.parse_url(url))
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []

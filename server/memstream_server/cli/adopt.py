@@ -150,10 +150,10 @@ def adopt_command(
     importance = default if importance is None else importance
     adoption = Adoption(collection, namespace, name, wanted, importance, time_us=0, model=model)
     from memstream_server.adapters.milvus.collection import CollectionMissing
-    from memstream_server.adapters.milvus.existing import existing_collection
+    from memstream_server.adapters.milvus.existing import open_existing_collection
 
     try:
-        with existing_collection(uri, milvus_token, collection) as source:
+        with open_existing_collection(uri, milvus_token, collection) as source:
             done = server.ask(lambda client: _adopt(client, source, adoption, new))
     except (FileNotFoundError, CollectionMissing) as error:
         raise Missing(str(error)) from error

@@ -81,7 +81,7 @@ def backup_command(file: Path, data_dir: Path, as_json: bool) -> None:
     if not file.absolute().parent.is_dir():
         raise Missing(f"there is no directory {file.absolute().parent}")
     try:
-        directory.backup(data_dir, file)
+        directory.write_backup(data_dir, file)
     except AlreadyExists as error:
         raise Misuse(str(error)) from error
     except (JournalError, OSError) as error:

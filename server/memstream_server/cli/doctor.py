@@ -33,11 +33,11 @@ def doctor_command(online: bool, settings: Settings, as_json: bool) -> None:
       memstream doctor --data ./data
       memstream doctor --online --json
     """
-    from memstream_server.diagnosis.examine import examine
+    from memstream_server.diagnosis.examine import run_checks
     from memstream_server.observability import configure_logging
 
     configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)  # findings say it, on standard output
-    findings = list(examine(settings, online))
+    findings = list(run_checks(settings, online))
     problems = sum(one.level == "problem" for one in findings)
     if as_json:
         print_json({"ok": not problems, "findings": findings})

@@ -16,7 +16,7 @@ from memstream_server.cli.output import console, print_json, say, shown, table, 
 from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
-    from memstream_server.adapters.journal.looking import Looked
+    from memstream_server.adapters.journal.looking import OpenedJournal
     from memstream_server.adapters.journal.report import Report
 
 
@@ -35,14 +35,14 @@ def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None
       memstream verify --data ./data
       memstream verify monday.memstream --json
     """
-    from memstream_server.adapters.journal.verifying import verify
+    from memstream_server.adapters.journal.verifying import verify_journal
     from memstream_server.ports.journal.errors import JournalError
 
     where = str(file or ("the database" if settings.journal_url.get_secret_value() else settings.data_dir))
     try:
         with _opened(file, settings) as looked, _bar() as bar:
             task = bar.add_task("memories and conversations", total=None)
-            report = verify(looked, lambda done, total: bar.update(task, completed=done, total=total))
+            report = verify_journal(looked, lambda done, total: bar.update(task, completed=done, total=total))
     except (JournalError, OSError) as error:
         raise Failure(f"{where} cannot be verified: {error}") from error
     if as_json:
@@ -53,14 +53,14 @@ def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None
         raise SystemExit(Exit.FAILED)
 
 
-def _opened(file: Path | None, settings: Settings) -> AbstractContextManager[Looked]:
+def _opened(file: Path | None, settings: Settings) -> AbstractContextManager[OpenedJournal]:
     from memstream_server.adapters.journal import looking
 
     if file is not None:
-        return looking.backup_file(file)
+        return looking.open_backup(file)
     if url := settings.journal_url.get_secret_value():
-        return looking.database(url)
-    return looking.data_directory(settings.data_dir)
+        return looking.open_database(url)
+    return looking.open_data_directory(settings.data_dir)
 
 
 def _bar() -> Progress:

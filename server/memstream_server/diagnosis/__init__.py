@@ -1,5 +1,9 @@
-"""`memstream doctor`: what is wrong with a server's data and surroundings, and what to do, without changing anything.
+"""`memstream doctor`: what is wrong with a server's data and environment, and what to do. Changes nothing.
 
-Reading order: findings (what is said), directory (files, lock, disk), journal (what is in it), index (Milvus Lite's
-files), outside (packages, database, models, endpoints), then examine, which asks them all.
+findings: the value `Finding` and its levels
+directory: files, lock, format, write-ahead log and disk of a data directory
+journal: pages, version, embedding space and waiting work of a journal
+index: the files of Milvus Lite
+outside: packages, models and endpoints
+examine: runs all checks in order
 """

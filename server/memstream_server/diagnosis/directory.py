@@ -1,4 +1,4 @@
-"""The data directory's files: whether they are there, whose they are, who holds them, and the disk under them."""
+"""Checks the data directory's files: presence, permissions, lock, format, write-ahead log, disk space."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from memstream_server.ports.journal.errors import Unreadable
 RESTORE = "restore a backup: memstream restore FILE --data {} --force"
 
 
-def directory_findings(data_dir: Path, holder: str, reserve_bytes: int) -> Iterator[Finding]:
-    """About a directory that exists. `holder` is who holds its lock, empty when nobody does. Raises OSError."""
-    yield from _permissions(data_dir)
-    yield _lock(data_dir, holder)
-    yield _format(data_dir)
-    yield _log(data_dir, holder)
-    yield _disk(data_dir, reserve_bytes)
+def check_directory(data_dir: Path, holder: str, reserve_bytes: int) -> Iterator[Finding]:
+    """Findings on an existing directory. `holder` is the process that holds its lock, if any. Raises OSError."""
+    yield from _check_permissions(data_dir)
+    yield _check_lock(data_dir, holder)
+    yield _check_format(data_dir)
+    yield _check_wal(data_dir, holder)
+    yield _check_disk(data_dir, reserve_bytes)
 
 
-def _permissions(data_dir: Path) -> Iterator[Finding]:
+def _check_permissions(data_dir: Path) -> Iterator[Finding]:
     files = [data_dir, *(file for file in data_dir.iterdir() if file.is_file())]
     denied = [file.name for file in files if not os.access(file, os.R_OK | os.W_OK)]
     if denied:
@@ -34,34 +34,34 @@ def _permissions(data_dir: Path) -> Iterator[Finding]:
         return
     mode = stat.S_IMODE(data_dir.stat().st_mode)
     if mode & 0o077:
-        yield note("permissions", f"others may enter {data_dir} (mode {mode:o})", f"chmod 700 {data_dir}")
+        yield note("permissions", f"other users may enter {data_dir} (mode {mode:o})", f"chmod 700 {data_dir}")
         return
-    yield fine("permissions", "readable and writable, for its owner alone")
+    yield fine("permissions", "readable and writable for its owner only")
 
 
-def _lock(data_dir: Path, holder: str) -> Finding:
+def _check_lock(data_dir: Path, holder: str) -> Finding:
     if not holder:
         return fine("lock", "no server runs on this directory")
-    if directory.alive(holder) is None:
+    if directory.is_holder_alive(holder) is None:
         return note(
-            "lock", f"held by {holder}, which cannot be seen from here", "ask that server: memstream info --target ..."
+            "lock", f"held by {holder}, which is not visible from here", "ask that server: memstream info --target ..."
         )
     return note(
-        "lock", f"a server runs on it: {holder}; it was looked at beside it", "memstream info says how the server is"
+        "lock", f"a server runs on it: {holder}; checked while it runs", "memstream info shows the state of the server"
     )
 
 
-def _format(data_dir: Path) -> Finding:
+def _check_format(data_dir: Path) -> Finding:
     try:
         there = directory.read_format(data_dir)
     except Unreadable as error:
-        return problem("format", str(error), _way_out(data_dir))
+        return problem("format", str(error), _format_advice(data_dir))
     if not there:
-        return problem("format", "there is neither a format file nor a journal", "the first start makes both")
+        return problem("format", "there is neither a format file nor a journal", "the first start creates both")
     return fine("format", f"format {directory.FORMAT}")
 
 
-def _way_out(data_dir: Path) -> str:
+def _format_advice(data_dir: Path) -> str:
     if (data_dir / "format").exists() or not directory.journal_path(data_dir).exists():
         return RESTORE.format(data_dir)
     return (
@@ -70,8 +70,8 @@ def _way_out(data_dir: Path) -> str:
     )
 
 
-def _log(data_dir: Path, holder: str) -> Finding:
-    file = sqlite.wal_of(directory.journal_path(data_dir))
+def _check_wal(data_dir: Path, holder: str) -> Finding:
+    file = sqlite.wal_path(directory.journal_path(data_dir))
     if holder:
         return fine("write-ahead log", "in use by the server")
     found = wal.read_wal(file)
@@ -79,23 +79,23 @@ def _log(data_dir: Path, holder: str) -> Finding:
         return problem(
             "write-ahead log",
             f"{file.name}: {found.damage}",
-            f"{RESTORE.format(data_dir)}. Without a backup: copy the directory away, then give up what comes after the "
+            f"{RESTORE.format(data_dir)}. Without a backup: copy the directory away, then discard everything after the "
             f"damage with: sqlite3 {directory.journal_path(data_dir)} 'PRAGMA wal_checkpoint(TRUNCATE)'",
         )
     if found.torn:
         return note(
             "write-ahead log",
-            f"{file.name} ends in {found.torn} frames of a commit that was under way; nothing in it was acknowledged",
+            f"{file.name} ends in {found.torn} frames of an unfinished commit; nothing in it was acknowledged",
         )
     if found.committed:
         return note("write-ahead log", f"{found.committed} frames, all whole, left by a server that was killed")
     return fine("write-ahead log", "empty")
 
 
-def _disk(data_dir: Path, reserve_bytes: int) -> Finding:
+def _check_disk(data_dir: Path, reserve_bytes: int) -> Finding:
     free = sqlite.free_bytes(data_dir)
-    needed = reserve_bytes + sqlite.wal_bytes(sqlite.wal_of(directory.journal_path(data_dir)))
+    needed = reserve_bytes + sqlite.wal_bytes(sqlite.wal_path(directory.journal_path(data_dir)))
     text = f"{free >> 20:,} MB free, {needed >> 20:,} MB must stay free (disk_free_min_bytes)"
     if free < needed:
-        return problem("disk", text, "free space: a server refuses writes with STORAGE_FULL until then")
+        return problem("disk", text, "free space: until then a server rejects writes with STORAGE_FULL")
     return fine("disk", text)

@@ -1,4 +1,4 @@
-"""What a diagnosis says."""
+"""The value that a check yields, and its levels."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
-    """Worth knowing; a server starts and serves all the same."""
+    """Worth knowing; a server starts and serves."""
     PROBLEM = "problem"
-    """A server does not start, refuses writes, or has lost something."""
+    """A server does not start, rejects writes, or has lost data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `advice` says what to do; empty when there is nothing to do."""
+    """The result of one check. `advice` says what to do; empty if there is nothing to do."""
 
     level: Level
     subject: str

@@ -1,4 +1,4 @@
-"""The files of Milvus Lite: derived from the journal, so that nothing here is ever a problem."""
+"""Checks the files of Milvus Lite. They derive from the journal, so no finding is a problem."""
 
 from __future__ import annotations
 
@@ -7,49 +7,50 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from memstream_server.adapters.milvus.child import SOCKET_PATTERN, flaw
+from memstream_server.adapters.milvus.child import SOCKET_PATTERN, find_flaw
 from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.diagnosis.findings import Finding, fine, note
+from memstream_server.ports.index import INDEX_FOLDER
 from memstream_server.ports.journal.spaces import Space
 
-_REBUILT = "nothing to do: the next start fills it again from the journal, and recall answers meanwhile"
+_REBUILT = "nothing to do: the next start fills it again from the journal; recall answers meanwhile"
 
 
-def index_findings(data_dir: Path, holder: str, space: Space | None) -> Iterator[Finding]:
-    """About the embedded index of a directory."""
-    folder = data_dir / "milvus"
+def check_index(data_dir: Path, holder: str, space: Space | None) -> Iterator[Finding]:
+    """Findings on the embedded index of a directory."""
+    folder = data_dir / INDEX_FOLDER
     if space is None:
         yield fine("index", "no embedding space is recorded yet, so there is no index")
         return
-    yield _files(folder, space)
+    yield _check_files(folder, space)
     if holder:
         return
-    if _held(folder / "LOCK"):
-        text = f"a Milvus Lite process{_named(folder)} still has it open, though no server runs"
-        yield note("index", text, "wait until it has ended: it does so by itself when its server is gone; else kill it")
+    if _is_locked(folder / "LOCK"):
+        text = f"a Milvus Lite process{_find_process(folder)} still has it open, though no server runs"
+        yield note("index", text, "wait until it ends, which it does after its server; otherwise kill it")
     elif left := sorted(file.name for file in data_dir.glob(SOCKET_PATTERN)):
         yield note("index", f"sockets of a server that was killed are left: {', '.join(left)}")
 
 
-def _files(folder: Path, space: Space) -> Finding:
+def _check_files(folder: Path, space: Space) -> Finding:
     if not folder.exists():
         return note("index", "its directory is missing", _REBUILT)
     collection = folder / "collections" / collection_name(space, "memstream")
     if not collection.is_dir():
         others = sorted(file.name for file in (folder / "collections").glob("*") if file.is_dir())
-        text = f"it has {', '.join(others)}, of another embedding space" if others else "it holds nothing"
+        text = f"it has {', '.join(others)}, of another embedding space" if others else "it is empty"
         return note("index", text, _REBUILT)
     try:
-        reason = flaw(collection)
+        reason = find_flaw(collection)
     except OSError as error:
         reason = f"it cannot be read ({error})"
     if reason:
         return note("index", f"{collection.name} is damaged: {reason}", _REBUILT)
-    return fine("index", f"{collection.name} has its files; what is in them is checked by the next start")
+    return fine("index", f"{collection.name} has all its files; the next start checks their content")
 
 
-def _held(lock: Path) -> bool:
-    """Whether a process has Lite's own lock. Asked for and let go at once, without writing."""
+def _is_locked(lock: Path) -> bool:
+    """Whether a process holds Lite's lock. Takes and releases it immediately, without writing."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -63,14 +64,14 @@ def _held(lock: Path) -> bool:
     return False
 
 
-def _named(folder: Path) -> str:
-    """The process that serves the directory, where the system tells."""
+def _find_process(folder: Path) -> str:
+    """The process that serves the directory, if /proc shows it."""
     wanted = os.fsencode(folder.absolute())
     for commands in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = commands.read_bytes().split(b"\0")
         except OSError:
-            continue  # it ended meanwhile, or is somebody else's
+            continue  # it ended meanwhile, or belongs to another user
         if b"--directory" in words and any(os.path.abspath(word) == wanted for word in words if word):
             return f" (pid {commands.parent.name})"
     return ""

@@ -1,4 +1,4 @@
-"""What is in a journal: whether its pages are whole, its version, its embedding space, and what waits in it."""
+"""Checks a journal's content: pages, version, embedding space, and waiting work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import directory, migrate, operating, reads, sqlite
-from memstream_server.adapters.journal.looking import Looked
+from memstream_server.adapters.journal.looking import OpenedJournal
 from memstream_server.adapters.journal.schema import conversations, jobs, memories, observations, outbox
 from memstream_server.diagnosis.directory import RESTORE
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
@@ -19,29 +19,29 @@ from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.spaces import Space
 
 _SAID_MAX = 100
-"""Defects SQLite is asked to name, and operations named."""
-_ADVICE = "nothing to do: a server that runs gets on with it; memstream operations cancel ID ends it"
+"""Limit of the defects that SQLite reports, and of the operations listed."""
+_ADVICE = "nothing to do: a running server continues it; memstream operations cancel ID ends it"
 _SALVAGE = (
-    ". Without one, save what can be read: sqlite3 {} .recover | sqlite3 recovered.db, look at it with "
+    ". Without a backup, save what can be read: sqlite3 {} .recover | sqlite3 recovered.db, check it with "
     "memstream verify recovered.db, and put it in with memstream restore"
 )
 
 
-def sqlite_findings(looked: Looked, data_dir: Path) -> Iterator[Finding]:
-    """Every page is read."""
+def check_pages(opened: OpenedJournal, data_dir: Path) -> Iterator[Finding]:
+    """Reads every page."""
     file = directory.journal_path(data_dir)
     advice = RESTORE.format(data_dir) + _SALVAGE.format(file)
-    short = _missing_bytes(file) if not looked.in_use else ""
+    short = _missing_bytes(file) if not opened.in_use else ""
     if short:
         yield problem("pages", short, advice)
         return
     try:
-        with looked.engine.connect() as connection:  # to be rolled back: after damage SQLite does not even end a read
-            if not (said := _said(connection)):
+        with opened.engine.connect() as connection:  # rolled back: on a damaged file SQLite cannot even end a read
+            if not (said := _integrity_errors(connection)):
                 yield fine("pages", f"{file.name} is whole ({file.stat().st_size:,} bytes)")
                 return
             tables = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars().all()
-            torn = [name for name in tables if _said(connection, name)]
+            torn = [name for name in tables if _integrity_errors(connection, name)]
     except DBAPIError as error:
         yield problem("pages", f"{file.name} cannot be read: {error.orig}", advice)
         return
@@ -51,13 +51,13 @@ def sqlite_findings(looked: Looked, data_dir: Path) -> Iterator[Finding]:
     yield problem("pages", text, advice)
 
 
-def _said(connection: Connection, table: str = "") -> list[str]:
-    """What SQLite finds wrong with a table and its indexes, or with the whole file. Empty when it is sound."""
+def _integrity_errors(connection: Connection, table: str = "") -> list[str]:
+    """The defects that SQLite finds in a table and its indexes, or in the whole file. Empty if there are none."""
     lines: list[str] = []
     wanted = f"'{table}'" if table else _SAID_MAX
     try:
         for line in connection.exec_driver_sql(f"PRAGMA integrity_check({wanted})").scalars():
-            lines.append(str(line))  # one by one: after some kinds of damage it gives up in the middle
+            lines.append(str(line))  # line by line: with some kinds of damage it fails midway
     except DBAPIError as error:
         lines.append(str(error.orig))
     except sqlite3.DatabaseError as error:
@@ -66,52 +66,52 @@ def _said(connection: Connection, table: str = "") -> list[str]:
 
 
 def _missing_bytes(file: Path) -> str:
-    """Says so when the file is shorter than its header has it; a log that has not been folded in may be the reason."""
+    """A text if the file is shorter than its header says and no WAL explains it; otherwise empty."""
     with file.open("rb") as opened:
         header = opened.read(100)
     if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
         return f"{file.name} is not a SQLite database: its header is damaged"
     page = int.from_bytes(header[16:18]) or 0
     wanted, size = int.from_bytes(header[28:32]) * (65_536 if page == 1 else page), file.stat().st_size
-    if size < wanted and not sqlite.wal_bytes(sqlite.wal_of(file)):
+    if size < wanted and not sqlite.wal_bytes(sqlite.wal_path(file)):
         return f"{file.name} was cut off: it has {size:,} bytes of {wanted:,}"
     return ""
 
 
-def content_findings(looked: Looked) -> Iterator[Finding]:
-    """What the tables say. Damage ends it: that is for others to name."""
+def check_content(opened: OpenedJournal) -> Iterator[Finding]:
+    """Findings on the tables' content. Ends at damage, which other checks report."""
     try:
-        with looked.engine.begin() as connection:
-            version = _version(connection)
+        with opened.engine.begin() as connection:
+            version = _check_version(connection)
             yield version
-            if version.level == "ok":  # else there may be other tables
-                yield from _counts(connection)
+            if version.level == "ok":  # other versions may have other tables
+                yield from _count_waiting(connection)
     except (DBAPIError, JournalError) as error:
-        yield problem("contents", f"cannot be read: {error}", "see what is said of the journal's pages")
+        yield problem("contents", f"cannot be read: {error}", "see the findings on the journal's pages")
 
 
-def space_of(looked: Looked) -> Space | None:
-    """The embedding space in force. None in a new store, and where it cannot be read."""
+def read_space(opened: OpenedJournal) -> Space | None:
+    """The embedding space in force. None in a new store, or if it cannot be read."""
     try:
-        with looked.engine.begin() as connection:
-            return reads.spaces(connection).in_force
+        with opened.engine.begin() as connection:
+            return reads.read_spaces(connection).in_force
     except (DBAPIError, JournalError):
-        return None  # content_findings says why
+        return None  # content_findings reports the error
 
 
-def _version(connection: Connection) -> Finding:
+def _check_version(connection: Connection) -> Finding:
     if not migrate.is_journal(connection):
-        return problem("version", "the journal has no tables of memstream", "it belongs to something else")
+        return problem("version", "the journal has no tables of memstream", "it belongs to another program")
     revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
     if revision == migrate.HEAD:
         return fine("version", f"tables of revision {revision}")
     if str(revision) < migrate.HEAD:
-        advice = "the next start brings them up to date; make a backup before"
+        advice = "the next start migrates them; make a backup first"
         return note("version", f"tables of revision {revision}, older than {migrate.HEAD}", advice)
     return problem("version", f"tables of revision {revision}, newer than {migrate.HEAD}", "start a newer memstream")
 
 
-def _counts(connection: Connection) -> Iterator[Finding]:
+def _count_waiting(connection: Connection) -> Iterator[Finding]:
     def count(table: Table, *where: ColumnElement[bool]) -> int:
         return connection.execute(select(func.count()).select_from(table).where(*where)).scalar_one()
 
@@ -119,26 +119,26 @@ def _counts(connection: Connection) -> Iterator[Finding]:
         named = count(table, table.c.namespace != "")
         yield fine(subject, f"{named:,}")
         if aside := count(table) - named:
-            yield note(subject, f"{aside:,} built aside by imports", "nothing to do: a server names or removes them")
+            yield note(subject, f"{aside:,} staged by imports", "nothing to do: a server publishes or removes them")
     for subject, table, what in (
         ("pending", observations, "receipts wait to be stored"),
         ("outbox", outbox, "entries wait for the vector index"),
-        ("jobs", jobs, "jobs are under way"),
+        ("jobs", jobs, "jobs are unfinished"),
     ):
         number = count(table)
         yield (
-            note(subject, f"{number:,} {what}", "nothing to do: a server that runs gets on with them")
+            note(subject, f"{number:,} {what}", "nothing to do: a running server processes them")
             if number
             else fine(subject, f"no {what}")
         )
-    yield from _operations(connection)
+    yield from _list_operations(connection)
 
 
-def _operations(connection: Connection) -> Iterator[Finding]:
-    unfinished = list(operating.unfinished(connection))
+def _list_operations(connection: Connection) -> Iterator[Finding]:
+    unfinished = list(operating.describe_unfinished(connection))
     for id_, what in unfinished[:_SAID_MAX]:
         yield note("operations", f"{id_} has not ended: {what}", _ADVICE)
     if len(unfinished) > _SAID_MAX:
-        yield note("operations", f"{len(unfinished):,} in all have not ended", _ADVICE)
+        yield note("operations", f"{len(unfinished):,} in total have not ended", _ADVICE)
     if not unfinished:
-        yield fine("operations", "none is under way")
+        yield fine("operations", "none is unfinished")

@@ -1,4 +1,4 @@
-"""What a server needs beside its directory: packages, a database, the embedding model, endpoints that answer."""
+"""Checks what a server needs besides its directory: packages, a database, models, endpoints."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from memstream_server.ports.models import ModelError
 from memstream_server.settings import EmbeddingKind, Settings
 
 _PACKAGES = ("memstream", "grpcio", "protobuf", "sqlalchemy", "pymilvus", "milvus-lite", "numpy", "openai", "psycopg")
-_ADVICE = "correct its settings, or start it: a server serves without it, if with less (docs/models.md)"
+_ADVICE = "correct its settings, or start it: a server runs without it, with fewer features (docs/models.md)"
 CONNECT_S = 5.0
 
 
-def packages() -> Finding:
-    """Versions, for a report."""
+def list_packages() -> Finding:
+    """Versions of the installed packages."""
     found = [f"Python {platform.python_version()}", f"SQLite {sqlite3.sqlite_version}"]
     for name in _PACKAGES:
         try:
@@ -34,9 +34,9 @@ def packages() -> Finding:
     return fine("packages", ", ".join(found))
 
 
-def model_findings(settings: Settings, space: Space | None) -> Iterator[Finding]:
-    """Whether the settings' embedding model is the one that the stored vectors are of."""
-    name, dimension, why = _model(settings)
+def check_embedding_model(settings: Settings, space: Space | None) -> Iterator[Finding]:
+    """Whether the settings' embedding model is the model of the stored vectors."""
+    name, dimension, why = _configured_model(settings)
     if why:
         yield problem("embedding", why, "correct the embedding settings")
     elif space is None:
@@ -45,15 +45,15 @@ def model_findings(settings: Settings, space: Space | None) -> Iterator[Finding]
         yield problem(
             "embedding",
             f"the vectors are of {space.model} ({space.dimension} dimensions), the settings name {name}: "
-            "a server would refuse with MODEL_MISMATCH",
-            f"start it with {space.model}, or bring the vectors to {name} with memstream reindex",
+            "a server would fail with MODEL_MISMATCH",
+            f"start it with {space.model}, or move the vectors to {name} with memstream reindex",
         )
     else:
-        yield fine("embedding", f"{space.model}, {space.dimension} dimensions, as the settings have it")
+        yield fine("embedding", f"{space.model}, {space.dimension} dimensions, as in the settings")
 
 
-def reranker_findings(settings: Settings) -> Iterator[Finding]:
-    """Whether the settings' cross-encoder, where they name one, can be used."""
+def check_reranker(settings: Settings) -> Iterator[Finding]:
+    """Whether the settings' cross-encoder, if any, can be used."""
     if settings.reranker_model_dir is None:
         return
     from memstream_server.adapters.models.onnx_files import OnnxModelError
@@ -65,38 +65,38 @@ def reranker_findings(settings: Settings) -> Iterator[Finding]:
         yield problem("reranker", str(error), "correct reranker_model_dir, or leave it unset")
 
 
-def _model(settings: Settings) -> tuple[str, int, str]:
-    """Name and dimension (0: not known) of the settings' model, or why it cannot be had."""
+def _configured_model(settings: Settings) -> tuple[str, int, str]:
+    """Name and dimension (0: unknown) of the settings' model, or why it is not available."""
     if settings.embedding is EmbeddingKind.OPENAI:
         return settings.embedding_model, 0, ""
     if settings.embedding is EmbeddingKind.HASHING:
         from memstream_server.adapters.models.hashing import HashingEmbedder
 
-        told = asyncio.run(HashingEmbedder().model())
-        return told.name, told.dimension, ""
+        model = asyncio.run(HashingEmbedder().model())
+        return model.name, model.dimension, ""
     from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
     from memstream_server.adapters.models.onnx_files import OnnxModelError
 
-    assert settings.embedding_model_dir is not None  # the settings see to it
+    assert settings.embedding_model_dir is not None  # the settings validate this
     try:
-        told = asyncio.run(OnnxEmbedder(settings.embedding_model_dir).model())
+        model = asyncio.run(OnnxEmbedder(settings.embedding_model_dir).model())
     except OnnxModelError as error:
         return "", 0, str(error)
-    return told.name, told.dimension, ""
+    return model.name, model.dimension, ""
 
 
-def endpoint_findings(settings: Settings) -> Iterator[Finding]:
-    """Whether Milvus takes connections, and the models' endpoints answer something harmless."""
+def check_endpoints(settings: Settings) -> Iterator[Finding]:
+    """Whether Milvus accepts connections, and the models' endpoints answer a harmless request."""
     if settings.milvus_uri:
-        yield _reached("Milvus", settings.milvus_uri)
+        yield _check_connection("Milvus", settings.milvus_uri)
     metrics = Metrics()
     if settings.embedding is EmbeddingKind.OPENAI or settings.next_embedding is EmbeddingKind.OPENAI:
-        yield from asyncio.run(_embedding_findings(settings, metrics))
+        yield from asyncio.run(_check_embedders(settings, metrics))
     if settings.llm_model:
-        yield asyncio.run(_llm_finding(settings, metrics))
+        yield asyncio.run(_check_llm(settings, metrics))
 
 
-async def _embedding_findings(settings: Settings, metrics: Metrics) -> list[Finding]:
+async def _check_embedders(settings: Settings, metrics: Metrics) -> list[Finding]:
     models = embedding_models(settings, metrics)
     asked = [("embedding endpoint", settings.embedding, models.embedder)]
     if models.next is not None and settings.next_embedding is not None:
@@ -113,7 +113,7 @@ async def _embedding_findings(settings: Settings, metrics: Metrics) -> list[Find
     return found
 
 
-async def _llm_finding(settings: Settings, metrics: Metrics) -> Finding:
+async def _check_llm(settings: Settings, metrics: Metrics) -> Finding:
     chat = chat_of(settings, metrics)
     try:
         await chat.check()
@@ -124,12 +124,12 @@ async def _llm_finding(settings: Settings, metrics: Metrics) -> Finding:
         await chat.close()
 
 
-def _reached(subject: str, url: str) -> Finding:
+def _check_connection(subject: str, url: str) -> Finding:
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:
         port = parts.port or {"https": 443, "http": 80}.get(parts.scheme, 19_530)
         with closing(socket.create_connection((host, port), CONNECT_S)):
-            return fine(subject, f"{host}:{port} takes connections")
+            return fine(subject, f"{host}:{port} accepts connections")
     except (OSError, ValueError) as error:
         return note(subject, f"{host} cannot be reached ({error})", _ADVICE)

@@ -1,6 +1,13 @@
 """What the engine needs from the outside world, as protocols; adapters/ implement them.
 
-Each protocol's docstring is its contract: ordering, idempotency, ownership, and what a failure leaves behind.
-The conformance suites (tests/journal/conformance/ and conformance.py in tests/index/, tests/conversations/ and
-tests/operations/) hold every adapter to it.
+A protocol's docstring is its contract: order, idempotency, ownership, and the state after a failure. The conformance
+suites (tests/journal/conformance/, and conformance.py in tests/index/, tests/conversations/ and tests/operations/) run
+against every adapter.
+
+journal: the journal, the source of truth (a package)
+index: the vector index
+models: embedder, scorer, insights, lexical analyzer, reranker
+conversations: messages and plans of conversations
+operations: long-running operations
+processes: leases and memory ownership of several servers
 """

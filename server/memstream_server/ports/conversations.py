@@ -1,13 +1,13 @@
-"""Conversations: the messages and plans beside the memories, what DB-GPT keeps in its GptsMemory.
+"""The store of conversations: messages and plans, as DB-GPT keeps them in its GptsMemory.
 
 Contract
-- Writes return only after they are durable, and leave nothing behind when they raise, as those of the journal
-  (ports/journal/port.py), whose errors they raise: StorageFull, OutcomeUnknown, and Conflict when the request_id of
-  `answer` was answered meanwhile (serve that answer).
-- `append`, `complete` and `save_plans` make the conversation they name; everything else raises NotThere for one
-  that nobody has made. Deleting messages or plans leaves the conversation, and its numbers are not given again.
-- A message's number is one more than the conversation's last. Appending to a completed conversation opens it again.
-- `answer` is called inside the transaction with what the write returns, and what it makes is stored with it.
+- Writes return only after they are durable, and a write that raises leaves nothing, as in the journal
+  (ports/journal/port.py), whose errors they raise: StorageFull, OutcomeUnknown, and Conflict if the request_id of
+  `answer` has been answered meanwhile (return that answer).
+- `append`, `complete` and `save_plans` create the conversation if necessary; other methods raise NotThere for a
+  conversation that does not exist. Deleting messages or plans keeps the conversation, and numbers are not reused.
+- A message's number is one more than the conversation's last. Appending to a completed conversation reopens it.
+- `answer` is called inside the transaction with the result of the write, and its answer is stored with the write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memstream_server.ports.journal.records import Answer
 
 T = TypeVar("T")
 AnswerOf: TypeAlias = Callable[[T], Answer] | None
-"""Makes the stored answer to a request_id from what the write returns; None where repeats are not to be known."""
+"""Makes the stored answer to a request_id from the result of a write; None if repeats are not detected."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,7 +37,7 @@ class ConversationName:
 
 
 class NotThere(JournalError):
-    """No such conversation, or no such message or plan in it. The text says which."""
+    """The conversation, or a message or plan in it, does not exist. The text says which."""
 
     def __init__(self, text: str, conversation: ConversationName) -> None:
         super().__init__(text)
@@ -45,7 +45,7 @@ class NotThere(JournalError):
 
 
 class PlanState(StrEnum):
-    """Where a plan stands. TODO and RETRYING are to do."""
+    """State of a plan. TODO and RETRYING count as to do."""
 
     TODO = "todo"
     RUNNING = "running"
@@ -77,7 +77,7 @@ class Message:
     model_name: str = ""
     resource_info: str = ""
     number: int = 0
-    """From 1, ascending in the conversation; given when it is appended."""
+    """From 1, ascending in the conversation; assigned when the message is appended."""
     create_time_us: int = 0
     update_time_us: int = 0
 
@@ -87,7 +87,7 @@ class Plan:
     """A step of a conversation's plan."""
 
     number: int
-    """Of the sub-task, from 1."""
+    """Number of the sub-task, from 1."""
     title: str = ""
     content: str = ""
     agent: str = ""
@@ -104,7 +104,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanChange:
-    """What to set of a plan; None keeps."""
+    """Fields of a plan to set; None keeps the present value."""
 
     state: PlanState | None = None
     retry_times: int | None = None
@@ -115,24 +115,24 @@ class PlanChange:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How far a conversation is."""
+    """Progress of a conversation."""
 
     last_number: int
-    """Of the last message ever appended; 0 when there was none."""
+    """Number of the last message ever appended; 0 if there was none."""
     completed: bool
     completions: int
-    """How often it was completed: a watcher sees by it that it was, although it is open again."""
+    """How often it was completed: shows a watcher a completion even after the conversation was reopened."""
     completed_number: int
-    """The last message's number when it was last completed."""
+    """The last message's number at the latest completion."""
 
 
 NEVER = Status(0, False, 0, 0)
-"""Of a conversation that nobody has made."""
+"""Status of a conversation that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageQuery:
-    """Which messages: those `agent` sent or received, or (with `other_agent`) those between the two; empty is any."""
+    """Selects messages that `agent` sent or received, or (with `other_agent`) messages between both; empty: any."""
 
     agent: str = ""
     other_agent: str = ""
@@ -143,7 +143,7 @@ class MessageQuery:
 
 @dataclass(frozen=True, slots=True)
 class PlanQuery:
-    """Which plans; no numbers are all."""
+    """Selects plans; empty `numbers` selects all."""
 
     numbers: tuple[int, ...] = ()
     to_do: bool = False
@@ -153,7 +153,7 @@ class PlanQuery:
 
 @dataclass(frozen=True, slots=True)
 class ConversationScan:
-    """All of a conversation in one snapshot, for as long as the scan lasts."""
+    """A whole conversation in one snapshot; valid during the scan."""
 
     status: Status
     create_time_us: int
@@ -169,7 +169,7 @@ class ConversationStore(Protocol):
     async def append(
         self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
     ) -> Message:
-        """The message with its number and times."""
+        """Returns the message with its number and times."""
         ...
 
     async def messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
@@ -177,19 +177,19 @@ class ConversationStore(Protocol):
         ...
 
     async def last_message(self, conversation: ConversationName) -> Message:
-        """Raises NotThere when there is none."""
+        """Raises NotThere if there is none."""
         ...
 
     async def status(self, conversation: ConversationName) -> Status:
-        """NEVER for one that nobody has made."""
+        """NEVER for a conversation that does not exist."""
         ...
 
     async def complete(self, conversation: ConversationName, now_us: int, answer: AnswerOf[None] = None) -> None:
-        """Completing a completed one changes nothing."""
+        """Completing a completed conversation changes nothing."""
         ...
 
     async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        """How many they were."""
+        """Returns the number of deleted messages."""
         ...
 
     async def save_plans(
@@ -199,7 +199,7 @@ class ConversationStore(Protocol):
         now_us: int,
         answer: AnswerOf[tuple[Plan, ...]] = None,
     ) -> tuple[Plan, ...]:
-        """The plans, whose numbers differ, with their times; one of an existing number replaces it."""
+        """Save plans with distinct numbers, replacing existing ones; returns them with their times."""
         ...
 
     async def plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
@@ -214,30 +214,30 @@ class ConversationStore(Protocol):
         now_us: int,
         answer: AnswerOf[Plan] = None,
     ) -> Plan:
-        """The plan as changed."""
+        """Returns the changed plan."""
         ...
 
     async def remove_plans(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        """How many they were."""
+        """Returns the number of deleted plans."""
         ...
 
     # ---- export and import
     async def names(self, namespace: str, after: str, limit: int) -> list[str]:
-        """Of a namespace's conversations, ascending, after `after`."""
+        """Names of a namespace's conversations greater than `after`, ascending."""
         ...
 
     async def scan(self, conversation: ConversationName, visit: Callable[[ConversationScan], T]) -> T:
-        """Read all of it in one snapshot; `visit` runs in a thread, perhaps twice."""
+        """Read a conversation in one snapshot; `visit` runs in a thread, and may run twice."""
         ...
 
     async def stage(self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]) -> None:
-        """Put messages and plans, as they are, aside under the name `staged`; those that are there stay."""
+        """Add messages and plans unchanged under the staging name `staged`; earlier ones stay."""
         ...
 
     async def publish(self, staged: str, conversation: ConversationName, status: Status) -> None:
-        """What was staged becomes this conversation. Raises AlreadyExists, or Conflict when nothing was staged."""
+        """Turn the staged rows into this conversation. Raises AlreadyExists, or Conflict if nothing is staged."""
         ...
 
     async def discard(self, staged: str) -> None:
-        """What was staged goes."""
+        """Delete the staged rows."""
         ...

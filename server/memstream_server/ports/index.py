@@ -1,14 +1,14 @@
-"""The vector index of long-term fragments: candidates only, never the truth.
+"""The vector index of long-term fragments: a source of candidates, never of truth.
 
 Contract
-- `upsert` and `delete` are idempotent; an acknowledged write is durable only after the next `flush` returned.
-- A search may lag behind writes and may return ids that are gone: the caller checks ids against the journal.
-- `IndexUnavailable` means the index is down or being rebuilt; nothing about the journal. After it, writes since
-  the last flush may be lost: the caller sends them again from the outbox.
-- `IndexLost` is raised once for each loss, by whichever call comes next, a search too: whoever gets it sees to it
-  that the index is filled again from the journal. Lost with it are the writes since the last flush.
-- One writer at a time calls `upsert`, `delete`, `flush`; searches run beside it.
-- None of the methods blocks the event loop.
+- `upsert` and `delete` are idempotent; an acknowledged write is durable only after the next `flush` has returned.
+- A search may lag behind writes and may return ids that no longer exist: the caller checks ids against the journal.
+- `IndexUnavailable`: the index is down or being rebuilt. Writes since the last flush may be lost: the caller sends them
+  again from the outbox. It says nothing about the journal.
+- `IndexLost` is raised once for each loss, by the next call of any kind, including a search: the caller that gets it
+  has the index filled again from the journal. Writes since the last flush are lost, too.
+- One writer at a time calls `upsert`, `delete`, `flush`; searches may run concurrently.
+- No method blocks the event loop.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ import numpy.typing as npt
 from memstream_server.core.values import Vector
 from memstream_server.ports.journal.spaces import Space
 
+INDEX_FOLDER = "milvus"
+"""Folder of an embedded index in the data directory; derived from the journal, so a restore may delete it."""
+
 
 class IndexUnavailable(Exception):
-    """The index cannot answer now; the text says why. Recall goes on without it and says `degraded`."""
+    """The index cannot answer now; the text says why. Recall continues without it and reports `degraded`."""
 
     log_text = True
-    """An index holds ids and vectors, so no error of it repeats content."""
+    """An index holds ids and vectors, so its errors contain no content."""
 
 
 class IndexLost(IndexUnavailable):
-    """The index came back empty (corrupt directory dropped, collection missing): refill it from the journal."""
+    """The index is empty after a loss (damaged directory, missing collection): fill it again from the journal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
-    """One long-term fragment in the index. The partition is derived from `memory` by the index."""
+    """One long-term fragment in the index. The index derives its partition from `memory`."""
 
     memory: str
     fragment: str
@@ -49,53 +52,53 @@ class VectorIndex(Protocol):
 
     @property
     def description(self) -> str:
-        """Engine and version for people, for instance "milvus-lite 3.2.2" or "milvus 2.3.5"."""
+        """Engine and version for display, for instance "milvus-lite 3.2.2" or "milvus 2.3.5"."""
         ...
 
     @property
     def keeps_deleted(self) -> bool:
-        """Whether what is deleted stays in files that are ours until `drop`."""
+        """Whether deleted rows stay in this process's files until `drop`."""
         ...
 
     async def open(self, space: Space, beside: Space | None = None) -> bool:
-        """Connect and make the collection of `space`, and of another one beside it; True when they must be refilled:
-        one was made anew, or holds nothing (a crash may have come between its making and its refilling). Raises
-        IndexUnavailable and is then called again; once it returned, the adapter recovers by itself."""
+        """Connect and create the collections of `space` and, if given, of a second space. True if they must be filled:
+        one is new or empty (a crash may have prevented its filling). Raises IndexUnavailable; the caller then calls it
+        again. After a success the adapter reconnects itself."""
         ...
 
     async def add(self, space: Space) -> bool:
-        """Make the collection of another space, while the index is open; True when it must be filled."""
+        """Create the collection of another space while the index is open. True if it must be filled."""
         ...
 
     async def remove(self, space: Space) -> None:
-        """Drop the collection of a space that is no longer used. Again is no error."""
+        """Drop the collection of a space that is no longer used. Idempotent."""
         ...
 
     async def upsert(self, points: Sequence[Point], model: str = "") -> None:
-        """Into the collection of the space of that name; of the space opened first when empty, here as below."""
+        """Upsert into the collection of the space `model`; here and below, empty means the space opened first."""
         ...
 
     async def delete(self, memory: str, fragments: Sequence[str], model: str = "") -> None: ...
 
     async def flush(self) -> None:
-        """Of all collections."""
+        """Flush all collections."""
         ...
 
     async def search(
         self, memory: str, vector: Vector, limit: int, model: str = "", timeout_s: float | None = None
     ) -> tuple[list[str], npt.NDArray[np.float32]]:
-        """Fragment ids of `memory` and their cosines, best first. With `timeout_s` it is given up after that, too."""
+        """Fragment ids of `memory` and their cosines, best first. `timeout_s` shortens the index's own timeout."""
         ...
 
     async def count(self, memory: str, model: str = "") -> int: ...
 
     async def ids(self, memory: str, model: str = "") -> list[str]:
-        """All fragment ids of `memory`, ascending: for reconciliation."""
+        """All fragment ids of `memory`, ascending; for reconciliation."""
         ...
 
     async def drop(self) -> None:
-        """Remove all that the index holds, for every memory, and the files of an embedded one: what was deleted before
-        may still be in them. The index is closed by it, and `open` finds it empty. Raises IndexUnavailable."""
+        """Remove everything in the index, for every memory, and the files of an embedded one, in which deleted rows may
+        remain. Closes the index; the next `open` finds it empty. Raises IndexUnavailable."""
         ...
 
     async def healthy(self) -> bool: ...

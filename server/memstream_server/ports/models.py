@@ -1,10 +1,10 @@
-"""The models: embedding, importance, insight, and the lexical analyzer.
+"""Models: embedding, importance, insights, and the lexical analyzer.
 
 Contract
-- Calls are bounded in number, batched, have deadlines, retries and a circuit breaker inside the adapter; the
-  engine never calls one under a memory's lock or inside a transaction.
-- `ModelUnavailable` is passing (retry later); `ModelRefused` is final for that input and names it.
-- A malformed reply is ModelUnavailable after the adapter's own retries, never a made-up value.
+- The adapter limits the number of calls, batches them, and handles deadlines, retries and the circuit breaker; the
+  engine never calls a model under a memory's lock or inside a transaction.
+- `ModelUnavailable` is temporary (retry later); `ModelRefused` is final for the inputs that it names.
+- A malformed reply raises ModelUnavailable after the adapter's retries; it never becomes a value.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from memstream_server.ports.journal.rows import Terms
 
 
 class ModelError(Exception):
-    """Base of what a model raises.
+    """Base of a model's errors.
 
-    The message is for the operator's log: it may name the address, and never has words of a memory. `summary` is for
-    any caller of the server: status and class of the error.
+    The message is for the operator's log: it may name the address, and never contains content. `summary` is for any
+    caller of the server: status and class of the error.
     """
 
     log_text = True
@@ -35,15 +35,15 @@ class ModelError(Exception):
 
 
 class ModelUnavailable(ModelError):
-    """The endpoint is down, slow, throttling, or answers what cannot be parsed."""
+    """The endpoint is down, slow, throttling, or its reply cannot be parsed."""
 
 
 class BudgetExhausted(ModelUnavailable):
-    """The limits that this server sets leave no room for a request: nothing is known of the endpoint."""
+    """This server's own limits leave no budget for a request; the endpoint was not called."""
 
 
 class ModelRefused(ModelError):
-    """The model refuses these inputs for good: `inputs` are their places in the call."""
+    """The model refuses these inputs permanently: `inputs` are their indexes in the call."""
 
     def __init__(self, message: str, inputs: Sequence[int]) -> None:
         super().__init__(message)
@@ -52,10 +52,10 @@ class ModelRefused(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
-    """What an embedding space is and how its cosines are read (design: recall quality).
+    """An embedding space and the interpretation of its cosines.
 
-    cosine_low and cosine_high map a cosine to the dense leg's [0, 1]; similarity_min is what counts as a hit of
-    the enhancement rule; the three weights are relevance's defaults and sum to 1.
+    cosine_low and cosine_high map a cosine to the dense leg's [0, 1]; similarity_min is the threshold of the
+    enhancement rule; the three weights are relevance's defaults and sum to 1.
     """
 
     name: str
@@ -67,17 +67,17 @@ class EmbeddingModel:
     lexical_weight: float = 0.2
     context_weight: float = 0.5
     instant: bool = False
-    """Whether a few texts are embedded within a millisecond, by this process alone, and none is refused."""
+    """Whether it embeds a few texts within a millisecond, in this process, and refuses none."""
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """On whose behalf an LLM is asked, and what that took so far: adapters add to it, whoever asks reads it."""
+    """Who an LLM call is for, and what it has used: adapters add to it, the caller reads it."""
 
     namespace: str = ""
-    """Whose budget it is on."""
+    """The namespace whose budget pays."""
     memory: str = ""
-    """Its unique id: what an adapter keeps of an answer is for this memory alone."""
+    """The memory's uid: an adapter may reuse a cached answer only for this memory."""
     model: str = ""
     requests: int = 0
     prompt_tokens: int = 0
@@ -86,13 +86,13 @@ class Account:
 
 @dataclass(slots=True, eq=False)
 class Spent:
-    """What one use of a model took since the process began: the adapter counts, GetServerInfo tells."""
+    """Usage of a model in one role since the process started; the adapter counts, GetServerInfo reports."""
 
     role: str
     model: str
     requests: int = 0
     failed: int = 0
-    """Of the requests, those that brought no value."""
+    """Requests that returned no value."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -101,7 +101,7 @@ class ModelState(StrEnum):
     """Whether a model answers."""
 
     UNKNOWN = "unknown"
-    """It was not asked yet."""
+    """Not called yet."""
     SERVING = "serving"
     FAILING = "failing"
     """Its last call failed, after all retries."""
@@ -109,23 +109,23 @@ class ModelState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class ModelStatus:
-    """How the calls of one model went since the process began. A call is one of a port: a request with its retries."""
+    """Success of a model's calls since the process started. A call is one of a port: a request with its retries."""
 
     role: str
-    """What it is asked as: embedder, next_embedder, reranker, scorer or insights."""
+    """The model's role: embedder, next_embedder, reranker, scorer or insights."""
     model: str
     succeeded_us: int = 0
-    """When a call last succeeded; 0 if none did."""
+    """Time of the last success; 0 if there was none."""
     failed_us: int = 0
-    """When a call last failed; 0 if none did."""
+    """Time of the last failure; 0 if there was none."""
     failures: int = 0
-    """Calls that failed since the last one that succeeded."""
+    """Failed calls since the last success."""
     error: str = ""
-    """Of the last call, if it failed: its summary."""
+    """Summary of the last call's error, if it failed."""
 
     @property
     def state(self) -> ModelState:
-        """What the last call says."""
+        """The state after the last call."""
         if self.failures:
             return ModelState.FAILING
         return ModelState.SERVING if self.succeeded_us else ModelState.UNKNOWN
@@ -135,13 +135,13 @@ class Embedder(Protocol):
     """Text to unit vectors."""
 
     async def model(self) -> EmbeddingModel:
-        """Asks the endpoint for its dimension the first time. Raises ModelUnavailable."""
+        """The model; the first call asks the endpoint for its dimension. Raises ModelUnavailable."""
         ...
 
     async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
-        """(len(texts), dimension), rows of unit length. Long texts are cut to the model's limit.
+        """(len(texts), dimension), rows of unit length. Long texts are truncated to the model's limit.
 
-        What an adapter keeps of words is kept for `namespace` alone.
+        An adapter caches per `namespace`.
         """
         ...
 
@@ -155,10 +155,10 @@ class Scorer(Protocol):
 
 
 class Insights(Protocol):
-    """Higher-level thoughts derived from texts."""
+    """Higher-level insights derived from texts."""
 
     async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
-        """Insights of an enhanced fragment's merged texts; an empty list is an answer."""
+        """Insights of an enhanced fragment's merged texts; the list may be empty."""
         ...
 
     async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]: ...
@@ -166,36 +166,36 @@ class Insights(Protocol):
     async def reflect(
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None
     ) -> list[tuple[str, tuple[int, ...]]]:
-        """(insight, places in `texts` of the evidence it cites)."""
+        """(insight, indexes in `texts` of the evidence that it cites)."""
         ...
 
 
 class Analyzer(Protocol):
-    """Text to lexical terms. Pure and synchronous: microseconds a text.
+    """Text to lexical terms. Pure and synchronous: microseconds per text.
 
-    `language` is a Snowball algorithm's name, or core.policy.AUTO_LANGUAGE for that of the text's own language.
+    `language` is the name of a Snowball algorithm, or core.policy.AUTO_LANGUAGE for the text's own language.
     """
 
     async def prepare(self, language: str) -> None:
-        """To be awaited before `terms` is asked in a language. Raises ValueError: it is not to be had here, and why."""
+        """Await this before `terms` in a language. Raises ValueError with the reason if it is not available."""
         ...
 
     def terms(self, text: str, language: str, namespace: str = "") -> Terms:
         """Stemmed words without stop words, CJK as characters and pairs; hashes ascending with counts.
 
-        What is kept of words is kept for `namespace` alone.
+        An analyzer caches per `namespace`.
         """
         ...
 
 
 class Reranker(Protocol):
-    """How well each text answers a question, by a model that reads the two together (a cross-encoder)."""
+    """How well each text answers a question, by a model that reads both together (a cross-encoder)."""
 
     @property
     def name(self) -> str: ...
 
     async def closeness(self, question: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """(len(texts),) in [0, 1]. Long texts are cut to the model's limit. Raises ModelUnavailable."""
+        """(len(texts),) in [0, 1]. Long texts are truncated to the model's limit. Raises ModelUnavailable."""
         ...
 
     async def close(self) -> None: ...

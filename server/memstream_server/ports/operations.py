@@ -1,8 +1,8 @@
-"""Operations: long work that outlives the process that does it. One row each.
+"""Operations: long-running work that outlives a process, one row each.
 
 Contract
-- Writes return only after they are durable, and leave nothing behind when they raise, as those of the journal
-  (ports/journal/port.py), whose errors they raise; `create` raises Conflict when the request_id of `answer` was
+- Writes return only after they are durable, and a write that raises leaves nothing, as in the journal
+  (ports/journal/port.py), whose errors they raise; `create` raises Conflict if the request_id of `answer` has been
   answered meanwhile.
 - Ids ascend in the order of creation.
 """
@@ -17,7 +17,7 @@ from memstream_server.ports.journal.records import Answer
 
 
 class OperationState(StrEnum):
-    """Where an operation stands; the last three are its end."""
+    """State of an operation; the last three are final."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -31,27 +31,27 @@ UNFINISHED = (OperationState.QUEUED, OperationState.RUNNING)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an operation failed, as a client may read it."""
+    """Why an operation failed, for clients."""
 
     code: int
-    """A google.rpc.Code."""
+    """Value of google.rpc.Code."""
     reason: str
-    """A name of memstream.v1.ErrorReason."""
+    """Name of a memstream.v1.ErrorReason."""
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One piece of long work."""
+    """One long-running operation."""
 
     id: str
     type: str
     namespace: str
     """Empty for the whole store."""
     memory: str
-    """A name; empty for all of the namespace."""
+    """Name of a memory; empty for the whole namespace."""
     payload: str
-    """JSON: all that the work needs to know, now and when it is run again. Ids and numbers, no content."""
+    """JSON with all arguments of the work, enough to resume it. Ids and numbers, no content."""
     state: OperationState = OperationState.QUEUED
     done: int = 0
     total: int = 0
@@ -59,15 +59,15 @@ class Operation:
     unit: str = ""
     create_time_us: int = 0
     end_time_us: int = 0
-    """0 while it has not ended."""
+    """0 until it has ended."""
     error: Failure | None = None
     cancel_asked: bool = False
     process: int | None = None
-    """The process that does it, where there are several; None while nobody does."""
+    """The process that runs it, on a shared database; None if there is none."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the state is final."""
         return self.state not in UNFINISHED
 
 
@@ -79,25 +79,25 @@ class Operations(Protocol):
     async def get(self, id: str) -> Operation | None: ...
 
     async def page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
-        """The newest first, of ids less than `before`; empty strings do not restrict."""
+        """Newest first, with ids less than `before`; empty arguments do not restrict."""
         ...
 
     async def save(self, operation: Operation) -> bool:
-        """State, progress, end and error; whether it was asked to end. One that is not there stays away."""
+        """Save state, progress, end and error; returns whether cancellation was requested. Never inserts a row."""
         ...
 
     async def ask_cancel(self, id: str) -> Operation | None:
-        """An unfinished one is to end; as it is then."""
+        """Request the cancellation of an unfinished operation; returns the operation."""
         ...
 
     async def claim(self, id: str, process: int | None, former: int | None) -> bool:
-        """From `former` (None: nobody) to `process`. False when it was not `former`'s to do, or has ended."""
+        """Move it from `former` (None: nobody) to `process`. False if `former` did not run it, or it has ended."""
         ...
 
     async def unfinished(self) -> list[Operation]:
-        """The oldest first."""
+        """Oldest first."""
         ...
 
     async def remove_ended(self, before_us: int) -> int:
-        """Those that ended before that time go; returns how many."""
+        """Delete operations that ended before that time; returns their number."""
         ...

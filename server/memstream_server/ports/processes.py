@@ -1,11 +1,11 @@
-"""The port to the processes that serve one database, and to which of them owns which memory.
+"""Server processes on one database, and the memories that each of them owns.
 
 Contract
-- A process is a number, given once by `join` and never again, with a lease by the database's clock. Beside the lease
-  it holds a lock that goes with the connection it writes over: `connected` says whether that is still there.
-- A memory's owner is one process. It is dead once its lease ran out, it left, or its lock is gone.
-- `take` gives a memory away only when its owner released it or is dead, and raises the memory's epoch with it: what
-  the former owner still writes is refused by the journal (Conflict). It never waits for another process.
+- A process has a number, assigned by `join` and never reused, and a lease by the database's clock. It also holds a lock
+  that lasts as long as its writing connection; `connected` tells whether that connection exists.
+- A memory has at most one owner. An owner is dead when its lease has expired, it has left, or its lock is gone.
+- `take` takes a memory only if its owner released it or is dead, and raises its epoch: the journal rejects later writes
+  of the former owner (Conflict). It never waits for another process.
 - Methods raise the journal's errors.
 """
 
@@ -17,60 +17,60 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Another process that owns a memory and lives."""
+    """Another, living process that owns a memory."""
 
     number: int
     address: str
-    """Where it serves; empty when it has not said so yet."""
+    """Its address; empty if it has not published one yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What a process that still has its lease is told."""
+    """The result of a successful renewal."""
 
     leads: bool
-    """Whether it is the one that does what only one may do."""
+    """Whether this process is the leader, which does the work of the whole database."""
 
 
 class Processes(Protocol):
     """See the module's contract."""
 
     def connected(self) -> bool:
-        """Whether the connection of the latest `join` is still there, as far as this machine knows. Does not block."""
+        """Whether the connection of the latest `join` still exists, as far as this host knows. Does not block."""
         ...
 
     async def join(self, address: str, lease_s: float) -> int:
-        """A new number with a new lease; what the former one owned is free."""
+        """Register with a new number and lease; releases the memories of the previous number."""
         ...
 
     async def renew(self, number: int, address: str, lease_s: float) -> Renewal | None:
-        """Lengthen the lease from now, by the database's clock; None when it had run out."""
+        """Extend the lease from now on, by the database's clock; None if it has expired."""
         ...
 
     async def leave(self, number: int) -> None:
-        """Give up the lease and every memory owned."""
+        """End the lease and release all memories."""
         ...
 
     async def take(self, uid: str, number: int) -> int | Owner | None:
-        """The memory's new epoch; or who owns it; or None: somebody is just changing it. Raises Conflict if gone."""
+        """The memory's new epoch; or its living owner; or None if its row is locked. Raises Conflict if it is gone."""
         ...
 
     async def release(self, uid: str, number: int) -> None:
-        """Give up a memory; nothing happens when another process owns it by now."""
+        """Release a memory; does nothing if another process owns it by now."""
         ...
 
     async def owner(self, namespace: str, name: str, number: int) -> Owner | None:
-        """The living process other than `number` that owns the memory of that name, if any."""
+        """The living process other than `number` that owns the memory, if any."""
         ...
 
     async def living(self, number: int) -> frozenset[int]:
-        """All other processes that live."""
+        """Numbers of all other living processes."""
         ...
 
     async def owned_by_others(self, number: int) -> frozenset[str]:
-        """Uids of the memories that other living processes own."""
+        """Uids of memories that other living processes own."""
         ...
 
     async def abandoned(self, number: int) -> list[str]:
-        """Uids of memories in which received observations wait and that no living process owns."""
+        """Uids of memories with received, unstored observations that no living process owns."""
         ...

@@ -15,7 +15,7 @@ from tests.journal.samples import DAY_US, Now, fragment, image, receipt, record,
 class Answering:
     """See suite.py."""
 
-    async def test_an_answer_is_kept_for_a_day_and_given_once(self, journal: Journal, now: Now) -> None:
+    async def test_answer_is_kept_for_a_day_and_stored_once(self, journal: Journal, now: Now) -> None:
         answer = Answer("comedy\nPut\nr1", b"digest", b"response", now.us)
         await journal.commit(transition(1, answer=answer))
         assert await journal.answer(answer.request) == answer
@@ -29,13 +29,13 @@ class Answering:
         await journal.commit(transition(2, answer=again))
         assert await journal.answer(answer.request) == again
 
-    async def test_creating_and_deleting_keep_their_answers(self, journal: Journal, now: Now) -> None:
+    async def test_create_and_delete_store_answers(self, journal: Journal, now: Now) -> None:
         made, gone = Answer("made", b"d", b"1", now.us), Answer("gone", b"d", b"2", now.us)
         await journal.create_memory(record("u2", "sad"), (), made)
         await journal.delete_memory("u2", gone)
         assert [await journal.answer(request) for request in ("made", "gone")] == [made, gone]
 
-    async def test_an_erasure_empties_answers_that_name_it_and_drops_hashes(self, journal: Journal, now: Now) -> None:
+    async def test_erasure_empties_answers_and_drops_hashes(self, journal: Journal, now: Now) -> None:
         gone, kept = "01J" + "A" * 23, "01J" + "B" * 23
         answers = [
             Answer(f"{namespace}\nPut\n{name}", b"digest", b"AB" + name.encode() + b"secret", now.us)

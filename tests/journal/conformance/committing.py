@@ -1,4 +1,4 @@
-"""Commits: all of a transition or nothing, once at a revision; its events."""
+"""Commits: atomic, one per revision, with their events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.journal.samples import MODEL, fragment, image, record, row, transitio
 class Committing:
     """See suite.py."""
 
-    async def test_every_field_of_a_fragment_survives(self, journal: Journal) -> None:
+    async def test_fragment_fields_round_trip(self, journal: Journal) -> None:
         full = Fragment(
             id="Z",
             content="q\nt",
@@ -55,7 +55,7 @@ class Committing:
         assert found.rows == (row(full),)
         assert found.next_position == 8
 
-    async def test_a_commit_at_another_revision_or_epoch_changes_nothing(self, journal: Journal) -> None:
+    async def test_commit_at_wrong_revision_or_epoch_changes_nothing(self, journal: Journal) -> None:
         await journal.commit(transition(1, rows=(row(fragment(0)),)))
         for stale in (
             transition(1),
@@ -68,14 +68,14 @@ class Committing:
         found = await image(journal)
         assert (found.record.revision, len(found.rows)) == (2, 1)
 
-    async def test_of_commits_at_one_revision_exactly_one_wins(self, journal: Journal) -> None:
+    async def test_one_of_concurrent_commits_wins(self, journal: Journal) -> None:
         attempts = [journal.commit(transition(1, rows=(row(fragment(place)),))) for place in range(8)]
         results = await asyncio.gather(*attempts, return_exceptions=True)
         assert [result is None for result in results] == [True] + [False] * 7
         assert all(isinstance(result, Conflict) for result in results[1:])
         assert [one.fragment.position for one in (await image(journal)).rows] == [0]
 
-    async def test_a_refused_write_fails_alone_in_its_group(self, journal: Journal) -> None:
+    async def test_rejected_write_fails_alone_in_its_group(self, journal: Journal) -> None:
         await journal.create_memory(record("u2", "sad"), ())
         await journal.own("u2")
         named = row(fragment(0, external_id="same"))
@@ -91,7 +91,7 @@ class Committing:
         assert [one.revision for one in await journal.events("u1", 0, 9)] == [1, 2, 3]
         assert len((await journal.load("u2", MODEL, 9)).rows) == 1
 
-    async def test_a_value_that_cannot_be_written_fails_alone_and_the_writer_lives(self, journal: Journal) -> None:
+    async def test_unwritable_value_fails_alone(self, journal: Journal) -> None:
         broken = fragment(0, metadata=(("x", object()),))
         results = await asyncio.gather(
             journal.commit(transition(1, rows=(row(broken),))),
@@ -102,20 +102,20 @@ class Committing:
         assert results[1] is None
         assert [one.fragment.position for one in (await image(journal)).rows] == [1]
 
-    async def test_rows_replace_but_keep_terms_and_vectors_they_do_not_bring(self, journal: Journal) -> None:
+    async def test_row_without_terms_and_vector_keeps_stored_ones(self, journal: Journal) -> None:
         before = row(fragment(0, Tier.SHORT_TERM))
         await journal.commit(transition(1, rows=(before,)))
         promoted = before.fragment.but(tier=Tier.LONG_TERM, importance=1.0)
         await journal.commit(transition(2, rows=(Row(promoted),)))
         assert (await image(journal)).rows == (Row(promoted, before.terms, before.vector),)
 
-    async def test_a_fragment_that_names_no_model_loses_its_vector(self, journal: Journal) -> None:
+    async def test_fragment_without_model_loses_its_vector(self, journal: Journal) -> None:
         await journal.commit(transition(1, rows=(row(fragment(0)),)))
         await journal.commit(transition(2, rows=(Row(fragment(0, content="other words", model="")),)))
         assert (await image(journal)).rows[0].vector is None
         assert await journal.vectors("u1", MODEL, [fragment(0).id]) == {}
 
-    async def test_what_is_removed_leaves_nothing(self, journal: Journal) -> None:
+    async def test_removed_fragment_leaves_no_rows(self, journal: Journal) -> None:
         held = row(fragment(0, Tier.SHORT_TERM, external_id="e"))
         await journal.commit(
             transition(1, rows=(held, row(fragment(1))), anchors=(Anchor(held.fragment.id, None, ()),))
@@ -128,7 +128,7 @@ class Committing:
         assert await journal.vectors("u1", MODEL, [held.fragment.id]) == {}
         await journal.commit(transition(3, rows=(row(fragment(2, external_id="e")),)))
 
-    async def test_many_rows_of_every_number_up_to_a_few_statements(self, journal: Journal) -> None:
+    async def test_any_number_of_rows_up_to_a_few_statements(self, journal: Journal) -> None:
         position, revision = 0, 1
         for count in (1, 2, 3, 7, 255, 256, 257, 600):
             rows = tuple(row(fragment(position + place)) for place in range(count))
@@ -141,7 +141,7 @@ class Committing:
         await journal.commit(transition(revision, removed=gone))
         assert [one.fragment.position for one in (await image(journal)).rows] == list(range(1, position, 2))
 
-    async def test_policy_labels_and_aggregate_change_only_when_given(self, journal: Journal) -> None:
+    async def test_commit_changes_only_given_policy_labels_aggregate(self, journal: Journal) -> None:
         policy = with_value(DBGPT, "recall.alpha", 0.125)
         changed = transition(1, policy=policy, labels=(("a", "b"),), reflection_aggregate=2.5)
         await journal.commit(changed)
@@ -159,7 +159,7 @@ class Committing:
         assert await journal.get_memory("comedy", "joy") == replace(expected, revision=3)
         assert (await image(journal)).record == replace(expected, revision=3)
 
-    async def test_events_are_read_in_order_after_a_revision(self, journal: Journal) -> None:
+    async def test_events_are_read_in_order_after_revision(self, journal: Journal) -> None:
         happened = (
             Event(EventType.ENHANCED, "a", other="b", cosine=0.5, draw=0.25, importance=1.0),
             Event(EventType.PROMOTED, "a", from_tier=Tier.SHORT_TERM, to_tier=Tier.LONG_TERM, sources=("b", "c")),
@@ -171,14 +171,14 @@ class Committing:
         assert [one.revision for one in await journal.events("u1", 0, 2)] == [1, 2]
         assert await journal.events("u1", 3, 10) == []
 
-    async def test_numpy_numbers_are_written_as_what_they_mean(self, journal: Journal) -> None:
+    async def test_numpy_numbers_are_written_as_python_numbers(self, journal: Journal) -> None:
         seen = Event(EventType.ENHANCED, "a", cosine=np.float32(0.5), draw=np.float64(0.25))  # type: ignore[arg-type]
         await journal.commit(transition(1, events=(seen,), rows=(row(fragment(0, importance=np.float64(0.5))),)))
         ((recorded,),) = [one.events for one in await journal.events("u1", 1, 1)]
         assert (recorded.cosine, recorded.draw) == (0.5, 0.25)
         assert type((await image(journal)).rows[0].fragment.importance) is float
 
-    async def test_pruned_events_are_the_oldest_and_leave_no_gap(self, journal: Journal) -> None:
+    async def test_prune_removes_oldest_events_without_gap(self, journal: Journal) -> None:
         for revision in range(1, 6):
             await journal.commit(transition(revision))
         kept = [one.revision for one in await journal.events("u1", 0, 10)]
@@ -187,7 +187,7 @@ class Committing:
         assert await journal.prune_events("u1", 30, 10) == 1
         assert await journal.prune_events("u1", 30, 10) == 0
         assert [one.revision for one in await journal.events("u1", 0, 10)] == [4, 5, 6]
-        await journal.commit(replace(transition(6), time_us=5))  # the clock was set back
+        await journal.commit(replace(transition(6), time_us=5))  # the clock jumped back
         assert await journal.prune_events("u1", 45, 10) == 2
         assert [one.revision for one in await journal.events("u1", 0, 10)] == [6, 7]
         assert await journal.prune_events("u1", 100, 10) == 2

@@ -1,4 +1,4 @@
-"""A whole memory read at one revision, with its vectors and what it holds before long-term."""
+"""Loading a memory at one revision, with its vectors and held fragments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.journal.samples import MODEL, Gathered, fragment, image, row, transit
 class Images:
     """See suite.py."""
 
-    async def test_what_is_held_comes_back_in_order_with_its_anchors(self, journal: Journal) -> None:
+    async def test_held_fragments_load_in_order_with_anchors(self, journal: Journal) -> None:
         enhancements = (Enhancement("a", "text a"), Enhancement("b", "text b", recollection=True))
         sensory, first, second = fragment(0, Tier.SENSORY), fragment(1, Tier.SHORT_TERM), fragment(2, Tier.SHORT_TERM)
         gone = fragment(3, Tier.SHORT_TERM, forget_time_us=5)
@@ -35,7 +35,7 @@ class Images:
         await journal.commit(transition(2, anchors=(Anchor(second.id, vector(9), (), MODEL),), released=(first.id,)))
         assert [held.enhancements for held in (await image(journal)).short_term] == [(), ()]
 
-    async def test_vectors_come_all_or_none_and_only_of_the_space_asked_for(self, journal: Journal) -> None:
+    async def test_image_has_vectors_of_requested_space_only(self, journal: Journal) -> None:
         await journal.commit(transition(1, rows=(row(fragment(0)), row(fragment(1)))))
         await journal.commit(transition(2, rows=(Row(fragment(1, model="other-2"), None, b"12345678"),)))
         assert [one.vector for one in (await image(journal, 2)).rows] == [vector(0), vector(1)]
@@ -45,7 +45,7 @@ class Images:
         assert await journal.vectors("u1", MODEL, ids) == {fragment(0).id: vector(0), fragment(1).id: vector(1)}
         assert await journal.vectors("u1", "other-2", ids) == {fragment(1).id: b"12345678"}
 
-    async def test_a_scan_has_the_contents_vectors_of_the_space_in_force(self, journal: Journal) -> None:
+    async def test_scan_has_content_vectors_of_space_in_force(self, journal: Journal) -> None:
         def visited(scan: MemoryScan) -> bytes | None:
             return scan.anchors[held.id].vector
 
@@ -62,7 +62,7 @@ class Images:
         assert await journal.drop_vectors(MODEL, 1 << 40, 10) is None
         assert await journal.scan("u1", True, visited) == b"87654321"
 
-    async def test_a_large_image_has_only_the_vectors_that_the_index_lacks(self, journal: Journal) -> None:
+    async def test_large_image_has_only_vectors_missing_in_index(self, journal: Journal) -> None:
         rows = (row(fragment(0)), row(fragment(1)), row(fragment(2, Tier.SHORT_TERM)))
         await journal.commit(transition(1, rows=rows, index=(IndexEntry("u1", fragment(1).id),)))
         image = await journal.load("u1", fragment(0).model, 2)
@@ -70,7 +70,7 @@ class Images:
         image = await journal.load("u1", fragment(0).model, 3)
         assert [one.vector is not None for one in image.rows] == [True, True, True]
 
-    async def test_who_gathers_gets_a_block_at_a_time_and_all_of_the_image(self, journal: Journal) -> None:
+    async def test_gathering_gets_all_blocks_one_by_one(self, journal: Journal) -> None:
         count = 2_100
         rows = [Row(fragment(at, model="")) if at % 700 == 3 else row(fragment(at)) for at in range(count)]
         rows[1_500] = row(fragment(1_500, Tier.SHORT_TERM))
@@ -87,7 +87,7 @@ class Images:
             assert (found.blocks, found.record, found.next_position) == ((), whole.record, whole.next_position)
             assert [held.fragment.position for held in found.short_term] == [1_500]
 
-    async def test_reads_see_what_returned_before_them_and_one_snapshot(self, journal: Journal) -> None:
+    async def test_reads_see_earlier_writes_in_one_snapshot(self, journal: Journal) -> None:
         async def write() -> None:
             for revision in range(1, 41):
                 rows = tuple(row(fragment(place, version=revision)) for place in range(20))

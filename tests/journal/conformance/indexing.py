@@ -14,7 +14,7 @@ from tests.journal.samples import MODEL, fragment, record, row, transition, vect
 class Indexing:
     """See suite.py."""
 
-    async def test_the_outbox_gives_rows_as_they_are_now_until_they_are_done(self, journal: Journal) -> None:
+    async def test_outbox_returns_current_rows_until_done(self, journal: Journal) -> None:
         live, forgotten, erased = fragment(0), fragment(1), fragment(2)
         entries = tuple(IndexEntry("u1", one.id) for one in (live, forgotten, erased))
         await journal.commit(transition(1, rows=(row(live), row(forgotten), row(erased)), index=entries))
@@ -33,7 +33,7 @@ class Indexing:
         await journal.outbox_done([found[0][0].id, found[2][0].id])
         assert (await journal.outbox_size(), await journal.outbox_last()) == (0, 0)
 
-    async def test_of_several_entries_for_a_fragment_the_last_decides(self, journal: Journal) -> None:
+    async def test_last_outbox_entry_of_a_fragment_decides(self, journal: Journal) -> None:
         upsert, deletion = IndexEntry("u1", fragment(0).id), IndexEntry("u1", fragment(0).id, delete=True)
         await journal.commit(transition(1, rows=(row(fragment(0)),), index=(deletion, upsert)))
         expected = Indexable(MODEL, vector(0))
@@ -41,7 +41,7 @@ class Indexing:
         await journal.commit(transition(2, index=(deletion,)))
         assert [what for _, what in await journal.outbox(9)] == [None, None, None]
 
-    async def test_a_refill_enters_every_live_long_term_fragment_with_a_vector(self, journal: Journal) -> None:
+    async def test_refill_enters_live_long_term_fragments_with_vector(self, journal: Journal) -> None:
         await journal.create_memory(record("u2", "sad"), ())
         await journal.own("u2")
         rows = (
@@ -60,7 +60,7 @@ class Indexing:
         ]
         assert all(what is not None for _, what in found)
 
-    async def test_what_a_reconciliation_found_is_entered(self, journal: Journal) -> None:
+    async def test_reconciliation_enters_outbox_entries(self, journal: Journal) -> None:
         rows = (row(fragment(0)), row(fragment(1)), row(fragment(2, Tier.SHORT_TERM)), Row(fragment(3, model="")))
         await journal.commit(transition(1, rows=rows))
         assert await journal.indexable("u1") == [fragment(0).id, fragment(1).id]
@@ -72,7 +72,7 @@ class Indexing:
         found = [(entry.fragment, what is None) for entry, what in await journal.outbox(9)]
         assert found == [(fragment(1).id, False), ("orphan", True)]
 
-    async def test_jobs_wait_oldest_first_until_a_commit_finishes_them(self, journal: Journal) -> None:
+    async def test_jobs_are_listed_oldest_first_until_finished(self, journal: Journal) -> None:
         jobs = (Job("j2", "u1", "insight", '{"a":1}', 20, 1), Job("j1", "u1", "reflection", "{}", 10))
         await journal.commit(transition(1, jobs=jobs))
         assert await journal.jobs(9) == [jobs[1], jobs[0]]

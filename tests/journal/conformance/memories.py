@@ -1,4 +1,4 @@
-"""Memories and namespaces: made, listed, owned, deleted."""
+"""Memories and namespaces: create, list, own, delete."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tests.journal.samples import MODEL, fragment, receipt, record, row, transit
 class Memories:
     """See suite.py."""
 
-    async def test_a_memory_reads_back_as_it_was_created(self, journal: Journal) -> None:
+    async def test_created_memory_reads_back(self, journal: Journal) -> None:
         assert await journal.get_memory("comedy", "joy") == replace(record(), epoch=1, revision=1)
         assert await journal.get_memory("comedy", "jo") is None
         assert await journal.get_memory("tragedy", "joy") is None
         assert await journal.events("u1", 0, 10) == [Recorded(1, 1, (Event(EventType.MEMORY_CREATED, ""),))]
 
-    async def test_a_name_is_taken_once_in_a_namespace(self, journal: Journal) -> None:
+    async def test_name_is_unique_in_namespace(self, journal: Journal) -> None:
         with pytest.raises(AlreadyExists, match="comedy/joy"):
             await journal.create_memory(record("u2"), ())
         await journal.create_memory(record("u2", namespace="drama"), ())
         assert await journal.list_namespaces("", 10) == [("comedy", 1), ("drama", 1)]
 
-    async def test_of_two_creations_at_once_one_is_refused_and_the_others_stand(self, journal: Journal) -> None:
+    async def test_concurrent_creation_refuses_duplicate_only(self, journal: Journal) -> None:
         made = [journal.create_memory(record(f"x{place}", f"m{place // 2}"), ()) for place in range(6)]
         results = await asyncio.gather(*made, return_exceptions=True)
         assert [type(result) for result in results] == [type(None), AlreadyExists] * 3
         assert [one.uid for one in await journal.list_memories("comedy", "joy", 9)] == ["x0", "x2", "x4"]
 
-    async def test_a_full_namespace_takes_no_other_however_many_come_at_once(self, journal: Journal) -> None:
+    async def test_namespace_limit_holds_under_concurrency(self, journal: Journal) -> None:
         made = [journal.create_memory(record(f"x{place}", f"m{place}"), (), None, 3) for place in range(6)]
         results = await asyncio.gather(*made, return_exceptions=True)
         assert [type(result) for result in results] == [type(None)] * 2 + [NamespaceFull] * 4
@@ -52,7 +52,7 @@ class Memories:
         await journal.commit(renaming)
         assert await journal.list_namespaces("", 10) == [("comedy", 3)]
 
-    async def test_memories_and_namespaces_are_listed_in_pages(self, journal: Journal) -> None:
+    async def test_memories_and_namespaces_are_paged(self, journal: Journal) -> None:
         for name in ("b", "a", "c"):
             await journal.create_memory(record(f"d-{name}", name, "drama"), ())
         assert [one.name for one in await journal.list_memories("drama", "", 2)] == ["a", "b"]
@@ -60,7 +60,7 @@ class Memories:
         assert await journal.list_namespaces("comedy", 5) == [("drama", 3)]
         assert await journal.list_namespaces("", 1) == [("comedy", 1)]
 
-    async def test_memories_are_listed_by_the_beginning_of_their_name(self, journal: Journal) -> None:
+    async def test_memories_are_listed_by_prefix(self, journal: Journal) -> None:
         for name in ("n.bob", "n.bob.x", "n.bob~2d", "n.boc", "n.Bob", "n"):
             await journal.create_memory(record(f"e-{name}", name, "epos"), ())
         listed = await journal.list_memories("epos", "", 9, "n.bob")
@@ -68,7 +68,7 @@ class Memories:
         assert [one.name for one in await journal.list_memories("epos", "n.bob", 1, "n.bob")] == ["n.bob.x"]
         assert await journal.list_memories("epos", "n.boc", 9, "n.bob") == []
 
-    async def test_taking_ownership_raises_the_epoch_and_ends_the_older_owner(self, journal: Journal) -> None:
+    async def test_taking_ownership_fences_older_owner(self, journal: Journal) -> None:
         assert (await journal.own("u1")).epoch == 2
         for write in (
             journal.commit(transition(1)),
@@ -82,7 +82,7 @@ class Memories:
         with pytest.raises(Conflict):
             await journal.load("nobody", MODEL, 0)
 
-    async def test_a_deleted_memory_is_gone_with_everything_but_its_index_work(self, journal: Journal) -> None:
+    async def test_deleted_memory_leaves_only_outbox_entries(self, journal: Journal) -> None:
         rows = (row(fragment(0)), row(fragment(1, Tier.SHORT_TERM)))
         await journal.commit(transition(1, rows=rows, jobs=(Job("j", "u1", "reflection", "{}"),)))
         await journal.receive(receipt(1, 2, 2))
@@ -99,7 +99,7 @@ class Memories:
         with pytest.raises(Conflict):
             await journal.delete_memory("u1")
 
-    async def test_a_memory_made_anew_has_nothing_of_the_old(self, journal: Journal) -> None:
+    async def test_recreated_memory_is_empty(self, journal: Journal) -> None:
         await journal.commit(transition(1, rows=(row(fragment(0)),)))
         await journal.receive(receipt(1, 1, 1))
         await journal.delete_memory("u1")
@@ -108,7 +108,7 @@ class Memories:
         found = await journal.load("u9", MODEL, 100)
         assert (found.rows, found.pending, found.producers, found.next_position) == ((), (), (), 0)
 
-    async def test_deleting_a_large_memory_leaves_its_neighbours_whole(self, journal: Journal) -> None:
+    async def test_deleting_large_memory_keeps_others(self, journal: Journal) -> None:
         await journal.create_memory(record("u2", "sad"), ())
         await journal.own("u2")
         mine = tuple(row(fragment(position)) for position in range(2_500))
@@ -122,7 +122,7 @@ class Memories:
         assert len(await journal.vectors("u2", MODEL, [one.fragment.id for one in mine])) == 4
         assert [one.revision for one in await journal.events("u2", 0, 9)] == [1, 2, 3]
 
-    async def test_all_memories_come_by_uid_whatever_their_namespace(self, journal: Journal) -> None:
+    async def test_all_memories_are_ordered_by_uid(self, journal: Journal) -> None:
         await journal.create_memory(record("u0", "joy", "tragedy"), ())
         await journal.create_memory(record("u2", "sad"), ())
         assert [one.uid for one in await journal.all_memories("", 10)] == ["u0", "u1", "u2"]

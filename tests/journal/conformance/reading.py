@@ -1,4 +1,4 @@
-"""Fragments read, listed and counted; what is due; access statistics."""
+"""Reading, listing and counting fragments; due fragments; access statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.journal.samples import MODEL, fragment, image, receipt, record, row, 
 class Reading:
     """See suite.py."""
 
-    async def test_expiring_are_live_and_unpinned_most_overdue_first(self, journal: Journal) -> None:
+    async def test_expiring_lists_live_unpinned_oldest_first(self, journal: Journal) -> None:
         rows = [
             fragment(0, expire_time_us=300),
             fragment(1, expire_time_us=100),
@@ -39,7 +39,7 @@ class Reading:
         await journal.delete_memory("u2")
         assert await journal.expiring(300, 10) == [("u1", rows[2].id), ("u1", rows[0].id)]
 
-    async def test_purgeable_are_forgotten_the_oldest_first(self, journal: Journal) -> None:
+    async def test_purgeable_lists_forgotten_oldest_first(self, journal: Journal) -> None:
         rows = [fragment(0, forget_time_us=30), fragment(1, forget_time_us=10), fragment(2), fragment(3)]
         await journal.commit(transition(1, rows=tuple(row(one) for one in rows)))
         await journal.create_memory(record("u2", "sad"), ())
@@ -51,7 +51,7 @@ class Reading:
         await journal.commit(transition(2, rows=(Row(rows[0].but(forget_time_us=None)),), removed=(rows[1].id,)))
         assert await journal.oldest_forgotten() == []
 
-    async def test_touches_add_up_and_no_commit_undoes_them(self, journal: Journal) -> None:
+    async def test_touches_add_up_and_survive_commits(self, journal: Journal) -> None:
         await journal.commit(transition(1, rows=(row(fragment(0, access_count=2)), row(fragment(1)))))
         await journal.touch(Accesses("u1", 1, (Access(fragment(0).id, 1, 5_000), Access(fragment(0).id, 2, 4_000))))
         await journal.touch(Accesses("u1", 1, (Access(fragment(0).id, 1, 10), Access("nobody", 1, 1))))
@@ -62,7 +62,7 @@ class Reading:
         assert [one.fragment.access_count for one in (await image(journal)).rows] == [6, 0]
         assert (await image(journal)).record.revision == 3
 
-    async def test_fragments_come_in_the_order_asked_for(self, journal: Journal) -> None:
+    async def test_fragments_keep_requested_order(self, journal: Journal) -> None:
         await journal.commit(transition(1, rows=tuple(row(fragment(place)) for place in range(700))))
         wanted = [fragment(place).id for place in (699, 3, 0)]
         assert [one.id for one in await journal.fragments("u1", [*wanted, "nobody"])] == wanted
@@ -71,7 +71,7 @@ class Reading:
         assert await journal.fragments("u2", wanted) == []
         assert await journal.fragments("u1", []) == []
 
-    async def test_a_neighbour_with_the_same_ids_is_another_matter(self, journal: Journal) -> None:
+    async def test_memories_with_same_ids_are_separate(self, journal: Journal) -> None:
         await journal.create_memory(record("u2", "sad"), ())
         await journal.own("u2")
         await journal.commit(transition(1, rows=(row(fragment(0)),)))
@@ -82,7 +82,7 @@ class Reading:
         assert await journal.fragments("u2", [fragment(0).id]) == [theirs.fragment]
         assert len(await journal.vectors("u2", MODEL, [fragment(0).id])) == 1
 
-    async def test_list_selects_and_pages(self, journal: Journal) -> None:
+    async def test_list_filters_and_pages(self, journal: Journal) -> None:
         rows = [
             fragment(0, Tier.SENSORY),
             fragment(1, Tier.SHORT_TERM, session="tuesday"),
@@ -106,7 +106,7 @@ class Reading:
         assert await listed(forgotten=True) == [4]
         assert await listed(limit=0) == []
 
-    async def test_counts(self, journal: Journal) -> None:
+    async def test_counts_by_tier_and_kind(self, journal: Journal) -> None:
         rows = [
             fragment(0, Tier.SENSORY),
             fragment(1, Tier.SHORT_TERM),
@@ -120,7 +120,7 @@ class Reading:
         assert await journal.counts("u1") == Counts(1, 1, 2, insights=1, forgotten=1, pending=2, unindexed=1)
         assert await journal.counts("nobody") == Counts()
 
-    async def test_counts_leave_out_expired(self, journal: Journal) -> None:
+    async def test_counts_exclude_expired(self, journal: Journal) -> None:
         rows = [
             fragment(0, Tier.SENSORY, expire_time_us=100),
             fragment(1, Tier.SHORT_TERM, expire_time_us=101),

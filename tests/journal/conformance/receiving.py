@@ -1,4 +1,4 @@
-"""The way in: producers, their receipts, and what tells a repeat."""
+"""Producers and receipts, and how repeats are detected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.journal.samples import DAY_US, MODEL, Now, digest, fragment, image, r
 class Receiving:
     """See suite.py."""
 
-    async def test_a_receipt_is_pending_with_all_it_had_until_it_is_stored(self, journal: Journal) -> None:
+    async def test_receipt_is_pending_unchanged_until_stored(self, journal: Journal) -> None:
         first, second = receipt(1, 3, 0, rejected=(2,)), receipt(4, 2, 2)
         await asyncio.gather(journal.receive(first), journal.receive(second))
         found = await image(journal)
@@ -41,13 +41,13 @@ class Receiving:
         assert await journal.pending_memories() == []
 
     @pytest.mark.parametrize("wrong", [receipt(2, 1, 0), receipt(0, 1, 0), receipt(1, 1, 0, epoch=2)])
-    async def test_a_gap_a_repeat_and_an_older_stream_are_refused(self, journal: Journal, wrong: Receipt) -> None:
+    async def test_gap_repeat_and_older_stream_are_refused(self, journal: Journal, wrong: Receipt) -> None:
         with pytest.raises(Conflict):
             await journal.receive(wrong)
         assert (await image(journal)).pending == ()
         await journal.receive(receipt(1, 1, 0))
 
-    async def test_opening_a_producer_again_ends_its_older_stream(self, journal: Journal) -> None:
+    async def test_reopened_producer_ends_older_stream(self, journal: Journal) -> None:
         await journal.receive(receipt(1, 2, 0))
         assert await journal.open_producer("u1", 1, "p") == Producer("p", 2, received=2, stored=0)
         with pytest.raises(Conflict):
@@ -55,7 +55,7 @@ class Receiving:
         await journal.receive(receipt(3, 1, 2, epoch=2))
         assert await journal.open_producer("u1", 1, "q") == Producer("q", 1)
 
-    async def test_a_batch_can_be_received_by_being_stored(self, journal: Journal) -> None:
+    async def test_commit_can_receive_a_batch(self, journal: Journal) -> None:
         first = receipt(1, 2, 0)
         told = {"receipts": (first,)}
         await journal.commit(transition(1, rows=(row(fragment(0)),), **told))  # the second one's row is not new
@@ -66,7 +66,7 @@ class Receiving:
         await journal.receive(receipt(3, 1, 2))
 
     @pytest.mark.parametrize("wrong", [receipt(2, 1, 0), receipt(0, 1, 0), receipt(1, 1, 0, epoch=2)])
-    async def test_nothing_is_stored_of_a_batch_that_cannot_be_received(self, journal: Journal, wrong: Receipt) -> None:
+    async def test_commit_with_invalid_receipt_stores_nothing(self, journal: Journal, wrong: Receipt) -> None:
         told = {"receipts": (wrong,)}
         with pytest.raises(Conflict):
             await journal.commit(transition(1, rows=(row(fragment(0)),), **told))
@@ -76,9 +76,7 @@ class Receiving:
         await journal.commit(transition(1, rows=(row(fragment(0)),)))
 
     @pytest.mark.parametrize("refused", [False, True])
-    async def test_what_waits_of_several_memories_is_as_if_written_one_by_one(
-        self, journal: Journal, refused: bool
-    ) -> None:
+    async def test_grouped_writes_equal_single_writes(self, journal: Journal, refused: bool) -> None:
         for uid, name in (("u2", "sad"), ("u3", "calm")):
             await journal.create_memory(record(uid, name), ())
             await journal.own(uid)
@@ -119,7 +117,7 @@ class Receiving:
         assert (await image(journal)).record.policy.language == "german"
         assert (await journal.load("u3", MODEL, 0)).record.reflection_aggregate == 0.5
 
-    async def test_unsequenced_writes_keep_no_sequence(self, journal: Journal) -> None:
+    async def test_unsequenced_writes_keep_no_receipts(self, journal: Journal) -> None:
         one = replace(receipt(1, 2, 0), producer="", producer_epoch=0)
         await journal.receive(one)
         await journal.receive(replace(one, position=2, fragments=(fragment(2), fragment(3))))
@@ -127,7 +125,7 @@ class Receiving:
         assert [pending.position for pending in found.pending] == [0, 2]
         assert found.producers == (Producer("p", 1),)
 
-    async def test_a_batch_of_rejections_is_stored_when_all_before_it_is(self, journal: Journal) -> None:
+    async def test_rejected_batch_is_stored_after_earlier_batches(self, journal: Journal) -> None:
         await journal.receive(receipt(1, 1, 0, rejected=(1,)))
         assert (await image(journal)).producers == (Producer("p", 1, received=1, stored=1),)
         await journal.receive(receipt(2, 1, 1))
@@ -140,7 +138,7 @@ class Receiving:
         assert (await image(journal)).producers == (Producer("p", 1, received=4, stored=4),)
         assert (await journal.open_producer("u1", 1, "p")).stored == 4
 
-    async def test_hashes_and_rejections_answer_repeats_also_after_storing(self, journal: Journal) -> None:
+    async def test_hashes_and_rejections_outlive_storing(self, journal: Journal) -> None:
         await journal.receive(receipt(1, 3, 0, rejected=(2,)))
         await journal.receive(receipt(4, 3, 2))
         await journal.commit(transition(1, stored_positions=(0, 2), producers=(("p", 6),)))
@@ -177,7 +175,7 @@ class Receiving:
         await journal.commit(transition(2, producers=(("p", 6),), erased=("01J" + "A" * 23,)))
         assert await journal.kept_receipts("u1", "p", 0, 9) == []
 
-    async def test_answer_comes_with_receipt_or_commit(self, journal: Journal, now: Now) -> None:
+    async def test_answer_is_written_with_receipt_or_commit(self, journal: Journal, now: Now) -> None:
         empty = Answer("comedy\nObserve\nr1", b"d", b"", now.us)
         unnumbered = replace(receipt(1, 2, 0), producer="", producer_epoch=0, answer=empty)
         await journal.receive(unnumbered)
@@ -191,7 +189,7 @@ class Receiving:
         await journal.put_answer(later)
         assert [await journal.answer(one.request) for one in (at_once, later)] == [at_once, later]
 
-    async def test_old_answers_leave(self, journal: Journal, now: Now) -> None:
+    async def test_expired_answers_are_pruned(self, journal: Journal, now: Now) -> None:
         for number in range(5):
             await journal.put_answer(Answer(f"comedy\nDo\n{number}", b"d", b"r", now.us + number))
         assert await journal.prune_answers(9) == 0
@@ -200,9 +198,7 @@ class Receiving:
         assert await journal.prune_answers(3) == 1
         assert await journal.answer("comedy\nDo\n4") is not None
 
-    async def test_a_stream_that_stays_open_lets_old_hashes_go(
-        self, journal: Journal, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_open_stream_drops_old_hashes(self, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(writes, "SEQUENCES_KEPT", 20)
         monkeypatch.setattr(writes, "COMPACT_EVERY", 10)
         for number in range(1, 101):

@@ -1,4 +1,4 @@
-"""The store itself: its space, closing and opening it again, scrubbing, callers that leave."""
+"""The store: its space, reopening, scrubbing, cancelled callers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.journal.samples import MODEL, Opener, fragment, image, receipt, row, 
 class Storing:
     """See suite.py."""
 
-    async def test_scrubbing_changes_nothing_that_can_be_read_or_written(self, journal: Journal) -> None:
+    async def test_scrub_keeps_live_data(self, journal: Journal) -> None:
         await journal.commit(transition(1, rows=tuple(row(fragment(number)) for number in range(50))))
         await journal.commit(transition(2, removed=tuple(fragment(number).id for number in range(0, 50, 2))))
         before = await image(journal)
@@ -25,13 +25,13 @@ class Storing:
         await journal.commit(transition(4, rows=(row(fragment(50)),)))
         assert len((await image(journal)).rows) == 26
 
-    async def test_the_space_is_set_and_replaced(self, journal: Journal) -> None:
+    async def test_space_can_be_replaced(self, journal: Journal) -> None:
         assert await journal.space() is None
         await journal.set_space(Space(MODEL, 4, 64))
         await journal.set_space(Space("other", 8, 256))
         assert await journal.space() == Space("other", 8, 256)
 
-    async def test_everything_is_there_after_reopening(self, journal: Journal, opener: Opener) -> None:
+    async def test_reopened_journal_has_everything(self, journal: Journal, opener: Opener) -> None:
         await journal.set_space(Space(MODEL, 4, 64))
         await journal.receive(receipt(1, 2, 0))
         kept = row(fragment(2, Tier.SHORT_TERM))
@@ -48,7 +48,7 @@ class Storing:
         finally:
             await again.close()
 
-    async def test_close_finishes_what_was_submitted(self, journal: Journal, opener: Opener) -> None:
+    async def test_close_finishes_submitted_writes(self, journal: Journal, opener: Opener) -> None:
         writes = [asyncio.ensure_future(journal.receive(receipt(n, 1, n - 1))) for n in range(1, 51)]
         await asyncio.sleep(0)
         await journal.close()
@@ -59,7 +59,7 @@ class Storing:
         finally:
             await again.close()
 
-    async def test_a_cancelled_caller_leaves_the_others_alone(self, journal: Journal) -> None:
+    async def test_cancelled_caller_does_not_affect_others(self, journal: Journal) -> None:
         first = asyncio.ensure_future(journal.receive(receipt(1, 1, 0)))
         await asyncio.sleep(0)
         first.cancel()

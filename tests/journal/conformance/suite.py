@@ -1,4 +1,4 @@
-"""What every Journal must do, written against the port alone.
+"""The contract of every Journal, tested through the port only.
 
 A store passes by a module with a class that inherits `JournalConformance` and a fixture `opener`: a coroutine
 function that opens the same, at first empty, store each time it is called. `now` is the clock it is opened with.
@@ -24,7 +24,7 @@ from tests.journal.samples import Opener, record
 
 
 class JournalConformance(Memories, Receiving, Committing, Images, Reading, Answering, Indexing, Storing):
-    """Inherit it, and every test of these is run against the store of `opener`."""
+    """Subclass it to run all its tests against the store of `opener`."""
 
     @pytest.fixture
     async def journal(self, opener: Opener) -> AsyncIterator[Journal]:

@@ -1,9 +1,10 @@
-"""The journal on SQL: SQLAlchemy Core on SQLite or PostgreSQL, one writer with group commit, readers beside it.
+"""The journal on a SQL database (SQLite or PostgreSQL): one writer thread with group commit, several readers.
 
-Reading order: schema (tables and keys), codec (what the blobs hold), database (what is asked of a database), sqlite
-and postgres (all that is their own), directory (SQLite's files, lock, restore), bulk (many rows in one statement),
-writes, transition, reads, selecting and outbox (one function per operation), writer (the thread that commits), store
-(the port's methods).
+store: `SqlJournal`, the methods of `ports.journal`, and `open_journal`
+writer: the writer thread, which commits all waiting writes in one transaction
+conversations: the conversation store
+operations: the operation store
+processes: leases and memory ownership of several servers on one PostgreSQL database
 """
 
 from memstream_server.adapters.journal.directory import restore

@@ -1,6 +1,6 @@
-"""Vectors of another space than the one in force: what lacks one, keeping those that were made, removing a space's.
+"""Vectors in an embedding space that is not in force: find fragments without one, add them, delete a space's vectors.
 
-They belong to no revision: nothing that recalls read changes by them, until their space is put in force.
+These writes raise no revision: recall does not use a space until it is put in force.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal import bulk, codec
-from memstream_server.adapters.journal.bulk import IDS_MAX, pages
-from memstream_server.adapters.journal.reads import memory_of
-from memstream_server.adapters.journal.schema import anchors, fragments, key, memories, outbox, span, vectors
+from memstream_server.adapters.journal.bulk import IDS_MAX, fetch_pages
+from memstream_server.adapters.journal.reads import get_row
+from memstream_server.adapters.journal.schema import anchors, fragments, key_range, memories, outbox, row_key, vectors
 from memstream_server.adapters.journal.selecting import FRAGMENT, VECTORED
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal.errors import Conflict
@@ -57,14 +57,14 @@ _LACKING = _STORED.where(not_(VECTORED))
 _LACKING_COMPARED = _STORED.where(or_(not_(VECTORED), and_(_HELD, not_(_COMPARABLE))))
 _VECTORED = select(func.count()).select_from(vectors).where(vectors.c.model == _model)
 _FRAGMENTS = select(func.count()).select_from(fragments)
-# Locked, so that no commit of another process comes between looking at the version and writing.
+# Locked, so that no other process commits between the comparison of the version and the write.
 _MEMORY = select(memories.c.number).where(memories.c.uid == bindparam("u")).with_for_update(key_share=True)
 _NOW = select(fragments.c.id, *FRAGMENT).where(fragments.c.memory == bindparam("m"), fragments.c.id.in_(_ids))
-_VECTORS = bulk.insertion(vectors, ("key", "model"))
-_ANCHORS = bulk.insertion(
+_VECTORS = bulk.build_insert(vectors, ("key", "model"))
+_ANCHORS = bulk.build_insert(
     anchors, ("memory", "id"), "next_model = excluded.next_model, next_vector = excluded.next_vector"
 )
-_OUTBOX = bulk.insertion(outbox)
+_OUTBOX = bulk.build_insert(outbox)
 _KEYS = (
     select(vectors.c.key)
     .where(vectors.c.model == _model, vectors.c.key > bindparam("after"))
@@ -84,13 +84,15 @@ _DROP_COMPARED = (
 )
 
 
-def lacking(connection: Connection, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
+def list_lacking(
+    connection: Connection, uid: str, model: str, compared: bool, after: int, limit: int
+) -> list[Fragment]:
     try:
-        low, high = span(memory_of(connection, uid).number)
+        low, high = key_range(get_row(connection, uid).number)
     except Conflict:
         return []
     statement = _LACKING_COMPARED if compared else _LACKING
-    rows = pages(connection, statement, low + max(after + 1, 0), high, limit, model=model)
+    rows = fetch_pages(connection, statement, low + max(after + 1, 0), high, limit, model=model)
     return [codec.decode_fragment(blob, count, at) for _, blob, count, at in rows]
 
 
@@ -106,29 +108,29 @@ def add_vectors(connection: Connection, uid: str, model: str, made: Sequence[Mad
     kept = [(one, now[one.fragment]) for one in made if one.fragment in now]
     kept = [(one, fragment) for one, fragment in kept if fragment.version == one.version]
     given = [(one, fragment) for one, fragment in kept if one.vector is not None]
-    bulk.execute(connection, _VECTORS, [(key(number, each.position), model, one.vector) for one, each in given])
+    bulk.write_rows(connection, _VECTORS, [(row_key(number, each.position), model, one.vector) for one, each in given])
     indexed = [each for _, each in given if each.tier is Tier.LONG_TERM and each.forget_time_us is None]
-    bulk.execute(connection, _OUTBOX, [(uid, each.id, False) for each in indexed])
+    bulk.write_rows(connection, _OUTBOX, [(uid, each.id, False) for each in indexed])
     held = [
         (number, one.fragment, None, codec.encode_enhancements(()), "", model, one.content_vector)
         for one, each in kept
         if one.content_vector is not None and each.tier is not Tier.LONG_TERM and each.forget_time_us is None
     ]
-    bulk.execute(connection, _ANCHORS, held)
+    bulk.write_rows(connection, _ANCHORS, held)
     return len(kept)
 
 
-def vectored(connection: Connection, model: str) -> tuple[int, int]:
+def count_vectors(connection: Connection, model: str) -> tuple[int, int]:
     there: int = connection.execute(_VECTORED, {"model": model}).scalar_one()
     return there, connection.execute(_FRAGMENTS).scalar_one()
 
 
-def keys(connection: Connection, model: str, after: int, limit: int) -> list[int]:
+def list_vector_keys(connection: Connection, model: str, after: int, limit: int) -> list[int]:
     return list(connection.execute(_KEYS, {"model": model, "after": after, "limit": limit}).scalars())
 
 
 def drop_vectors(connection: Connection, model: str, doomed: Sequence[int]) -> None:
-    """The last, empty slice takes what was compared in short-term, of which there is little."""
+    """Delete the vectors under the keys of one page; an empty page deletes the space's anchor vectors."""
     if not doomed:
         connection.execute(_DROP_COMPARED, {"model": model})
     for start in range(0, len(doomed), IDS_MAX):

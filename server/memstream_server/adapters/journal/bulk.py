@@ -1,7 +1,8 @@
-"""Many rows in one statement, written or read; more than that a page at a time.
+"""Statements that read or write many rows at once, and paged reads.
 
-Not executemany: Python's sqlite3 gives up the interpreter lock at every row it steps over and must win it back, which
-beside a busy event loop makes a row cost 0.3 to 2 ms instead of 2 to 15 µs. A statement of many rows is one step.
+They replace executemany: Python's sqlite3 releases the interpreter lock on every step and has to reacquire it. With a
+busy event loop in the same process that costs 0.3 to 2 ms a row instead of 2 to 15 µs. A multi-row statement is one
+step.
 """
 
 from __future__ import annotations
@@ -16,42 +17,42 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Select, Table
 
 from memstream_server.adapters.journal import postgres, sqlite
-from memstream_server.adapters.journal.packed import by_row
+from memstream_server.adapters.journal.packed import to_rows
 
 T = TypeVar("T")
 
 ROWS_MAX = 256
-"""Rows a statement; SQLite takes 32,766 parameters, the widest table here has 15 columns."""
+"""Rows in one statement; SQLite allows 32,766 parameters, and the widest table has 15 columns."""
 
 IDS_MAX = 500
 """Ids in one IN list."""
 
 STEP_ROWS = 32
-"""Above this, statements have a multiple of it: 40 texts a table at most, and each prepared once."""
+"""Larger statements have a multiple of this: at most 40 statement texts a table, each prepared once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bulk:
-    """A statement around a list of rows: `head` (?, ?), (?, ?) `tail`. SQL that SQLite and PostgreSQL both read."""
+    """A statement around a list of rows: `head` (?, ?), (?, ?) `tail`, in SQL that both databases accept."""
 
     head: str
     width: int
     tail: str = ""
     unique: int = 0
-    """How many of a row's first values are its key, where a row replaces; 0 where it does not."""
+    """How many leading values of a row are its key, if a row replaces another; else 0."""
 
 
-def update_from(table: str, given: Sequence[str], assignments: str, where: str, tail: str = "") -> Bulk:
-    """Update a row of `table` for every row of values; these are `given.NAME` in the SQL, by the names in `given`."""
+def build_update(table: str, given: Sequence[str], assignments: str, where: str, tail: str = "") -> Bulk:
+    """Update one row of `table` for each row of values; the SQL refers to the values as `given.NAME`."""
     head = f"WITH given ({', '.join(given)}) AS (VALUES "
     return Bulk(head, len(given), f") UPDATE {table} SET {assignments} FROM given WHERE {where}{tail}")
 
 
-def insertion(table: Table, conflict: Sequence[str] = (), change: str | None = None) -> Bulk:
-    """Insert whole rows, in the order of the table's columns (an id of the database's own giving excepted).
+def build_insert(table: Table, conflict: Sequence[str] = (), change: str | None = None) -> Bulk:
+    """Insert whole rows, in the order of the table's columns, except for an id that the database generates.
 
-    With `conflict`, a row whose columns of that name are taken replaces the old one: `change` is the SET list,
-    all other columns by default.
+    With `conflict`, a row with the same values in those columns is updated: `change` is the SET list, by default all
+    other columns.
     """
     names = [column.name for column in table.columns if column.autoincrement is not True]
     head = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES "
@@ -63,41 +64,43 @@ def insertion(table: Table, conflict: Sequence[str] = (), change: str | None = N
 
 
 @lru_cache(maxsize=1_024)
-def _text(bulk: Bulk, rows: int, mark: str) -> str:
+def _build_text(bulk: Bulk, rows: int, mark: str) -> str:
     row = f"({', '.join([mark] * bulk.width)})"
     return bulk.head + ", ".join([row] * rows) + bulk.tail
 
 
-def execute(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> None:
-    """In one statement of a multiple of STEP_ROWS and one of the rest: few executions, and few texts to prepare.
+def write_rows(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Write the rows: a statement of a multiple of STEP_ROWS, then one of the rest, so that few texts are prepared.
 
-    Of rows that replace each other the last counts; PostgreSQL would refuse to replace twice in a statement.
+    If several rows replace the same one, the last wins; PostgreSQL rejects a statement that replaces a row twice.
     """
-    for _ in _executions(connection, bulk, rows):
+    for _ in _execute_slices(connection, bulk, rows):
         pass
 
 
-def returned(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The same with a statement that returns something: all of it."""
-    return [tuple(row) for result in _executions(connection, bulk, rows) for row in result]
+def write_returning(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Like `execute`; all rows that the statements return."""
+    return [tuple(row) for result in _execute_slices(connection, bulk, rows) for row in result]
 
 
-def _executions(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> Iterator[Iterable[Any]]:
-    """What each returned."""
+def _execute_slices(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> Iterator[Iterable[Any]]:
+    """The result of each statement."""
     if bulk.unique:
         rows = list({row[: bulk.unique]: row for row in rows}.values())
-    run, mark = (sqlite.run, "?") if connection.dialect.name == "sqlite" else (Connection.exec_driver_sql, "%s")
+    run, mark = (
+        (sqlite.run_statement, "?") if connection.dialect.name == "sqlite" else (Connection.exec_driver_sql, "%s")
+    )
     start = 0
     while start < len(rows):
         left = min(len(rows) - start, ROWS_MAX)
         count = left - left % STEP_ROWS or left
         values = tuple(chain.from_iterable(rows[start : start + count]))
-        yield run(connection, _text(bulk, count, mark), values)
+        yield run(connection, _build_text(bulk, count, mark), values)
         start += count
 
 
-def rounds(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
-    """The items in their order, in rounds in which each key is there once: a statement updates a row once."""
+def split_rounds(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """The items in order, split into rounds in which every key occurs once: one statement updates a row only once."""
     found: list[list[T]] = []
     taken: Counter[Hashable] = Counter()
     for item in items:
@@ -110,28 +113,28 @@ def rounds(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
 
 
 PAGE_ROWS = 1_024
-"""Rows of one `fetch`: a few MB."""
+"""Rows of one page: a few MB."""
 
 
-def fetch(
+def fetch_rows(
     connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
 ) -> list[list[Any]]:
-    """All rows of `statement` (columns of integers, text, blobs and booleans, the latter perhaps as 0 and 1), in its
-    order, in the way that is quick on this database. The caller bounds the rows (PAGE_ROWS at a time)."""
+    """All rows of `statement` in its order, by the fastest way of this database. Columns are integers, text, blobs or
+    booleans (which may arrive as 0 and 1). The caller limits the rows (PAGE_ROWS at a time)."""
     if connection.dialect.name == "sqlite":
-        return by_row(sqlite.columns(connection, statement, parameters))
-    return postgres.fetch(connection, statement, parameters)
+        return to_rows(sqlite.fetch_columns(connection, statement, parameters))
+    return postgres.fetch_rows(connection, statement, parameters)
 
 
 def fetch_columns(
     connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
 ) -> list[Any]:
-    """The same by column, lists of integers and Packed blobs, for those who need no row by itself."""
-    read = sqlite.columns if connection.dialect.name == "sqlite" else postgres.columns
+    """Like `fetch`, by column: lists of integers and Packed blobs."""
+    read = sqlite.fetch_columns if connection.dialect.name == "sqlite" else postgres.fetch_columns
     return read(connection, statement, parameters)
 
 
-def pages(
+def fetch_pages(
     connection: Connection,
     statement: Select[*tuple[Any, ...]],
     low: int,
@@ -139,10 +142,10 @@ def pages(
     limit: int | None = None,
     **values: Any,
 ) -> Iterator[list[Any]]:
-    """The first `limit` rows (all, if None) of a statement over a range of keys, the key first, a page at a time."""
+    """The first `limit` rows (None: all) of a statement over a range of keys, read in pages; the key comes first."""
     while limit is None or limit > 0:
         page = PAGE_ROWS if limit is None else min(limit, PAGE_ROWS)
-        rows = fetch(connection, statement, {"low": low, "high": high, "limit": page, **values})
+        rows = fetch_rows(connection, statement, {"low": low, "high": high, "limit": page, **values})
         yield from rows
         if len(rows) < page:
             return
@@ -150,10 +153,10 @@ def pages(
         limit = None if limit is None else limit - page
 
 
-def column_pages(
+def fetch_column_pages(
     connection: Connection, statement: Select[*tuple[Any, ...]], low: int, high: int, **values: Any
 ) -> Iterator[list[Any]]:
-    """The same by column, all rows, of integers and blobs."""
+    """Like `pages`, for all rows and by column: integers and blobs."""
     while True:
         columns = fetch_columns(connection, statement, {"low": low, "high": high, "limit": PAGE_ROWS, **values})
         keys = columns[0]

@@ -1,7 +1,7 @@
-"""What the journal's blobs hold: msgpack of the port's values behind a version byte, decoded by type.
+"""Encoding of the journal's blobs: msgpack of the port's values, after a version byte.
 
-A fragment is a map of its fields, so that one added later reads as its default from older rows. Events are arrays
-without names: the log is kept for good and a name would cost more than the value.
+A fragment is a map of its fields: older rows give a newer field its default. Events are arrays without field names:
+the event log is kept, and a name would take more bytes than the value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
 
 VERSION = 1
-"""First byte of every blob. Another one raises Unreadable: it was written by a newer server."""
+"""First byte of every blob. Another value raises Unreadable: a newer server wrote the blob."""
 _PREFIX = bytes([VERSION])
 _HASH_BYTES, _COUNT_BYTES = 8, 2
 HASH_WIDTH = 16
@@ -36,15 +36,15 @@ Labels = tuple[tuple[str, str], ...]
 T = TypeVar("T")
 
 
-def _native(value: Any) -> Any:
-    """A numpy scalar as the Python number it stands for; anything else is a mistake of the caller."""
+def _to_native(value: Any) -> Any:
+    """Convert a numpy scalar to the Python number; any other type is a bug of the caller."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"the journal cannot hold a {type(value).__name__}")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_native)
-_json = msgspec.json.Encoder(enc_hook=_native)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_native)
+_json = msgspec.json.Encoder(enc_hook=_to_native)
 
 _fragment = msgspec.msgpack.Decoder(Fragment)
 _fragments = msgspec.msgpack.Decoder(list[int | Fragment])
@@ -60,17 +60,17 @@ _plan = msgspec.msgpack.Decoder(Plan)
 _space = msgspec.json.Decoder(Space)
 
 
-def _pack(value: Any) -> bytes:
+def _encode_blob(value: Any) -> bytes:
     return _PREFIX + _encoder.encode(value)
 
 
-def _unpack(decoder: msgspec.msgpack.Decoder[T], blob: bytes) -> T:
+def _decode_blob(decoder: msgspec.msgpack.Decoder[T], blob: bytes) -> T:
     if blob[0] != VERSION:
         raise Unreadable(f"a record has version {blob[0]}, this server reads {VERSION}: start a newer memstream")
-    return _decoded(decoder, memoryview(blob)[1:])
+    return _decode_checked(decoder, memoryview(blob)[1:])
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: memoryview | str) -> T:
+def _decode_checked(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: memoryview | str) -> T:
     try:
         return decoder.decode(data)  # type: ignore[arg-type]  # the pairs below match decoder and data
     except msgspec.DecodeError as error:  # ValidationError included
@@ -78,23 +78,23 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data
 
 
 def encode_fragment(fragment: Fragment) -> bytes:
-    return _pack(fragment)
+    return _encode_blob(fragment)
 
 
 def decode_fragment(blob: bytes, access_count: int, access_time_us: int, model: str | None = None) -> Fragment:
-    """The fragment with the access statistics of its columns, and the model of the vector it has now (empty: none).
+    """The fragment with the access statistics of its columns and the model of its present vector (empty: no vector).
 
-    None leaves the model as it was written. A vector that the client gave is of the model it was written with.
+    None keeps the model of the record. A vector that the client supplied belongs to the model it was written with.
     """
-    fragment = _unpack(_fragment, blob)
-    _bring_up(fragment, access_count, access_time_us, fragment.model if model is None else model)
+    fragment = _decode_blob(_fragment, blob)
+    _set_current_columns(fragment, access_count, access_time_us, fragment.model if model is None else model)
     return fragment
 
 
 def decode_fragments(
     blobs: Packed, access_counts: Iterable[int], access_times_us: Iterable[int], models: Iterable[str]
 ) -> list[Fragment]:
-    """The same of many at once, in half the time: a version byte is an integer in msgpack, too."""
+    """Decode many fragments at once, in half the time: the version byte is a msgpack integer."""
     count = len(blobs.sizes)
     try:
         found = _fragments.decode(b"\xdd" + (2 * count).to_bytes(4, "big") + blobs.data)
@@ -102,15 +102,15 @@ def decode_fragments(
         found = []
     fragments: list[Fragment] = [each for each in found if isinstance(each, Fragment)]
     if found[::2] != [VERSION] * count:
-        fragments = [_unpack(_fragment, blob) for blob in blobs.values()]  # one of them raises what is wrong
+        fragments = [_decode_blob(_fragment, blob) for blob in blobs.values()]  # raises for the blob that is wrong
     for fragment, times, last, model in zip(fragments, access_counts, access_times_us, models, strict=True):
         if fragment.access_count != times or fragment.access_time_us != last or fragment.model != model:
-            _bring_up(fragment, times, last, model)
+            _set_current_columns(fragment, times, last, model)
     return fragments
 
 
-def _bring_up(fragment: Fragment, access_count: int, access_time_us: int, model: str) -> None:
-    """Set on a value nobody else holds yet."""
+def _set_current_columns(fragment: Fragment, access_count: int, access_time_us: int, model: str) -> None:
+    """Set the current columns on a new fragment, which no other code refers to yet."""
     if fragment.model != model:
         force_setattr(fragment, "model", model)
         force_setattr(fragment, "own_vector", False)
@@ -119,49 +119,49 @@ def _bring_up(fragment: Fragment, access_count: int, access_time_us: int, model:
 
 
 def encode_receipt(receipt: Receipt) -> bytes:
-    return _pack(receipt)
+    return _encode_blob(receipt)
 
 
 def decode_receipt(blob: bytes) -> Receipt:
-    return _unpack(_receipt, blob)
+    return _decode_blob(_receipt, blob)
 
 
 def encode_events(events: tuple[Event, ...]) -> bytes:
-    return _pack(events)
+    return _encode_blob(events)
 
 
 def decode_events(blob: bytes) -> tuple[Event, ...]:
-    return _unpack(_events, blob)
+    return _decode_blob(_events, blob)
 
 
 def encode_enhancements(enhancements: tuple[Enhancement, ...]) -> bytes:
-    return _pack(enhancements)
+    return _encode_blob(enhancements)
 
 
 def decode_enhancements(blob: bytes) -> tuple[Enhancement, ...]:
-    return _unpack(_enhancements, blob)
+    return _decode_blob(_enhancements, blob)
 
 
 def encode_rejections(rejections: tuple[Rejection, ...]) -> bytes | None:
-    """None for none, the usual case."""
-    return _pack(rejections) if rejections else None
+    """None for no rejections, the usual case."""
+    return _encode_blob(rejections) if rejections else None
 
 
 def decode_rejections(blob: bytes | None) -> tuple[Rejection, ...]:
-    return () if blob is None else _unpack(_rejections, blob)
+    return () if blob is None else _decode_blob(_rejections, blob)
 
 
 def encode_outcomes(outcomes: tuple[Outcome, ...]) -> bytes:
-    return _pack(outcomes)
+    return _encode_blob(outcomes)
 
 
 def decode_outcomes(blob: bytes | None) -> tuple[Outcome, ...] | None:
-    """None where none are kept."""
-    return None if blob is None else _unpack(_outcomes, blob)
+    """None if the receipt keeps no outcomes."""
+    return None if blob is None else _decode_blob(_outcomes, blob)
 
 
 def encode_hashes(hashes: tuple[bytes, ...]) -> bytes:
-    """Side by side. Raises ValueError unless each has HASH_WIDTH bytes."""
+    """Concatenate. Raises ValueError unless each hash has HASH_WIDTH bytes."""
     packed = b"".join(hashes)
     if any(len(item) != HASH_WIDTH for item in hashes):
         raise ValueError(f"a content hash has {HASH_WIDTH} bytes")
@@ -178,7 +178,7 @@ def decode_vector(blob: bytes | None) -> Vector | None:
 
 
 def encode_terms(terms: Terms | None) -> bytes | None:
-    """Hashes, then counts: their lengths are in the ratio 8 to 2, which is all that is needed to part them."""
+    """Hashes, then counts. The split point follows from the widths of 8 and 2 bytes."""
     if terms is None:
         return None
     if len(terms.hashes) * _COUNT_BYTES != len(terms.counts) * _HASH_BYTES:
@@ -194,9 +194,9 @@ def decode_terms(blob: bytes | None) -> Terms | None:
 
 
 def decode_terms_of_all(blobs: Packed) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """(hashes, counts, how many each has) of many fragments' terms; NULL is none."""
+    """(hashes, counts, terms per fragment) of many fragments; NULL has no terms."""
     sizes = np.array([size or 0 for size in blobs.sizes], np.int64) // (_HASH_BYTES + _COUNT_BYTES)
-    pairs = np.frombuffer(blobs.data, "<u2")  # a hash is four of them
+    pairs = np.frombuffer(blobs.data, "<u2")  # a hash is four of these
     widths = np.stack([sizes * (_HASH_BYTES // _COUNT_BYTES), sizes], axis=1).ravel()
     counted = np.repeat(np.tile([False, True], len(sizes)), widths)
     return pairs[~counted].view("<u8"), pairs[counted], sizes
@@ -207,8 +207,8 @@ def encode_policy(policy: Policy) -> str:
 
 
 def decode_policy(data: str) -> Policy:
-    policy = _decoded(_policy, data)
-    if policy.profile is Profile.DBGPT and '"fold"' not in data:  # written before there was folding, which it has not
+    policy = _decode_checked(_policy, data)
+    if policy.profile is Profile.DBGPT and '"fold"' not in data:  # written before `fold` existed; this profile has none
         return replace(policy, recall=replace(policy.recall, fold=False))
     return policy
 
@@ -218,7 +218,7 @@ def encode_labels(labels: Labels) -> str:
 
 
 def decode_labels(data: str) -> Labels:
-    return _decoded(_labels, data)
+    return _decode_checked(_labels, data)
 
 
 def encode_space(space: Space) -> str:
@@ -226,20 +226,20 @@ def encode_space(space: Space) -> str:
 
 
 def decode_space(data: str) -> Space:
-    return _decoded(_space, data)
+    return _decode_checked(_space, data)
 
 
 def encode_message(message: Message) -> bytes:
-    return _pack(message)
+    return _encode_blob(message)
 
 
 def decode_message(blob: bytes) -> Message:
-    return _unpack(_message, blob)
+    return _decode_blob(_message, blob)
 
 
 def encode_plan(plan: Plan) -> bytes:
-    return _pack(plan)
+    return _encode_blob(plan)
 
 
 def decode_plan(blob: bytes) -> Plan:
-    return _unpack(_plan, blob)
+    return _decode_blob(_plan, blob)

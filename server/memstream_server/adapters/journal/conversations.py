@@ -1,6 +1,6 @@
-"""The port of conversations in the journal's database: same file, same writer, same snapshots.
+"""`ports.conversations.ConversationStore` on the journal's database: same file, writer and snapshots.
 
-Lists are bounded by a page, so rows are read one by one.
+A page limits every list, so rows are read without bulk statements.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from sqlalchemy import (
     update,
 )
 
-from memstream_server.adapters.journal import codec, scanning, staging, writes
+from memstream_server.adapters.journal import codec, scanning, staging
+from memstream_server.adapters.journal.answers import put_answer
 from memstream_server.adapters.journal.database import Read, Write
-from memstream_server.adapters.journal.schema import conversations, key, messages, plans, span
+from memstream_server.adapters.journal.schema import conversations, key_range, messages, plans, row_key
 from memstream_server.ports.conversations import (
     NEVER,
     TO_DO,
@@ -52,22 +53,24 @@ class SqlConversations:
     async def append(
         self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
     ) -> Message:
-        return await self._commit(lambda c: _append(c, conversation, message, now_us), 3, True, answer)
+        return await self._write_with_answer(
+            lambda c: _append_message(c, conversation, message, now_us), 3, True, answer
+        )
 
     async def messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
-        return await self._read(lambda c: _messages(c, conversation, query))
+        return await self._read(lambda c: _read_messages(c, conversation, query))
 
     async def last_message(self, conversation: ConversationName) -> Message:
-        return await self._read(lambda c: _last_message(c, conversation))
+        return await self._read(lambda c: _read_last_message(c, conversation))
 
     async def status(self, conversation: ConversationName) -> Status:
-        return await self._read(lambda c: _status(c, conversation))
+        return await self._read(lambda c: _read_status(c, conversation))
 
     async def complete(self, conversation: ConversationName, now_us: int, answer: AnswerOf[None] = None) -> None:
-        await self._commit(lambda c: _complete(c, conversation, now_us), 2, False, answer)
+        await self._write_with_answer(lambda c: _complete_conversation(c, conversation, now_us), 2, False, answer)
 
     async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        return await self._commit(lambda c: _delete(c, messages, conversation), 1_000, False, answer)
+        return await self._write_with_answer(lambda c: _delete_rows(c, messages, conversation), 1_000, False, answer)
 
     async def save_plans(
         self,
@@ -77,10 +80,10 @@ class SqlConversations:
         answer: AnswerOf[tuple[Plan, ...]] = None,
     ) -> tuple[Plan, ...]:
         rows = 2 + 2 * len(plans)
-        return await self._commit(lambda c: _save_plans(c, conversation, plans, now_us), rows, True, answer)
+        return await self._write_with_answer(lambda c: _save_plans(c, conversation, plans, now_us), rows, True, answer)
 
     async def plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
-        return await self._read(lambda c: _plans(c, conversation, query))
+        return await self._read(lambda c: _read_plans(c, conversation, query))
 
     async def change_plan(
         self,
@@ -90,33 +93,37 @@ class SqlConversations:
         now_us: int,
         answer: AnswerOf[Plan] = None,
     ) -> Plan:
-        return await self._commit(lambda c: _change_plan(c, conversation, number, change, now_us), 2, True, answer)
+        return await self._write_with_answer(
+            lambda c: _change_plan(c, conversation, number, change, now_us), 2, True, answer
+        )
 
     async def remove_plans(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        return await self._commit(lambda c: _delete(c, plans, conversation), 1_000, False, answer)
+        return await self._write_with_answer(lambda c: _delete_rows(c, plans, conversation), 1_000, False, answer)
 
     async def names(self, namespace: str, after: str, limit: int) -> list[str]:
-        return await self._read(lambda c: scanning.conversation_names(c, namespace, after, limit))
+        return await self._read(lambda c: scanning.list_conversation_names(c, namespace, after, limit))
 
     async def scan(self, conversation: ConversationName, visit: Callable[[ConversationScan], T]) -> T:
-        return await self._read(lambda c: scanning.conversation(c, conversation, visit))
+        return await self._read(lambda c: scanning.scan_conversation(c, conversation, visit))
 
     async def stage(self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]) -> None:
         rows = 2 + len(messages) + len(plans)
-        await self._write(lambda c: staging.put(c, staged, create_time_us, messages, plans), rows, True)
+        await self._write(lambda c: staging.put_staged(c, staged, create_time_us, messages, plans), rows, True)
 
     async def publish(self, staged: str, conversation: ConversationName, status: Status) -> None:
-        await self._write(lambda c: staging.publish(c, staged, conversation, status), 2, False)
+        await self._write(lambda c: staging.publish_staged(c, staged, conversation, status), 2, False)
 
     async def discard(self, staged: str) -> None:
-        await self._write(lambda c: staging.discard(c, staged), 1_000, False)
+        await self._write(lambda c: staging.discard_staged(c, staged), 1_000, False)
 
-    async def _commit(self, work: Callable[[Connection], T], rows: int, adds: bool, answer: AnswerOf[T]) -> T:
-        """What the work does and the answer that says so, in one transaction."""
+    async def _write_with_answer(
+        self, work: Callable[[Connection], T], rows: int, adds: bool, answer: AnswerOf[T]
+    ) -> T:
+        """Run the work and store the answer to the request in one transaction."""
 
         def both(connection: Connection) -> T:
             done = work(connection)
-            writes.put_answer(connection, None if answer is None else answer(done))
+            put_answer(connection, None if answer is None else answer(done))
             return done
 
         return await self._write(both, rows, adds)
@@ -125,21 +132,21 @@ class SqlConversations:
 # ---- conversations
 
 
-def _found(connection: Connection, conversation: ConversationName) -> Row[Any] | None:
+def _find_row(connection: Connection, conversation: ConversationName) -> Row[Any] | None:
     named = (conversations.c.namespace == conversation.namespace) & (conversations.c.name == conversation.name)
     return connection.execute(select(conversations).where(named)).one_or_none()
 
 
-def _number(connection: Connection, conversation: ConversationName) -> int:
-    found = _found(connection, conversation)
+def _get_number(connection: Connection, conversation: ConversationName) -> int:
+    found = _find_row(connection, conversation)
     if found is None:
         raise NotThere(f"there is no conversation {conversation}", conversation)
     return int(found.number)
 
 
-def _made(connection: Connection, conversation: ConversationName, now_us: int) -> Row[Any]:
-    """The conversation's row, new if it was not there."""
-    found = _found(connection, conversation)
+def _get_or_create(connection: Connection, conversation: ConversationName, now_us: int) -> Row[Any]:
+    """The conversation's row, inserted if it does not exist."""
+    found = _find_row(connection, conversation)
     if found is not None:
         return found
     row = {
@@ -154,21 +161,21 @@ def _made(connection: Connection, conversation: ConversationName, now_us: int) -
     return connection.execute(insert(conversations).returning(*conversations.c), row).one()
 
 
-def _set(connection: Connection, number: int, **values: int | bool) -> None:
+def _update_row(connection: Connection, number: int, **values: int | bool) -> None:
     connection.execute(update(conversations).where(conversations.c.number == number).values(**values))
 
 
-def _status(connection: Connection, conversation: ConversationName) -> Status:
-    found = _found(connection, conversation)
+def _read_status(connection: Connection, conversation: ConversationName) -> Status:
+    found = _find_row(connection, conversation)
     if found is None:
         return NEVER
     return Status(found.last_number, bool(found.completed), found.completions, found.completed_number)
 
 
-def _complete(connection: Connection, conversation: ConversationName, now_us: int) -> None:
-    row = _made(connection, conversation, now_us)
+def _complete_conversation(connection: Connection, conversation: ConversationName, now_us: int) -> None:
+    row = _get_or_create(connection, conversation, now_us)
     if not row.completed:
-        _set(
+        _update_row(
             connection,
             row.number,
             completed=True,
@@ -177,21 +184,21 @@ def _complete(connection: Connection, conversation: ConversationName, now_us: in
         )
 
 
-def _delete(connection: Connection, table: Table, conversation: ConversationName) -> int:
-    """All rows of a conversation: in one transaction, because the answer says how many."""
-    low, high = span(_number(connection, conversation))
+def _delete_rows(connection: Connection, table: Table, conversation: ConversationName) -> int:
+    """Delete all rows of a conversation in one transaction, because the answer has their number."""
+    low, high = key_range(_get_number(connection, conversation))
     return connection.execute(delete(table).where(table.c.key.between(low, high))).rowcount
 
 
 # ---- messages
 
 
-def _append(connection: Connection, conversation: ConversationName, message: Message, now_us: int) -> Message:
-    row = _made(connection, conversation, now_us)
+def _append_message(connection: Connection, conversation: ConversationName, message: Message, now_us: int) -> Message:
+    row = _get_or_create(connection, conversation, now_us)
     made = replace(message, number=row.last_number + 1, create_time_us=now_us, update_time_us=now_us)
-    _set(connection, row.number, last_number=made.number, completed=False)
+    _update_row(connection, row.number, last_number=made.number, completed=False)
     values = {
-        "key": key(row.number, made.number),
+        "key": row_key(row.number, made.number),
         "sender": made.sender,
         "receiver": made.receiver,
         "current_goal": made.current_goal,
@@ -201,10 +208,10 @@ def _append(connection: Connection, conversation: ConversationName, message: Mes
     return made
 
 
-def _messages(connection: Connection, conversation: ConversationName, query: MessageQuery) -> list[Message]:
-    number = _number(connection, conversation)
-    _, high = span(number)
-    wanted: list[ColumnElement[bool]] = [messages.c.key.between(key(number, query.after) + 1, high)]
+def _read_messages(connection: Connection, conversation: ConversationName, query: MessageQuery) -> list[Message]:
+    number = _get_number(connection, conversation)
+    _, high = key_range(number)
+    wanted: list[ColumnElement[bool]] = [messages.c.key.between(row_key(number, query.after) + 1, high)]
     if query.current_goal:
         wanted.append(messages.c.current_goal == query.current_goal)
     if query.agent:
@@ -218,8 +225,8 @@ def _messages(connection: Connection, conversation: ConversationName, query: Mes
     return [codec.decode_message(blob) for blob in connection.execute(statement).scalars()]
 
 
-def _last_message(connection: Connection, conversation: ConversationName) -> Message:
-    low, high = span(_number(connection, conversation))
+def _read_last_message(connection: Connection, conversation: ConversationName) -> Message:
+    low, high = key_range(_get_number(connection, conversation))
     statement = (
         select(messages.c.payload).where(messages.c.key.between(low, high)).order_by(messages.c.key.desc()).limit(1)
     )
@@ -235,7 +242,7 @@ def _last_message(connection: Connection, conversation: ConversationName) -> Mes
 def _save_plans(
     connection: Connection, conversation: ConversationName, given: Sequence[Plan], now_us: int
 ) -> tuple[Plan, ...]:
-    row = _made(connection, conversation, now_us)
+    row = _get_or_create(connection, conversation, now_us)
     saved = tuple(replace(plan, create_time_us=now_us, update_time_us=now_us) for plan in given)
     for plan in saved:
         _put_plan(connection, row.number, plan)
@@ -243,17 +250,17 @@ def _save_plans(
 
 
 def _put_plan(connection: Connection, number: int, plan: Plan) -> None:
-    place, payload = key(number, plan.number), codec.encode_plan(plan)
+    place, payload = row_key(number, plan.number), codec.encode_plan(plan)
     connection.execute(delete(plans).where(plans.c.key == place))
     connection.execute(insert(plans), {"key": place, "state": plan.state.value, "payload": payload})
 
 
-def _plans(connection: Connection, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
-    number = _number(connection, conversation)
-    _, high = span(number)
-    wanted: list[ColumnElement[bool]] = [plans.c.key.between(key(number, query.after) + 1, high)]
+def _read_plans(connection: Connection, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
+    number = _get_number(connection, conversation)
+    _, high = key_range(number)
+    wanted: list[ColumnElement[bool]] = [plans.c.key.between(row_key(number, query.after) + 1, high)]
     if query.numbers:
-        wanted.append(plans.c.key.in_([key(number, each) for each in query.numbers]))
+        wanted.append(plans.c.key.in_([row_key(number, each) for each in query.numbers]))
     if query.to_do:
         wanted.append(plans.c.state.in_([state.value for state in TO_DO]))
     statement = select(plans.c.payload).where(*wanted).order_by(plans.c.key).limit(query.limit)
@@ -263,8 +270,8 @@ def _plans(connection: Connection, conversation: ConversationName, query: PlanQu
 def _change_plan(
     connection: Connection, conversation: ConversationName, sub_task: int, change: PlanChange, now_us: int
 ) -> Plan:
-    number = _number(connection, conversation)
-    statement = select(plans.c.payload).where(plans.c.key == key(number, sub_task))
+    number = _get_number(connection, conversation)
+    statement = select(plans.c.payload).where(plans.c.key == row_key(number, sub_task))
     blob = connection.execute(statement).scalar_one_or_none()
     if blob is None:
         raise NotThere(f"the conversation {conversation} has no plan {sub_task}", conversation)

@@ -1,4 +1,4 @@
-"""Conversations, checked: part of `memstream verify`."""
+"""`memstream verify`: checks conversations."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sqlalchemy import BigInteger, Connection, Row, bindparam, select
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.bulk import pages
-from memstream_server.adapters.journal.looking import Looked
-from memstream_server.adapters.journal.schema import conversations, messages, plans, position, span
+from memstream_server.adapters.journal.bulk import fetch_pages
+from memstream_server.adapters.journal.looking import OpenedJournal
+from memstream_server.adapters.journal.schema import conversations, key_position, key_range, messages, plans
 from memstream_server.ports.journal.errors import JournalError
 
 if TYPE_CHECKING:
@@ -34,83 +34,85 @@ _PLANS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Checking:
-    """One conversation being checked."""
+class _ConversationCheck:
+    """The conversation that is checked."""
 
     connection: Connection
     row: Row[Any]
     report: Report
 
-    def found(self, check: str, text: str) -> None:
-        self.report.found(check, f"{_named(self.row)}: {text}")
+    def add_violation(self, check: str, text: str) -> None:
+        self.report.add_violation(check, f"{_display_name(self.row)}: {text}")
 
 
-def check_conversation(looked: Looked, number: int, report: Report) -> None:
-    """One conversation, in one snapshot. What cannot be read is among the violations."""
+def check_conversation(opened: OpenedJournal, number: int, report: Report) -> None:
+    """Check one conversation in one snapshot. Unreadable rows become violations."""
     name = f"conversation number {number}"
     try:
-        with looked.engine.begin() as connection:
+        with opened.engine.begin() as connection:
             row = connection.execute(select(conversations).where(conversations.c.number == number)).one_or_none()
             if row is None:
-                return  # discarded since, by the server that runs
-            name = _named(row)
-            report.saw("conversations")
-            checking = _Checking(connection, row, report)
+                return  # a running server has discarded it
+            name = _display_name(row)
+            report.count_checked("conversations")
+            checking = _ConversationCheck(connection, row, report)
             _check_status(checking)
             _check_messages(checking)
             _check_plans(checking)
     except DBAPIError as error:
-        report.found("conversations", f"{name} cannot be read: {looked.translated(error)}")
+        report.add_violation("conversations", f"{name} cannot be read: {opened.translate_error(error)}")
 
 
-def _named(row: Row[Any]) -> str:
+def _display_name(row: Row[Any]) -> str:
     return f"conversation {row.namespace}/{row.name}"
 
 
-def _check_status(checking: _Checking) -> None:
+def _check_status(checking: _ConversationCheck) -> None:
     row = checking.row
     if not 0 <= row.completed_number <= row.last_number:
         text = f"completed at message {row.completed_number}, its last is {row.last_number}"
-        checking.found("conversations", text)
+        checking.add_violation("conversations", text)
     elif row.completed and (not row.completions or row.completed_number != row.last_number):
-        text = f"it is completed, by its {row.completions} completions at message {row.completed_number} it is not"
-        checking.found("conversations", text)
+        text = f"completed {row.completions} times, the last at message {row.completed_number} of {row.last_number}"
+        checking.add_violation("conversations", text)
 
 
-def _check_messages(checking: _Checking) -> None:
-    """Messages leave all at once, so that those there are have no gap and end with the last. Those that an import
-    puts aside (in the namespace of no name) are still coming."""
+def _check_messages(checking: _ConversationCheck) -> None:
+    """Messages are only deleted all at once, so numbers have no gap and end at the last one. An import that is staging
+    messages (empty namespace) has not written all of them yet."""
     last = 0
-    for key, sender, receiver, current_goal, payload in pages(checking.connection, _MESSAGES, *_keys(checking)):
-        checking.report.saw("messages")
-        number = position(key)
+    for key, sender, receiver, current_goal, payload in fetch_pages(
+        checking.connection, _MESSAGES, *_key_range(checking)
+    ):
+        checking.report.count_checked("messages")
+        number = key_position(key)
         if last and number != last + 1:
-            checking.found("messages", f"message {number} follows {last}")
+            checking.add_violation("messages", f"message {number} follows {last}")
         last = number
         try:
             message = codec.decode_message(payload)
         except JournalError as error:
-            checking.found("messages", f"message {number} cannot be read: {error}")
+            checking.add_violation("messages", f"message {number} cannot be read: {error}")
             continue
         said = message.number, message.sender, message.receiver, message.current_goal
         if said != (number, sender, receiver, current_goal):
-            checking.found("messages", f"message {number} has columns that say otherwise than its record")
+            checking.add_violation("messages", f"message {number} has columns that differ from its record")
     if last and checking.row.namespace and last != checking.row.last_number:
-        checking.found("messages", f"they end at {last}, the last one given was {checking.row.last_number}")
+        checking.add_violation("messages", f"messages end at {last}, the last number is {checking.row.last_number}")
 
 
-def _check_plans(checking: _Checking) -> None:
-    for key, state, payload in pages(checking.connection, _PLANS, *_keys(checking)):
-        checking.report.saw("plans")
-        number = position(key)
+def _check_plans(checking: _ConversationCheck) -> None:
+    for key, state, payload in fetch_pages(checking.connection, _PLANS, *_key_range(checking)):
+        checking.report.count_checked("plans")
+        number = key_position(key)
         try:
             plan = codec.decode_plan(payload)
         except JournalError as error:
-            checking.found("plans", f"plan {number} cannot be read: {error}")
+            checking.add_violation("plans", f"plan {number} cannot be read: {error}")
             continue
         if (plan.number, plan.state.value) != (number, state):
-            checking.found("plans", f"plan {number} has columns that say otherwise than its record")
+            checking.add_violation("plans", f"plan {number} has columns that differ from its record")
 
 
-def _keys(checking: _Checking) -> tuple[int, int]:
-    return span(checking.row.number)
+def _key_range(checking: _ConversationCheck) -> tuple[int, int]:
+    return key_range(checking.row.number)

@@ -1,4 +1,4 @@
-"""What the journal needs of the database it lives in. The implementations are in directory (SQLite) and postgres."""
+"""The protocol `Database`. `directory` implements it on SQLite, `postgres` on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ T = TypeVar("T")
 
 
 class Database(Protocol):
-    """An opened database of this server's version, held for this server alone until `close`."""
+    """An open database with this server's schema version, locked by this server until `close`."""
 
     @property
     def description(self) -> str:
-        """Engine and version for people, for instance "sqlite 3.46.0" or "postgresql 15.8"."""
+        """Engine and version for display, for instance "sqlite 3.46.0" or "postgresql 15.8"."""
         ...
 
     @property
     def writer(self) -> Engine:
-        """For the one connection that writes. No connection of it is there unless this server holds the database."""
+        """Engine of the one connection that writes. It connects only while this server holds the database's lock."""
         ...
 
     @property
     def reader(self) -> Engine:
-        """For readers: each transaction is one snapshot that sees every commit before it and waits for none."""
+        """Engine of the readers: each transaction is a snapshot of all earlier commits and never waits."""
         ...
 
     def commit(self, connection: Connection) -> None:
-        """Commit a transaction of the writer; durable when it returns. Whatever it raises, the outcome is unknown."""
+        """Commit the writer's transaction, durable on return. After any exception the outcome is unknown."""
         ...
 
-    def refused(self, error: DBAPIError) -> bool:
-        """Whether the statement alone failed, by what it said: its savepoint can be rolled back, the group goes on."""
+    def is_statement_error(self, error: DBAPIError) -> bool:
+        """Whether only this statement failed (a constraint): rolling back its savepoint keeps the rest of the group."""
         ...
 
-    def translated(self, error: DBAPIError) -> JournalError:
-        """The port's error for one of the driver's before COMMIT, that is, when nothing was written."""
+    def translate_error(self, error: DBAPIError) -> JournalError:
+        """The port's error for a driver error before COMMIT, that is, while nothing is written."""
         ...
 
-    def full(self) -> str | None:
-        """Why data cannot be added, or None."""
+    def why_full(self) -> str | None:
+        """Why no data can be added, or None."""
         ...
 
     @property
     def scrub(self) -> Callable[[], None] | None:
-        """Rewrites the files of the database, with no connection of the writer open, so that nothing deleted is left.
+        """Rewrite the database's files so that no deleted bytes remain; the writer has no open connection meanwhile.
 
-        None where the database sees to that by itself.
+        None if the database does this itself.
         """
         ...
 
@@ -61,39 +61,38 @@ class Database(Protocol):
         ...
 
     def close(self) -> None:
-        """Close every connection and let another server have the database."""
+        """Close all connections and release the database."""
         ...
 
 
 class Write(Protocol):
-    """Runs `work` in a transaction; durable when it returns (writer.py)."""
+    """Runs `work` in a write transaction; durable on return (writer.py)."""
 
     def __call__(self, work: Callable[[Connection], T], rows: int, adds: bool) -> Awaitable[T]: ...
 
 
 class Read(Protocol):
-    """Runs `work` in a snapshot."""
+    """Runs `work` in a read snapshot."""
 
     def __call__(self, work: Callable[[Connection], T]) -> Awaitable[T]: ...
 
 
-def snapshot(database: Database, read: Callable[[Connection], T]) -> T:
-    """What `read` finds in one transaction. Raises the port's errors.
+def read_snapshot(database: Database, read: Callable[[Connection], T]) -> T:
+    """Run `read` in one transaction. Raises the port's errors.
 
-    Connections that died while they were idle are found out by using them: the read is then made once more on new
-    ones.
+    A pooled connection that died while idle fails on its first use: the read is then repeated once on a new one.
     """
     try:
-        return _once(database, read)
+        return _read_once(database, read)
     except DBAPIError as error:
         if not error.connection_invalidated:
-            raise database.translated(error) from error
+            raise database.translate_error(error) from error
     try:
-        return _once(database, read)
+        return _read_once(database, read)
     except DBAPIError as error:
-        raise database.translated(error) from error
+        raise database.translate_error(error) from error
 
 
-def _once(database: Database, read: Callable[[Connection], T]) -> T:
+def _read_once(database: Database, read: Callable[[Connection], T]) -> T:
     with database.reader.begin() as connection:
         return read(connection)

@@ -1,8 +1,8 @@
-"""The data directory: who holds it, which format it has, and how a backup is put into one.
+"""The data directory: its lock, its format, opening its journal, backup and restore.
 
-format       what this directory is and the version of its layout
-lock         locked while a server runs; says which
-journal.db   the journal (with -wal and -shm beside it)
+format       names the directory and its layout version
+lock         locked while a server runs; holds the server's pid and host
+journal.db   the journal (with -wal and -shm files)
 """
 
 from __future__ import annotations
@@ -24,34 +24,35 @@ from sqlalchemy.exc import DBAPIError
 from memstream_server.adapters.journal import migrate, outbox, sqlite, wal, writes
 from memstream_server.adapters.journal.reads import meta_value
 from memstream_server.engine.clock import Clock, Ids
+from memstream_server.ports.index import INDEX_FOLDER
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, Unreadable
 
 FORMAT = 1
-"""Version of the directory's layout; the tables have their own (migrate.py)."""
+"""Version of the directory's layout; tables have their own version (migrate.py)."""
 _FORMAT_TEXT = "memstream data directory, format {}\n"
 GENERATION = "index_generation"
-"""Meta value raised by every restore: an index filled under another generation belongs to another history."""
+"""Meta value that every restore raises: an index with an older generation belongs to another history."""
 
 
 def journal_path(data_dir: Path) -> Path:
     return data_dir / "journal.db"
 
 
-def _unfinished(data_dir: Path) -> Path:
+def _unfinished_path(data_dir: Path) -> Path:
     return data_dir / "journal.db.restoring"
 
 
-def acquire(data_dir: Path) -> int:
-    """Make the directory if need be and lock it: returns the descriptor that holds the lock. Raises Unreadable.
+def acquire_lock(data_dir: Path) -> int:
+    """Make the directory if necessary and lock it; returns the lock's file descriptor. Raises Unreadable.
 
-    flock, not lockf: two servers of one process exclude each other too, and a child process does not inherit it.
+    flock, not lockf: it also excludes a second server in the same process, and child processes do not inherit it.
     """
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        who = holder(lock)
+        who = lock_holder(lock)
         os.close(lock)
         raise Unreadable(
             f"{data_dir} is in use by {who}: stop it, or give this server another directory (see memstream doctor)"
@@ -61,16 +62,16 @@ def acquire(data_dir: Path) -> int:
     return lock
 
 
-def holder(lock: int) -> str:
-    """Who holds the lock that this descriptor could not get, for people."""
+def lock_holder(lock: int) -> str:
+    """Name the process that holds the lock, for display."""
     named = os.pread(lock, 200, 0).decode(errors="replace").strip()
-    if not named or alive(named) is False:  # who only looks does not write its name
+    if not named or is_holder_alive(named) is False:  # a read-only opener does not write its name
         return "another process (memstream verify or doctor?)"
     return named
 
 
-def alive(holder: str) -> bool | None:
-    """Whether the process a lock names runs; None where that cannot be known from here."""
+def is_holder_alive(holder: str) -> bool | None:
+    """Whether the process named in the lock file runs; None if this host cannot tell."""
     named = re.fullmatch(r"pid (\d+) on (.+)", holder)
     if named is None or named[2] != socket.gethostname():
         return None
@@ -83,38 +84,38 @@ def alive(holder: str) -> bool | None:
     return True
 
 
-def release(lock: int) -> None:
+def release_lock(lock: int) -> None:
     os.close(lock)
 
 
 @contextmanager
-def held(data_dir: Path) -> Iterator[None]:
-    """The directory's lock for the length of a block."""
-    lock = acquire(data_dir)
+def hold_lock(data_dir: Path) -> Iterator[None]:
+    """Hold the directory's lock during a block."""
+    lock = acquire_lock(data_dir)
     try:
         yield
     finally:
-        release(lock)
+        release_lock(lock)
 
 
 def check_format(data_dir: Path) -> None:
-    """Write the format file of a new directory, or see that this server can read an old one. Raises Unreadable."""
+    """Write the format file of a new directory, or check that this server can read an old one. Raises Unreadable."""
     if not read_format(data_dir):
-        _write(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
+        _write_file(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
 
 
 def read_format(data_dir: Path) -> bool:
-    """Whether there is a format file, of a format this server reads; without one there is no journal either.
+    """Whether there is a format file, with a format that this server reads. Without one there must be no journal.
 
     Raises Unreadable.
     """
     file, journal = data_dir / "format", journal_path(data_dir)
-    if _unfinished(data_dir).exists():
+    if _unfinished_path(data_dir).exists():
         raise Unreadable(f"a restore into {data_dir} did not finish: run memstream restore again, with --force")
     if not file.exists():
         if journal.exists():
             raise Unreadable(
-                f"{journal} lies in no memstream data directory ({file} is missing; memstream doctor says more): "
+                f"{journal} is not in a memstream data directory ({file} is missing; memstream doctor says more): "
                 "put it in one with memstream restore"
             )
         return False
@@ -126,17 +127,17 @@ def read_format(data_dir: Path) -> bool:
         )
     if int(version) > FORMAT:
         raise Unreadable(f"{data_dir} has format {version}, this server reads up to {FORMAT}: start a newer memstream")
-    if not journal.exists() and (data_dir / "milvus").exists():
+    if not journal.exists() and (data_dir / INDEX_FOLDER).exists():
         raise Unreadable(
-            f"{journal} is missing and there is an index of it: what it held is gone (memstream doctor says more). "
-            "Restore a backup with memstream restore, or remove the directory to begin anew"
+            f"{journal} is missing and there is an index of it: its content is lost (memstream doctor says more). "
+            "Restore a backup with memstream restore, or remove the directory to start empty"
         )
     return True
 
 
 def check_log(data_dir: Path) -> None:
-    """See that no commit in the journal's write-ahead log would be passed over silently. Raises Unreadable."""
-    file = sqlite.wal_of(journal_path(data_dir))
+    """Check that SQLite would not silently skip a commit in the write-ahead log. Raises Unreadable."""
+    file = sqlite.wal_path(journal_path(data_dir))
     if damage := wal.read_wal(file).damage:
         raise Unreadable(
             f"{file} is damaged: {damage}. See what memstream doctor says, and restore a backup (memstream restore)"
@@ -144,7 +145,7 @@ def check_log(data_dir: Path) -> None:
 
 
 class DirectoryDatabase:
-    """`database.Database` of a data directory, on SQLite. Made by `open_database`."""
+    """`database.Database` on SQLite in a data directory. Made by `open_database`."""
 
     def __init__(self, data_dir: Path, lock: int, full: Callable[[], str | None], readers: int) -> None:
         path = journal_path(data_dir)
@@ -154,79 +155,79 @@ class DirectoryDatabase:
 
     def commit(self, connection: Connection) -> None:
         """See database.py."""
-        sqlite.commit(connection)
+        sqlite.commit_transaction(connection)
 
-    def refused(self, error: DBAPIError) -> bool:
+    def is_statement_error(self, error: DBAPIError) -> bool:
         """See database.py."""
-        return sqlite.refused(error)
+        return sqlite.is_statement_error(error)
 
-    def translated(self, error: DBAPIError) -> JournalError:
+    def translate_error(self, error: DBAPIError) -> JournalError:
         """See database.py."""
-        return sqlite.translated(error)
+        return sqlite.translate_error(error)
 
-    def full(self) -> str | None:
-        """Asked of the file system before every group, so that the disk is never quite full."""
+    def why_full(self) -> str | None:
+        """Measured before every group, so that the disk never fills up completely."""
         return self._full()
 
     def scrub(self) -> None:
         """See database.py."""
-        sqlite.scrub(journal_path(self._data_dir))
+        sqlite.scrub_database(journal_path(self._data_dir))
 
     def backup(self, target: Path) -> None:
         """See `backup`."""
-        backup(self._data_dir, target)
+        write_backup(self._data_dir, target)
 
     def close(self) -> None:
-        """Idempotent, but for the lock."""
+        """Close all connections and release the lock. Call once: the lock's descriptor is closed."""
         self.reader.dispose()
         self.writer.dispose()
-        release(self._lock)
+        release_lock(self._lock)
 
 
 def open_database(
     data_dir: Path, *, readers: int, free_bytes: Callable[[], int] | None, reserve_bytes: int
 ) -> DirectoryDatabase:
-    """Lock a directory and see that its journal is sound and of this version, making or migrating it. Blocking.
+    """Lock a directory, check its journal, and create or migrate its tables. Blocking.
 
-    Raises Unreadable when the directory is damaged, of a newer format, or held by another server.
+    Raises Unreadable if the directory is damaged, has a newer format, or another server holds it.
     """
-    lock = acquire(data_dir)
+    lock = acquire_lock(data_dir)
     engine = sqlite.writer_engine(journal_path(data_dir))
     try:
         check_format(data_dir)
         check_log(data_dir)
-        with sqlite.translating(), engine.begin() as connection:
-            migrate.upgrade(connection)
-            sqlite.probe(connection)
-        sync(data_dir)
+        with sqlite.translating_errors(), engine.begin() as connection:
+            migrate.upgrade_tables(connection)
+            sqlite.probe_damage(connection)
+        sync_directory(data_dir)
     except BaseException:
-        release(lock)
+        release_lock(lock)
         raise
     finally:
         engine.dispose()
     measure = free_bytes or partial(sqlite.free_bytes, data_dir)
-    full = partial(_full, sqlite.wal_of(journal_path(data_dir)), measure, reserve_bytes)
+    full = partial(_why_full, sqlite.wal_path(journal_path(data_dir)), measure, reserve_bytes)
     return DirectoryDatabase(data_dir, lock, full, readers)
 
 
-def _full(log: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str | None:
-    """Why data cannot be added, or None."""
+def _why_full(log: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str | None:
+    """Why no data can be added, or None."""
     free, needed = free_bytes(), reserve_bytes + sqlite.wal_bytes(log)
     if free >= needed:
         return None
     return f"{free} bytes are free for {log.parent}, {needed} must stay free: free space and retry"
 
 
-def _write(file: Path, text: str) -> None:
+def _write_file(file: Path, text: str) -> None:
     with file.open("w") as out:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
-    sync(file.parent)
+    sync_directory(file.parent)
 
 
-def sync(directory: Path) -> None:
-    """Make the names in a directory durable."""
+def sync_directory(directory: Path) -> None:
+    """Make the entries of a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -234,57 +235,57 @@ def sync(directory: Path) -> None:
         os.close(descriptor)
 
 
-def backup(data_dir: Path, target: Path) -> None:
-    """A copy of the journal, whole or not there at all. Raises AlreadyExists, StorageFull."""
+def write_backup(data_dir: Path, target: Path) -> None:
+    """Write a copy of the journal, complete or not at all. Raises AlreadyExists, StorageFull."""
     if target.exists():
         raise AlreadyExists(f"{target} exists: name a new file")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
-    sqlite.copy(journal_path(data_dir), partial)
+    sqlite.copy_database(journal_path(data_dir), partial)
     partial.rename(target)
-    sync(target.parent)
+    sync_directory(target.parent)
 
 
 def restore(source: Path, data_dir: Path, *, force: bool = False) -> None:
     """Put a backup into a data directory that no server holds.
 
-    What happened after the backup never did, and the numbers of its revisions will be given again: so every memory
-    gets a new uid, by which a cursor or a copy from before is known to be void, and GENERATION is raised. The whole
-    index is entered in the outbox again. With `force` the journal that was there is lost.
+    History after the backup is lost, and its revision numbers will be used again. So every memory gets a new uid, which
+    invalidates older cursors and copies, GENERATION is raised, and the whole index is entered in the outbox again.
+    `force` deletes the journal that is in the directory.
 
-    Raises AlreadyExists when the directory holds anything and `force` is not given, and Unreadable when the backup is
-    damaged, of a newer format, or the directory is in use.
+    Raises AlreadyExists if the directory holds anything and `force` is not given, and Unreadable if the backup is
+    damaged or of a newer format, or the directory is in use.
     """
     if not source.is_file():
         raise Unreadable(f"there is no backup {source}")
-    with held(data_dir):
+    with hold_lock(data_dir):
         occupied = sorted(entry.name for entry in data_dir.iterdir() if entry.name != "lock")
         if occupied and not force:
             raise AlreadyExists(f"{data_dir} is not empty ({', '.join(occupied[:5])}): --force replaces its journal")
-        _replace(source, data_dir)
+        _replace_journal(source, data_dir)
 
 
-def _replace(source: Path, data_dir: Path) -> None:
-    """A crash on the way leaves the unfinished file, with which the directory is not opened."""
-    fresh, journal = _unfinished(data_dir), journal_path(data_dir)
-    _remove(fresh)
+def _replace_journal(source: Path, data_dir: Path) -> None:
+    """A crash leaves the unfinished file; `read_format` then refuses to open the directory."""
+    fresh, journal = _unfinished_path(data_dir), journal_path(data_dir)
+    _remove_database(fresh)
     try:
         shutil.copyfile(source, fresh)
-        sqlite.checked(fresh)
+        sqlite.check_pages(fresh)
         _begin_history(fresh)
     except BaseException:
-        _remove(fresh)
+        _remove_database(fresh)
         raise
-    sqlite.settled(fresh)
-    _remove(journal)
-    shutil.rmtree(data_dir / "milvus", ignore_errors=True)  # of the other history, and filled again in any case
+    sqlite.checkpoint_wal(fresh)
+    _remove_database(journal)
+    shutil.rmtree(data_dir / INDEX_FOLDER, ignore_errors=True)  # belongs to the old history; the outbox refills it
     (data_dir / "format").unlink(missing_ok=True)
-    _write(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
+    _write_file(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
     fresh.rename(journal)
-    sync(data_dir)
+    sync_directory(data_dir)
 
 
-def _remove(database: Path) -> None:
+def _remove_database(database: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         database.with_name(database.name + suffix).unlink(missing_ok=True)
 
@@ -292,13 +293,13 @@ def _remove(database: Path) -> None:
 def _begin_history(database: Path) -> None:
     engine = sqlite.writer_engine(database)
     try:
-        with sqlite.translating(), engine.begin() as connection:
+        with sqlite.translating_errors(), engine.begin() as connection:
             if not migrate.is_journal(connection):
                 raise Unreadable(f"{database} is no memstream journal")
-            migrate.upgrade(connection)
+            migrate.upgrade_tables(connection)
             writes.set_meta(connection, GENERATION, str(int(meta_value(connection, GENERATION) or 0) + 1))
-            outbox.empty(connection)
+            outbox.enter_deletions(connection)
             writes.rename_memories(connection, Ids(Clock()).next)
-            outbox.refill(connection)
+            outbox.enter_all(connection)
     finally:
         engine.dispose()

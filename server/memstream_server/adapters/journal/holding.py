@@ -1,4 +1,4 @@
-"""What a memory holds, checked against its event log: part of `memstream verify`."""
+"""`memstream verify`: checks a memory's fragments against its event log."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, Boolean, Connection, Row, Select, bindparam, func, select
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch, pages
-from memstream_server.adapters.journal.schema import anchors, events, fragments, outbox, position, span, vectors
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch_pages, fetch_rows
+from memstream_server.adapters.journal.schema import (
+    anchors,
+    events,
+    fragments,
+    key_position,
+    key_range,
+    outbox,
+    vectors,
+)
 from memstream_server.adapters.journal.selecting import FRAGMENT
 from memstream_server.core.events import Event
 from memstream_server.core.fold import GONE, Place, differences, fold, fold_known, place_of
@@ -55,86 +63,86 @@ _OUTBOX = (
 
 
 @dataclass(slots=True)
-class _Listing:
-    """A memory's fragments as its listing has them."""
+class _FragmentTable:
+    """A memory's fragments, as read from the fragments table."""
 
     places: dict[str, Place] = field(default_factory=dict)
     models: dict[int, str] = field(default_factory=dict)
     """The space of each fragment's vector by key; empty for none."""
     ids: dict[int, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    """A fragment that each source, not yet seen, is named by."""
+    """Source id -> a fragment that names it; sources that are found are removed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Checking:
-    """One memory being checked."""
+class _MemoryCheck:
+    """The memory that is checked."""
 
     connection: Connection
     memory: Row[Any]
     name: str
     report: Report
 
-    def found(self, check: str, text: str, fragment: str = "") -> None:
-        self.report.found(check, text, self.name, fragment)
+    def add_violation(self, check: str, text: str, fragment: str = "") -> None:
+        self.report.add_violation(check, text, self.name, fragment)
 
-    def pages(self, statement: Select[*tuple[Any, ...]]) -> Iterable[list[Any]]:
-        return pages(self.connection, statement, *span(self.memory.number))
+    def fetch_pages(self, statement: Select[*tuple[Any, ...]]) -> Iterable[list[Any]]:
+        return fetch_pages(self.connection, statement, *key_range(self.memory.number))
 
 
 def check_fragments(connection: Connection, memory: Row[Any], name: str, space: Space | None, report: Report) -> None:
-    """Everything about a memory but its producers. Raises DBAPIError and JournalError for what cannot be read."""
-    checking = _Checking(connection, memory, name, report)
-    enhancements = _anchors(checking)
-    listing = _listed(checking, enhancements)
+    """Check everything of a memory except its producers. Raises DBAPIError and JournalError for unreadable rows."""
+    checking = _MemoryCheck(connection, memory, name, report)
+    enhancements = _check_anchors(checking)
+    listing = _check_records(checking, enhancements)
     for id_ in enhancements:
         place = listing.places.get(id_)
         if place is None or place.tier is Tier.LONG_TERM or place.forgotten:
-            checking.found("anchors", "has a short-term side and is not held", id_)
+            checking.add_violation("anchors", "has an anchor and is not held", id_)
     _check_vectors(checking, listing, space)
-    entered = _outbox(checking, listing)
+    entered = _check_outbox(checking, listing)
     _check_log(checking, listing, entered)
 
 
-def _anchors(checking: _Checking) -> dict[str, tuple[Enhancement, ...]]:
+def _check_anchors(checking: _MemoryCheck) -> dict[str, tuple[Enhancement, ...]]:
     sides: dict[str, tuple[Enhancement, ...]] = {}
     for id_, length, packed in checking.connection.execute(_ANCHORS, {"number": checking.memory.number}):
-        checking.report.saw("anchors")
+        checking.report.count_checked("anchors")
         if length is not None and (length == 0 or length % _FLOAT_BYTES):
-            checking.found("anchors", f"its content's vector has {length} bytes", id_)
+            checking.add_violation("anchors", f"its content's vector has {length} bytes", id_)
         try:
             sides[id_] = codec.decode_enhancements(packed)
         except JournalError as error:
-            checking.found("anchors", f"its enhancements cannot be read: {error}", id_)
+            checking.add_violation("anchors", f"its enhancements cannot be read: {error}", id_)
             sides[id_] = ()
     return sides
 
 
-def _listed(checking: _Checking, enhancements: dict[str, tuple[Enhancement, ...]]) -> _Listing:
-    listing = _Listing()
-    for key, blob, count, at, *columns in checking.pages(_FRAGMENTS):
-        checking.report.saw("columns")
+def _check_records(checking: _MemoryCheck, enhancements: dict[str, tuple[Enhancement, ...]]) -> _FragmentTable:
+    listing = _FragmentTable()
+    for key, blob, count, at, *columns in checking.fetch_pages(_FRAGMENTS):
+        checking.report.count_checked("columns")
         id_ = columns[0]
         listing.ids[key] = id_
         try:
             fragment = codec.decode_fragment(blob, count, at)
         except JournalError as error:
-            checking.found("columns", f"its record cannot be read: {error}", id_)
+            checking.add_violation("columns", f"its record cannot be read: {error}", id_)
             continue
         if fragment.id in listing.places:
-            checking.found("fragments", "is there twice", fragment.id)
+            checking.add_violation("fragments", "exists twice", fragment.id)
         _check_columns(checking, fragment, key, columns)
         listing.models[key] = fragment.model
         listing.places[fragment.id] = place_of(fragment, enhancements.get(fragment.id, ()))
         for source in fragment.sources:
-            checking.report.saw("lineage")
+            checking.report.count_checked("lineage")
             listing.sources.setdefault(source, fragment.id)
     for id_ in listing.places:
         listing.sources.pop(id_, None)
     return listing
 
 
-def _check_columns(checking: _Checking, fragment: Fragment, key: int, columns: list[Any]) -> None:
+def _check_columns(checking: _MemoryCheck, fragment: Fragment, key: int, columns: list[Any]) -> None:
     due = None if fragment.pinned or fragment.forget_time_us is not None else fragment.expire_time_us
     said = {
         "id": fragment.id,
@@ -149,39 +157,41 @@ def _check_columns(checking: _Checking, fragment: Fragment, key: int, columns: l
     }
     for name, column in zip(_columns, columns, strict=True):
         if column != said[name]:
-            checking.found("columns", f"column {name} has {column!r}, its record {said[name]!r}", fragment.id)
-    if fragment.position != position(key):
-        checking.found("columns", f"is at place {position(key)}, its record says {fragment.position}", fragment.id)
+            checking.add_violation("columns", f"column {name} has {column!r}, its record {said[name]!r}", fragment.id)
+    if fragment.position != key_position(key):
+        checking.add_violation(
+            "columns", f"is at position {key_position(key)}, its record says {fragment.position}", fragment.id
+        )
     if fragment.position >= checking.memory.next_position:
-        checking.found("columns", f"is at place {fragment.position}, which was not given yet", fragment.id)
+        checking.add_violation("columns", f"is at position {fragment.position}, which is not assigned yet", fragment.id)
     if fragment.version > checking.memory.revision:
-        checking.found("columns", f"was changed by revision {fragment.version}, which is to come", fragment.id)
+        checking.add_violation("columns", f"has version {fragment.version}, above the memory's revision", fragment.id)
 
 
-def _check_vectors(checking: _Checking, listing: _Listing, space: Space | None) -> None:
+def _check_vectors(checking: _MemoryCheck, listing: _FragmentTable, space: Space | None) -> None:
     # A record from before a reindex names the former space, whose vectors are gone.
     missing = {key: model for key, model in listing.models.items() if model and (space is None or model == space.model)}
     for key, model, length in _vector_rows(checking):
-        checking.report.saw("vectors")
+        checking.report.count_checked("vectors")
         id_ = listing.ids.get(key)
         if id_ is None:
-            checking.found("vectors", f"a vector is at place {position(key)}, where no fragment is")
+            checking.add_violation("vectors", f"a vector is at position {key_position(key)}, which has no fragment")
             continue
         if missing.get(key) == model:
             del missing[key]
         wanted = space.dimension * _FLOAT_BYTES if space is not None and model == space.model else None
         if length % _FLOAT_BYTES or length == 0 or (wanted is not None and length != wanted):
             of = "" if wanted is None else f", the space in force has {wanted}"
-            checking.found("vectors", f"its vector of {model} has {length} bytes{of}", id_)
+            checking.add_violation("vectors", f"its vector of {model} has {length} bytes{of}", id_)
     for key, model in missing.items():
-        checking.found("vectors", f"its vector of {model} is missing", listing.ids[key])
+        checking.add_violation("vectors", f"its vector of {model} is missing", listing.ids[key])
 
 
-def _vector_rows(checking: _Checking) -> Iterator[list[Any]]:
-    """Not `pages`: a fragment may have vectors of two spaces, which a page must not part."""
-    low, high = span(checking.memory.number)
+def _vector_rows(checking: _MemoryCheck) -> Iterator[list[Any]]:
+    """Not `pages`: a fragment may have vectors of two spaces, and both must be in the same page."""
+    low, high = key_range(checking.memory.number)
     while True:
-        rows = fetch(checking.connection, _VECTORS, {"low": low, "high": high, "limit": PAGE_ROWS})
+        rows = fetch_rows(checking.connection, _VECTORS, {"low": low, "high": high, "limit": PAGE_ROWS})
         if len(rows) < PAGE_ROWS:
             yield from rows
             return
@@ -190,15 +200,15 @@ def _vector_rows(checking: _Checking) -> Iterator[list[Any]]:
         low = cut
 
 
-def _outbox(checking: _Checking, listing: _Listing) -> dict[str, None]:
-    """Fragments that wait to be put into the index and are not listed."""
+def _check_outbox(checking: _MemoryCheck, listing: _FragmentTable) -> dict[str, None]:
+    """Fragments with an outbox entry that are not in the fragments table."""
     entered: dict[str, None] = {}
     after = 0
     while True:
         values = {"uid": checking.memory.uid, "after": after, "limit": PAGE_ROWS}
-        rows = fetch(checking.connection, _OUTBOX, values)
+        rows = fetch_rows(checking.connection, _OUTBOX, values)
         for id_, fragment, deleted in rows:
-            checking.report.saw("outbox")
+            checking.report.count_checked("outbox")
             after = id_
             if not deleted and fragment not in listing.places:
                 entered[fragment] = None
@@ -209,65 +219,67 @@ def _outbox(checking: _Checking, listing: _Listing) -> dict[str, None]:
 # ---- the log
 
 
-def _check_log(checking: _Checking, listing: _Listing, entered: dict[str, None]) -> None:
+def _check_log(checking: _MemoryCheck, listing: _FragmentTable, entered: dict[str, None]) -> None:
     places: dict[str, Place] = {}
     first = last = 0
-    for key, payload in checking.pages(_EVENTS):
-        revision = position(key)
-        checking.report.saw("revisions")
+    for key, payload in checking.fetch_pages(_EVENTS):
+        revision = key_position(key)
+        checking.report.count_checked("revisions")
         first = first or revision
         if last and revision != last + 1:
-            checking.found("revisions", f"revision {revision} follows {last}")
+            checking.add_violation("revisions", f"revision {revision} follows {last}")
         last = revision
         try:
             happened = codec.decode_events(payload)
         except JournalError as error:
-            checking.found("revisions", f"revision {revision} cannot be read: {error}")
+            checking.add_violation("revisions", f"revision {revision} cannot be read: {error}")
             continue
         for event in happened:
-            _follow(checking, places, event, revision, whole=first == 1)
+            _fold_event(checking, places, event, revision, whole=first == 1)
             for id_ in (event.fragment, event.other):
                 listing.sources.pop(id_, None)
                 entered.pop(id_, None)
             if event.type in GONE and event.fragment in listing.places:
-                checking.found("fragments", f"left by revision {revision} ({event.type}) and is listed", event.fragment)
+                checking.add_violation(
+                    "fragments", f"left by revision {revision} ({event.type}) and still exists", event.fragment
+                )
     if last != checking.memory.revision:
-        checking.found("revisions", f"the log ends at {last}, the memory is at {checking.memory.revision}")
-    _compare(checking, listing, places, whole=first == 1)
+        checking.add_violation("revisions", f"the log ends at {last}, the memory is at {checking.memory.revision}")
+    _compare_places(checking, listing, places, whole=first == 1)
     if first != 1:
         checking.report.compacted[checking.name] = first
         return
     for source, id_ in listing.sources.items():
-        checking.found("lineage", f"its source {source} was never in this memory", id_)
+        checking.add_violation("lineage", f"its source {source} was never in this memory", id_)
     for id_ in entered:
-        checking.found("outbox", "waits to be indexed and was never in this memory", id_)
+        checking.add_violation("outbox", "waits to be indexed and was never in this memory", id_)
 
 
-def _follow(checking: _Checking, places: dict[str, Place], event: Event, revision: int, *, whole: bool) -> None:
-    """Fold one event in. A log that should be whole and is not goes on like one that was compacted."""
+def _fold_event(checking: _MemoryCheck, places: dict[str, Place], event: Event, revision: int, *, whole: bool) -> None:
+    """Fold one event. A gap in a log that should be complete is reported, and folding continues as after compaction."""
     try:
         if whole:
             fold(places, event)
         else:
             fold_known(places, event)
     except KeyError:
-        text = f"revision {revision} tells of it ({event.type}) before it was there"
-        checking.found("revisions", text, event.fragment)
+        text = f"revision {revision} mentions it ({event.type}) before it existed"
+        checking.add_violation("revisions", text, event.fragment)
         fold_known(places, event)
     except ValueError as error:
-        checking.found("revisions", f"revision {revision}: {error}", event.fragment)
+        checking.add_violation("revisions", f"revision {revision}: {error}", event.fragment)
 
 
-def _compare(checking: _Checking, listing: _Listing, places: dict[str, Place], *, whole: bool) -> None:
-    for id_, told in places.items():
+def _compare_places(checking: _MemoryCheck, listing: _FragmentTable, places: dict[str, Place], *, whole: bool) -> None:
+    for id_, expected in places.items():
         listed = listing.places.get(id_)
-        checking.report.saw("fragments")
+        checking.report.count_checked("fragments")
         if listed is None:
-            checking.found("fragments", f"is not listed, its events say it is in {told.tier}", id_)
+            checking.add_violation("fragments", f"does not exist, its events say it is in {expected.tier}", id_)
             continue
-        for text in differences(told, listed):
-            checking.found("fragments", text, id_)
+        for text in differences(expected, listed):
+            checking.add_violation("fragments", text, id_)
     for id_, listed in listing.places.items():
         if id_ not in places and whole:
-            checking.report.saw("fragments")
-            checking.found("fragments", f"is listed in {listed.tier}, by its events it is not there", id_)
+            checking.report.count_checked("fragments")
+            checking.add_violation("fragments", f"is in {listed.tier}, its events say it does not exist", id_)

@@ -1,4 +1,4 @@
-"""Reading all of an active memory in one snapshot: what decides how fast a memory wakes up."""
+"""Load an active memory in one snapshot. Determines how long an activation takes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ import numpy.typing as npt
 from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.bulk import PAGE_ROWS, column_pages, fetch_columns, pages
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch_column_pages, fetch_columns, fetch_pages
 from memstream_server.adapters.journal.packed import Packed
-from memstream_server.adapters.journal.reads import memory_of, record
-from memstream_server.adapters.journal.schema import anchors, fragments, observations, outbox, producers, span, vectors
+from memstream_server.adapters.journal.reads import decode_record, get_row
+from memstream_server.adapters.journal.schema import (
+    anchors,
+    fragments,
+    key_range,
+    observations,
+    outbox,
+    producers,
+    vectors,
+)
 from memstream_server.adapters.journal.selecting import FRAGMENT
 from memstream_server.adapters.journal.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
@@ -72,8 +80,8 @@ _PENDING_PAGE = (
 _PRODUCERS = select(producers).where(producers.c.memory == _number).order_by(producers.c.name)
 
 
-class _Kept:
-    """Where nobody else gathers."""
+class _BlockList:
+    """Collects the blocks if the caller passes no Gathering."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -86,85 +94,85 @@ class _Kept:
     def end(self) -> None: ...
 
 
-def load(connection: Connection, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
-    memory = memory_of(connection, uid)
-    low, high = span(memory.number)
+def load_memory(connection: Connection, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
+    memory = get_row(connection, uid)
+    low, high = key_range(memory.number)
     vectored = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
     all_vectors = vectored <= vectors_max
-    kept = _Kept()
+    kept = _BlockList()
     gathering = kept if into is None else into
     gathering.begin(all_vectors)
     before_long_term: list[Fragment] = []
-    for block in _blocks(connection, uid, memory.number, model, all_vectors):
+    for block in _read_blocks(connection, uid, memory.number, model, all_vectors):
         gathering.add(block)
         before_long_term += [
             each for each in block.fragments if each.tier is not Tier.LONG_TERM and each.forget_time_us is None
         ]
     gathering.end()
-    held = _held(connection, memory.number, model, before_long_term)
-    pending = tuple(_pending(connection, memory.number))
+    held = _read_held(connection, memory.number, model, before_long_term)
+    pending = tuple(_read_pending(connection, memory.number))
     return Image(
-        record=record(memory),
+        record=decode_record(memory),
         blocks=tuple(kept.blocks),
         sensory=tuple([item for item in held if item.fragment.tier is Tier.SENSORY]),
         short_term=tuple([item for item in held if item.fragment.tier is Tier.SHORT_TERM]),
         pending=pending,
-        producers=_producers(connection, memory.number, pending),
+        producers=_read_producers(connection, memory.number, pending),
         next_position=memory.next_position,
     )
 
 
-def _blocks(connection: Connection, uid: str, number: int, model: str, all_vectors: bool) -> Iterator[Block]:
-    """A page each, fragments and vectors of the same keys."""
-    for keys, blobs, counts, times, packed in column_pages(connection, _PAGE, *span(number)):
-        found, vectors, having = _vectors(connection, uid, (keys[0], keys[-1]), model, all_vectors)
-        models = [model if has else "" for has in _among(keys, having)]
+def _read_blocks(connection: Connection, uid: str, number: int, model: str, all_vectors: bool) -> Iterator[Block]:
+    """One block per page: the fragments and vectors of the same keys."""
+    for keys, blobs, counts, times, packed in fetch_column_pages(connection, _PAGE, *key_range(number)):
+        found, vectors, having = _read_vectors(connection, uid, (keys[0], keys[-1]), model, all_vectors)
+        models = [model if has else "" for has in _mark_members(keys, having)]
         fragments = codec.decode_fragments(blobs, counts, times, models)
-        if found != keys:  # of a fragment that is gone none is wanted
-            vectors = vectors[_among(found, keys)]
-        yield Block(fragments, *codec.decode_terms_of_all(packed), np.array(_among(keys, found)), vectors)
+        if found != keys:  # skip vectors whose fragment is gone
+            vectors = vectors[_mark_members(found, keys)]
+        yield Block(fragments, *codec.decode_terms_of_all(packed), np.array(_mark_members(keys, found)), vectors)
 
 
-def _among(keys: list[int], others: list[int]) -> list[bool]:
-    """Which keys are among the others; mostly all are, being the same."""
+def _mark_members(keys: list[int], others: list[int]) -> list[bool]:
+    """For each key, whether it is among the others; usually both lists are equal."""
     return [True] * len(keys) if keys == others else np.isin(keys, others).tolist()
 
 
-def _vectors(
+def _read_vectors(
     connection: Connection, uid: str, keys: tuple[int, int], model: str, all_vectors: bool
 ) -> tuple[list[int], npt.NDArray[np.float32], list[int]]:
-    """(keys of the vectors read, these vectors, keys that have one); not `all_vectors`: only those that the index
-    cannot have yet."""
+    """(keys of the vectors read, these vectors, keys that have a vector). Without `all_vectors` it reads only vectors
+    that may not be in the index yet."""
     values: dict[str, Any] = {"low": keys[0], "high": keys[1], "limit": PAGE_ROWS, "model": model}
     if all_vectors:
         found, packed = fetch_columns(connection, _VECTOR_PAGE, values)
-        return found, _matrix(packed), found
+        return found, _to_matrix(packed), found
     (having,) = fetch_columns(connection, _VECTORED_PAGE, values)
     found, packed = fetch_columns(connection, _FRESH_PAGE, {**values, "uid": uid})
-    return found, _matrix(packed), having
+    return found, _to_matrix(packed), having
 
 
-def _matrix(packed: Packed) -> npt.NDArray[np.float32]:
-    """A vector a row."""
+def _to_matrix(packed: Packed) -> npt.NDArray[np.float32]:
+    """One vector per row."""
     rows = len(packed.sizes)
     return np.frombuffer(packed.data, "<f4").reshape(rows, -1 if rows else 0)
 
 
-def _held(connection: Connection, number: int, model: str, fragments: Sequence[Fragment]) -> list[Held]:
+def _read_held(connection: Connection, number: int, model: str, fragments: Sequence[Fragment]) -> list[Held]:
     found = connection.execute(_ANCHORS, {"number": number, "model": model})
     sides = {name: (vector, packed) for name, vector, packed in found}
-    return [_hold(fragment, *sides.get(fragment.id, (None, None))) for fragment in fragments]
+    return [_make_held(fragment, *sides.get(fragment.id, (None, None))) for fragment in fragments]
 
 
-def _hold(fragment: Fragment, vector: bytes | None, packed: bytes | None) -> Held:
+def _make_held(fragment: Fragment, vector: bytes | None, packed: bytes | None) -> Held:
     return Held(fragment, codec.decode_vector(vector), () if packed is None else codec.decode_enhancements(packed))
 
 
-def _pending(connection: Connection, number: int) -> list[Receipt]:
-    return [codec.decode_receipt(blob) for _, blob in pages(connection, _PENDING_PAGE, *span(number))]
+def _read_pending(connection: Connection, number: int) -> list[Receipt]:
+    return [codec.decode_receipt(blob) for _, blob in fetch_pages(connection, _PENDING_PAGE, *key_range(number))]
 
 
-def _producers(connection: Connection, number: int, pending: Sequence[Receipt]) -> tuple[Producer, ...]:
+def _read_producers(connection: Connection, number: int, pending: Sequence[Receipt]) -> tuple[Producer, ...]:
     first: dict[str, int] = {}
     for receipt in pending:
         first[receipt.producer] = min(receipt.first_sequence, first.get(receipt.producer, receipt.first_sequence))

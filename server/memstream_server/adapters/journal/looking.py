@@ -1,8 +1,8 @@
-"""Opening a journal to look at it: nothing in the directory, the file or the database is changed by it.
+"""Open a journal read-only, without any change to the directory, the file or the database.
 
-SQLite writes even for a reader: it makes a -shm file, and whoever closes a journal last folds the -wal file into it.
-So a journal that no server has open is read through a VFS without locks, with its log's index in RAM; one that is in
-use is read beside its server, as by any other reader, and a lone file as one that cannot change.
+SQLite writes even for a reader: it creates a -shm file, and the last connection that closes checkpoints the -wal file.
+So a journal that no server has open is read through a VFS without locks, with the WAL index in RAM. A journal in use is
+read like by any other reader. A single file (a backup) is opened as immutable.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from memstream_server.ports.journal.errors import JournalError, Unreadable
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """A journal opened for reading alone."""
+class OpenedJournal:
+    """A journal that is open for reading only."""
 
     engine: Engine
     in_use: str
-    """Who has it open, for people; empty when nobody has."""
+    """The server that has it open, for display; empty if there is none."""
 
-    def translated(self, error: DBAPIError) -> JournalError:
-        """The port's error for one of the driver's."""
+    def translate_error(self, error: DBAPIError) -> JournalError:
+        """The port's error for a driver error."""
         if self.engine.dialect.name == "sqlite":
-            return sqlite.translated(error)
-        return Unreadable(postgres.why_not(error))
+            return sqlite.translate_error(error)
+        return Unreadable(postgres.why_unusable(error))
 
 
 @contextmanager
-def in_use(data_dir: Path) -> Iterator[str]:
-    """Who holds a data directory; empty when nobody does, and then no server can take it during the block.
+def probe_lock(data_dir: Path) -> Iterator[str]:
+    """The process that holds a data directory. Empty if there is none; then no server can take it during the block.
 
-    Nothing is written, a lock file that is not there is not made. Raises OSError.
+    Writes nothing, and does not create a missing lock file. Raises OSError.
     """
     try:
         lock = os.open(data_dir / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -52,7 +52,7 @@ def in_use(data_dir: Path) -> Iterator[str]:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield directory.holder(lock)
+            yield directory.lock_holder(lock)
         else:
             yield ""
     finally:
@@ -60,51 +60,51 @@ def in_use(data_dir: Path) -> Iterator[str]:
 
 
 @contextmanager
-def data_directory(data_dir: Path) -> Iterator[Looked]:
-    """The journal of a data directory, whether a server has it open or not. Raises Unreadable, OSError."""
+def open_data_directory(data_dir: Path) -> Iterator[OpenedJournal]:
+    """Open the journal of a data directory, in use or not. Raises Unreadable, OSError."""
     journal = directory.journal_path(data_dir)
     if not journal.is_file():
         raise Unreadable(f"there is no journal in {data_dir}")
     with ExitStack() as stack:
-        holder = stack.enter_context(in_use(data_dir))
+        holder = stack.enter_context(probe_lock(data_dir))
         if holder:
-            engine = _engine(journal, mode="ro")
-        elif wal.read_wal(sqlite.wal_of(journal)).committed:
-            engine = _engine(journal, "PRAGMA locking_mode = EXCLUSIVE", mode="ro", vfs="unix-none")
+            engine = _open_file(journal, mode="ro")
+        elif wal.read_wal(sqlite.wal_path(journal)).committed:
+            engine = _open_file(journal, "PRAGMA locking_mode = EXCLUSIVE", mode="ro", vfs="unix-none")
         else:
-            engine = _engine(journal, mode="ro", immutable="1")
+            engine = _open_file(journal, mode="ro", immutable="1")
         stack.callback(engine.dispose)
-        yield Looked(engine, holder)
+        yield OpenedJournal(engine, holder)
 
 
 @contextmanager
-def backup_file(file: Path) -> Iterator[Looked]:
-    """A backup. Raises Unreadable."""
+def open_backup(file: Path) -> Iterator[OpenedJournal]:
+    """Open a backup. Raises Unreadable."""
     if not file.is_file():
         raise Unreadable(f"there is no file {file}")
-    engine = _engine(file, mode="ro", immutable="1")
+    engine = _open_file(file, mode="ro", immutable="1")
     try:
-        yield Looked(engine, "")
+        yield OpenedJournal(engine, "")
     finally:
         engine.dispose()
 
 
 @contextmanager
-def database(url: str) -> Iterator[Looked]:
-    """The journal of a PostgreSQL database, without taking its lock. Raises Unreadable."""
-    engine = postgres.looking_engine(postgres.url_of(url))
+def open_database(url: str) -> Iterator[OpenedJournal]:
+    """Open the journal of a PostgreSQL database without taking its lock. Raises Unreadable."""
+    engine = postgres.read_only_engine(postgres.parse_url(url))
     try:
         with engine.begin() as connection:
-            holder = postgres.holder(connection)
-        yield Looked(engine, holder)
+            holder = postgres.find_holder(connection)
+        yield OpenedJournal(engine, holder)
     except DBAPIError as error:
-        raise Unreadable(postgres.why_not(error)) from error
+        raise Unreadable(postgres.why_unusable(error)) from error
     finally:
         engine.dispose()
 
 
 def check_version(connection: Connection) -> None:
-    """Raises Unreadable when what is there is no journal of this version."""
+    """Raises Unreadable if the database is not a journal of this version."""
     if not migrate.is_journal(connection):
         raise Unreadable("this is no memstream journal")
     revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
@@ -115,6 +115,6 @@ def check_version(connection: Connection) -> None:
         )
 
 
-def _engine(file: Path, *pragmas: str, **query: str) -> Engine:
+def _open_file(file: Path, *pragmas: str, **query: str) -> Engine:
     name = f"file:{quote(str(file.absolute()))}"
-    return sqlite.looking_engine(name, pragmas, {"uri": "true", **query})
+    return sqlite.read_only_engine(name, pragmas, {"uri": "true", **query})

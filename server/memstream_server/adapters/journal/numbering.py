@@ -1,4 +1,4 @@
-"""A memory's producers, their receipts and what waits to be stored, checked: part of `memstream verify`."""
+"""`memstream verify`: checks a memory's producers, their receipts and the receipts that are not yet stored."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, Connection, Row, bindparam, func, select
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch, pages
-from memstream_server.adapters.journal.schema import observations, position, producers, receipts, span
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch_pages, fetch_rows
+from memstream_server.adapters.journal.schema import key_position, key_range, observations, producers, receipts
 from memstream_server.adapters.journal.writes import SEQUENCES_KEPT
 from memstream_server.ports.journal.errors import JournalError
 
@@ -51,67 +51,73 @@ _PENDING = (
 
 
 def check_producers(connection: Connection, memory: Row[Any], name: str, report: Report) -> None:
-    """Raises DBAPIError and JournalError for what cannot be read."""
+    """Raises DBAPIError and JournalError for unreadable rows."""
     known: dict[str, tuple[int, int]] = {}
     for producer, received, stored in connection.execute(_PRODUCERS, {"number": memory.number}):
         known[producer] = received, stored
-        report.saw("producers")
+        report.count_checked("producers")
         if not 0 <= stored <= received:
-            report.found("producers", f"producer {producer} has {received} received and {stored} stored", name)
+            report.add_violation("producers", f"producer {producer} has {received} received and {stored} stored", name)
         _check_receipts(connection, memory.number, producer, received, name, report)
     for stranger in connection.execute(_STRANGERS, {"number": memory.number}).scalars():
-        report.found("receipts", f"there are receipts of {stranger}, which is no producer here", name)
+        report.add_violation(
+            "receipts", f"there are receipts of {stranger}, which is not a producer of this memory", name
+        )
     _check_pending(connection, memory, known, name, report)
 
 
 def _check_receipts(
     connection: Connection, number: int, producer: str, received: int, name: str, report: Report
 ) -> None:
-    """What repeats are known by: all of the latest SEQUENCES_KEPT numbers."""
+    """Receipts detect repeats: those of the latest SEQUENCES_KEPT numbers must exist."""
     last = begun = 0
     more = True
     while more:
-        rows = fetch(connection, _RECEIPTS, {"number": number, "producer": producer, "after": last})
+        rows = fetch_rows(connection, _RECEIPTS, {"number": number, "producer": producer, "after": last})
         for first, final, hashed in rows:
-            report.saw("receipts")
+            report.count_checked("receipts")
             begun = begun or first
             if last and first != last + 1:
-                report.found("receipts", f"producer {producer}: {first} follows {last}", name)
+                report.add_violation("receipts", f"producer {producer}: {first} follows {last}", name)
             if hashed != (final - first + 1) * codec.HASH_WIDTH:
                 text = f"producer {producer}: {first} to {final} has {hashed} bytes of hashes"
-                report.found("receipts", text, name)
+                report.add_violation("receipts", text, name)
             last = final
         more = len(rows) == PAGE_ROWS
     if last != received:
-        report.found("receipts", f"producer {producer}: receipts end at {last}, {received} were received", name)
+        report.add_violation("receipts", f"producer {producer}: receipts end at {last}, {received} were received", name)
     if begun > max(1, received - SEQUENCES_KEPT + 1):
-        report.found("receipts", f"producer {producer}: receipts begin only at {begun}", name)
+        report.add_violation(
+            "receipts", f"producer {producer}: receipts begin at {begun}, later ones than must be kept", name
+        )
 
 
 def _check_pending(
     connection: Connection, memory: Row[Any], known: dict[str, tuple[int, int]], name: str, report: Report
 ) -> None:
-    for key, producer, first, count, payload in pages(connection, _PENDING, *span(memory.number)):
-        report.saw("pending")
-        where = f"the receipt at place {position(key)}"
+    for key, producer, first, count, payload in fetch_pages(connection, _PENDING, *key_range(memory.number)):
+        report.count_checked("pending")
+        where = f"the receipt at position {key_position(key)}"
         try:
             receipt = codec.decode_receipt(payload)
         except JournalError as error:
-            report.found("pending", f"{where} cannot be read: {error}", name)
+            report.add_violation("pending", f"{where} cannot be read: {error}", name)
             continue
         if (receipt.producer, receipt.first_sequence) != (producer, first) or len(receipt.fragments) != count:
-            report.found("pending", f"{where} says otherwise than its columns", name)
-        if receipt.position != position(key):
-            report.found("pending", f"{where} says it is at {receipt.position}", name)
+            report.add_violation("pending", f"{where} differs from its columns", name)
+        if receipt.position != key_position(key):
+            report.add_violation("pending", f"{where} has position {receipt.position} in its record", name)
         if any(one.position >= memory.next_position for one in receipt.fragments):
-            report.found("pending", f"{where} reaches beyond the places given", name)
+            report.add_violation("pending", f"{where} has positions that are not assigned yet", name)
         if not producer:
             continue
         if producer not in known:
-            report.found("pending", f"{where} is of {producer}, which is no producer here", name)
+            report.add_violation(
+                "pending", f"{where} belongs to {producer}, which is not a producer of this memory", name
+            )
             continue
         received, stored = known[producer]
         last = receipt.last_sequence
         if last > received or last <= stored:
             text = f"{where} has {first} to {last} of {producer}, which has {received} received and {stored} stored"
-            report.found("pending", text, name)
+            report.add_violation("pending", text, name)

@@ -1,4 +1,4 @@
-"""The port of operations in the journal's database. Few rows, so they are found by reading along the primary key."""
+"""`ports.operations.Operations` on the journal's database. Rows are few: queries scan along the primary key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from memstream_server.adapters.journal import writes
+from memstream_server.adapters.journal.answers import put_answer
 from memstream_server.adapters.journal.database import Read, Write
 from memstream_server.adapters.journal.schema import operations
 from memstream_server.ports.journal.records import Answer
@@ -26,48 +26,48 @@ class SqlOperations:
         self._read = read
 
     async def create(self, operation: Operation, answer: Answer | None = None) -> None:
-        await self._write(lambda c: _create(c, operation, answer), 2, True)
+        await self._write(lambda c: _insert_operation(c, operation, answer), 2, True)
 
     async def get(self, id: str) -> Operation | None:
-        return await self._read(partial(_get, id=id))
+        return await self._read(partial(_get_operation, id=id))
 
     async def page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
-        return await self._read(lambda c: _page(c, namespace, memory, before, limit))
+        return await self._read(lambda c: _list_operations(c, namespace, memory, before, limit))
 
     async def save(self, operation: Operation) -> bool:
-        return await self._write(lambda c: _save(c, operation), 1, False)
+        return await self._write(lambda c: _save_operation(c, operation), 1, False)
 
     async def ask_cancel(self, id: str) -> Operation | None:
         return await self._write(lambda c: _ask_cancel(c, id), 1, False)
 
     async def claim(self, id: str, process: int | None, former: int | None) -> bool:
-        return await self._write(lambda c: _claim(c, id, process, former), 1, False)
+        return await self._write(lambda c: _claim_operation(c, id, process, former), 1, False)
 
     async def unfinished(self) -> list[Operation]:
-        return await self._read(_unfinished)
+        return await self._read(_list_unfinished)
 
     async def remove_ended(self, before_us: int) -> int:
         return await self._write(lambda c: _remove_ended(c, before_us), 100, False)
 
 
-def _create(connection: Connection, operation: Operation, answer: Answer | None) -> None:
+def _insert_operation(connection: Connection, operation: Operation, answer: Answer | None) -> None:
     values = {"id": operation.id, "type": operation.type, "payload": operation.payload, "unit": operation.unit}
     values |= {"namespace": operation.namespace, "memory": operation.memory}
     connection.execute(
         insert(operations),
         {
             **values,
-            **_progress(operation),
+            **_progress_columns(operation),
             "create_time_us": operation.create_time_us,
             "cancel_asked": False,
             "process": operation.process,
         },
     )
-    writes.put_answer(connection, answer)
+    put_answer(connection, answer)
 
 
-def _progress(operation: Operation) -> dict[str, Any]:
-    """The columns that change while it is worked on."""
+def _progress_columns(operation: Operation) -> dict[str, Any]:
+    """The columns that change while the operation runs."""
     return {
         "state": operation.state.value,
         "done": operation.done,
@@ -77,28 +77,28 @@ def _progress(operation: Operation) -> dict[str, Any]:
     }
 
 
-def _save(connection: Connection, operation: Operation) -> bool:
-    changed = update(operations).where(operations.c.id == operation.id).values(**_progress(operation))
+def _save_operation(connection: Connection, operation: Operation) -> bool:
+    changed = update(operations).where(operations.c.id == operation.id).values(**_progress_columns(operation))
     return bool(connection.execute(changed.returning(operations.c.cancel_asked)).scalar_one_or_none())
 
 
 def _ask_cancel(connection: Connection, id: str) -> Operation | None:
     connection.execute(update(operations).where(operations.c.id == id, _UNFINISHED).values(cancel_asked=True))
-    return _get(connection, id)
+    return _get_operation(connection, id)
 
 
-def _claim(connection: Connection, id: str, process: int | None, former: int | None) -> bool:
+def _claim_operation(connection: Connection, id: str, process: int | None, former: int | None) -> bool:
     unclaimed = operations.c.process.is_not_distinct_from(former)
     claimed = update(operations).where(operations.c.id == id, unclaimed, _UNFINISHED).values(process=process)
     return connection.execute(claimed).rowcount == 1
 
 
-def _get(connection: Connection, id: str) -> Operation | None:
+def _get_operation(connection: Connection, id: str) -> Operation | None:
     row = connection.execute(select(operations).where(operations.c.id == id)).one_or_none()
-    return None if row is None else _operation(row)
+    return None if row is None else _decode_row(row)
 
 
-def _page(connection: Connection, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
+def _list_operations(connection: Connection, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
     chosen = select(operations).order_by(operations.c.id.desc()).limit(limit)
     if namespace:
         chosen = chosen.where(operations.c.namespace == namespace)
@@ -106,12 +106,12 @@ def _page(connection: Connection, namespace: str, memory: str, before: str, limi
         chosen = chosen.where(operations.c.memory == memory)
     if before:
         chosen = chosen.where(operations.c.id < before)
-    return [_operation(row) for row in connection.execute(chosen)]
+    return [_decode_row(row) for row in connection.execute(chosen)]
 
 
-def _unfinished(connection: Connection) -> list[Operation]:
+def _list_unfinished(connection: Connection) -> list[Operation]:
     return [
-        _operation(row) for row in connection.execute(select(operations).where(_UNFINISHED).order_by(operations.c.id))
+        _decode_row(row) for row in connection.execute(select(operations).where(_UNFINISHED).order_by(operations.c.id))
     ]
 
 
@@ -120,7 +120,7 @@ def _remove_ended(connection: Connection, before_us: int) -> int:
     return connection.execute(old).rowcount
 
 
-def _operation(row: Row[Any]) -> Operation:
+def _decode_row(row: Row[Any]) -> Operation:
     values = dict(row._mapping)
     error = values.pop("error")
     return Operation(

@@ -1,4 +1,4 @@
-"""The index's outbox: what is entered, what of it waits, what is done; and what of a memory belongs in the index."""
+"""The index outbox: entries added, waiting and done; and which fragments of a memory belong in the index."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import BindParameter, Connection, bindparam, delete, exists, func, insert, literal, select
 
 from memstream_server.adapters.journal import bulk
-from memstream_server.adapters.journal.bulk import IDS_MAX, PAGE_ROWS, fetch, pages
-from memstream_server.adapters.journal.reads import memory_of
-from memstream_server.adapters.journal.schema import fragments, memories, outbox, span, vectors
+from memstream_server.adapters.journal.bulk import IDS_MAX, PAGE_ROWS, fetch_pages, fetch_rows
+from memstream_server.adapters.journal.reads import get_row
+from memstream_server.adapters.journal.schema import fragments, key_range, memories, outbox, vectors
 from memstream_server.adapters.journal.selecting import OF_SPACE
 from memstream_server.core.values import Tier
 from memstream_server.ports.journal.errors import Conflict
@@ -21,7 +21,7 @@ _high: BindParameter[int] = bindparam("high")
 _limit: BindParameter[int] = bindparam("limit")
 _model: BindParameter[str] = bindparam("model")
 
-_ENTER = bulk.insertion(outbox)
+_ENTER = bulk.build_insert(outbox)
 _REFILL = (
     insert(outbox)
     .from_select(
@@ -94,23 +94,23 @@ _INDEXABLE = (
 # ---- written
 
 
-def enter(connection: Connection, entries: Sequence[IndexEntry]) -> None:
+def enter_entries(connection: Connection, entries: Sequence[IndexEntry]) -> None:
     rows = [(entry.memory, entry.fragment, entry.delete) for entry in entries]
-    bulk.execute(connection, _ENTER, rows)
+    bulk.write_rows(connection, _ENTER, rows)
 
 
-def done(connection: Connection, ids: Sequence[int]) -> None:
+def remove_entries(connection: Connection, ids: Sequence[int]) -> None:
     for start in range(0, len(ids), IDS_MAX):
         connection.execute(_DONE, {"ids": ids[start : start + IDS_MAX]})
 
 
-def empty(connection: Connection) -> None:
-    """Enter the removal of everything that an index may have under the memories' present uids."""
+def enter_deletions(connection: Connection) -> None:
+    """Enter the deletion of everything that an index may hold under the memories' present uids."""
     connection.execute(_EMPTY)
 
 
-def refill(connection: Connection) -> int:
-    """The upserts that waited are covered by the new entries; deletions stay, for an index that was not empty."""
+def enter_all(connection: Connection) -> int:
+    """New upserts replace those that waited. Deletions stay, for an index that was not empty."""
     connection.execute(_CLEAR_UPSERTS)
     return connection.execute(_REFILL).rowcount
 
@@ -118,40 +118,40 @@ def refill(connection: Connection) -> int:
 # ---- read
 
 
-def entries(connection: Connection, limit: int, model: str | None) -> list[tuple[IndexEntry, Indexable | None]]:
-    """What an entry's fragment is now, not what it was when the entry was made.
+def read_entries(connection: Connection, limit: int, model: str | None) -> list[tuple[IndexEntry, Indexable | None]]:
+    """Entries with the fragment's present content, not that of the time of the entry.
 
-    Of several entries for a fragment, all get what the last gets: however they are grouped into upserts and
-    deletions, the index ends where the journal is.
+    All entries of a fragment get the content of its last entry: in whatever groups they are applied, the index ends
+    up equal to the journal.
     """
     entries: list[IndexEntry] = []
     last: dict[tuple[str, str], Indexable | None] = {}
-    for number, uid, name, deleted, key, space, vector in _waiting(connection, limit, model):
+    for number, uid, name, deleted, key, space, vector in _read_waiting(connection, limit, model):
         entries.append(IndexEntry(uid, name, bool(deleted), number))
         last[uid, name] = None if key is None else Indexable(space or "", vector)
     return [(entry, last[entry.memory, entry.fragment]) for entry in entries]
 
 
-def _waiting(connection: Connection, limit: int, model: str | None) -> Iterator[list[Any]]:
+def _read_waiting(connection: Connection, limit: int, model: str | None) -> Iterator[list[Any]]:
     after = 0
     while limit > 0:
         page = min(limit, PAGE_ROWS)
-        rows = fetch(connection, _ENTRIES, {"after": after, "limit": page, "model": model})
+        rows = fetch_rows(connection, _ENTRIES, {"after": after, "limit": page, "model": model})
         yield from rows
         if len(rows) < page:
             return
         after, limit = rows[-1][0], limit - page
 
 
-def size(connection: Connection) -> int:
+def count_entries(connection: Connection) -> int:
     return connection.execute(_SIZE).scalar_one()
 
 
-def last(connection: Connection) -> int:
+def last_id(connection: Connection) -> int:
     return connection.execute(_LAST).scalar_one() or 0
 
 
-def ranges(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[int, int]]:
+def id_ranges(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for start in range(0, len(uids), IDS_MAX):
         rows = connection.execute(_RANGES, {"uids": uids[start : start + IDS_MAX]})
@@ -159,13 +159,13 @@ def ranges(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[int, 
     return found
 
 
-def of_memory(connection: Connection, uid: str) -> set[str]:
+def entered_fragments(connection: Connection, uid: str) -> set[str]:
     return set(connection.execute(_OF_MEMORY, {"uid": uid}).scalars())
 
 
-def indexable(connection: Connection, uid: str, model: str | None) -> list[str]:
+def list_indexable(connection: Connection, uid: str, model: str | None) -> list[str]:
     try:
-        memory = memory_of(connection, uid)
+        memory = get_row(connection, uid)
     except Conflict:
         return []
-    return [name for _, name in pages(connection, _INDEXABLE, *span(memory.number), model=model)]
+    return [name for _, name in fetch_pages(connection, _INDEXABLE, *key_range(memory.number), model=model)]

@@ -1,4 +1,4 @@
-"""What many rows look like when they are read at once: by column, texts and blobs side by side."""
+"""Rows by column: the values of a text or blob column are concatenated."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 
 class Packed(NamedTuple):
-    """A column of texts or blobs: the bytes of all, and how many each has; None for NULL."""
+    """A column of texts or blobs: all bytes, and the length of each value; None for NULL."""
 
     data: bytes
     sizes: Sequence[int | None]
     text: bool = False
 
     def values(self) -> Iterator[Any]:
-        """One by one: str or bytes, or None."""
+        """Each value: str, bytes or None."""
         end = 0
         for size in self.sizes:
             if size is None:
@@ -25,15 +25,15 @@ class Packed(NamedTuple):
 
 
 Column: TypeAlias = list[int | None] | Packed
-"""By row."""
+"""One value per row."""
 
 
-def packed(values: Sequence[bytes | None]) -> Packed:
-    """Blobs side by side."""
+def pack_blobs(values: Sequence[bytes | None]) -> Packed:
+    """Concatenate blobs."""
     return Packed(b"".join(filter(None, values)), [None if value is None else len(value) for value in values])
 
 
-def by_row(columns: Sequence[Column]) -> list[list[Any]]:
-    """The same by row."""
+def to_rows(columns: Sequence[Column]) -> list[list[Any]]:
+    """Convert columns to rows."""
     apart = [column.values() if isinstance(column, Packed) else column for column in columns]
     return [list(row) for row in zip(*apart, strict=True)]

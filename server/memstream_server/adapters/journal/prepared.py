@@ -1,7 +1,7 @@
-"""Statements compiled once, for the writes that every observation takes.
+"""Statements compiled once, for the writes of every observation.
 
-SQLAlchemy's own way to a statement's text (cache key, compiled cache, bind processors) costs 15 µs a statement, and
-beside a busy event loop several times that; here a statement is its text and its values, 6 µs.
+SQLAlchemy's own path to a statement's text (cache key, compiled cache, bind processors) costs 15 µs a statement, and
+several times as much with a busy event loop in the process. A text with its values costs 6 µs.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from sqlalchemy import ClauseElement, Connection, CursorResult, Dialect
 
 
 @lru_cache(maxsize=64)
-def _compiled(statement: ClauseElement, dialect: Dialect) -> tuple[str, dict[str, Any], tuple[str, ...] | None]:
-    """(text, values of the constants in it, names in order of their marks where marks have no names)."""
+def _compile_statement(
+    statement: ClauseElement, dialect: Dialect
+) -> tuple[str, dict[str, Any], tuple[str, ...] | None]:
+    """(text, values of its constants, parameter names in the order of the marks, or None if marks have names)."""
     made = statement.compile(dialect=dialect)
     names = getattr(made, "positiontup", None)
     return str(made), dict(made.params), None if names is None else tuple(names)
 
 
-def run(connection: Connection, statement: ClauseElement, values: Mapping[str, Any]) -> CursorResult[Any]:
-    """Execute a statement that is made once and has no lists.
+def run_compiled(connection: Connection, statement: ClauseElement, values: Mapping[str, Any]) -> CursorResult[Any]:
+    """Execute a statement that is built once and has no list parameters.
 
-    Every bind parameter gets its value by name, as the driver takes it: a number, text, bytes, a boolean or None.
+    `values` has a value for every bind parameter, in the driver's types: a number, text, bytes, a boolean or None.
     """
-    text, constants, names = _compiled(statement, connection.dialect)
+    text, constants, names = _compile_statement(statement, connection.dialect)
     given = {**constants, **values}
     return connection.exec_driver_sql(text, given if names is None else tuple([given[name] for name in names]))

@@ -1,8 +1,8 @@
-"""ports.processes on PostgreSQL: leases by the database's clock, and locks that end with a writer's session.
+"""`ports.processes` on PostgreSQL: leases by the database's clock, and locks that end with a writer's session.
 
-Rule 1. A process's lock is held by the session that writes, from `join` on. Whoever gets it, shared and only for a
-moment, knows that the process can commit nothing more.
-Rule 2. Nothing here waits for a lock: it would hold up every write of this process, its own lease's renewal included.
+Rule 1. From `join` on, the writer's session holds the process's lock. A session that gets this lock (shared, for a
+moment) knows that the process can no longer commit anything.
+Rule 2. Nothing here waits for a lock: waiting would block every write of this process, and the renewal of its lease.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from sqlalchemy import Connection, text
 
 from memstream_server.adapters.journal.database import Read, Write
-from memstream_server.adapters.journal.postgres import LEADING, SCHEMA, PostgresDatabase, lock_of
+from memstream_server.adapters.journal.postgres import LEADING, SCHEMA, PostgresDatabase, process_lock_key
 from memstream_server.ports.journal.errors import Conflict, JournalError
 from memstream_server.ports.processes import Owner, Renewal
 
 KEPT_US = 3600 * 1_000_000
-"""How long the row of a process that ended without leaving stays, for people to look at."""
+"""How long the row of a process that ended without leaving is kept, for diagnosis."""
 _NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-_LIVES = f"p.lease_until_us > {_NOW} AND NOT pg_try_advisory_xact_lock_shared({lock_of('p.number')})"
+_LIVES = f"p.lease_until_us > {_NOW} AND NOT pg_try_advisory_xact_lock_shared({process_lock_key('p.number')})"
 _LIVING = f"SELECT p.number FROM processes p WHERE p.number <> :n AND {_LIVES}"
 
 _TIDY = text(f"DELETE FROM processes WHERE number = :old OR lease_until_us < {_NOW} - {KEPT_US}")
 _JOIN = text(f"INSERT INTO processes (id, address, lease_until_us) VALUES (:i, :a, {_NOW} + :us) RETURNING number")
-_LOCK = text(f"SELECT pg_try_advisory_lock({lock_of(':n')})")
-_UNLOCK = text(f"SELECT pg_advisory_unlock({lock_of(':n')})")
+_LOCK = text(f"SELECT pg_try_advisory_lock({process_lock_key(':n')})")
+_UNLOCK = text(f"SELECT pg_advisory_unlock({process_lock_key(':n')})")
 _LEAD = text(f"SELECT pg_try_advisory_lock({LEADING}, {SCHEMA})")
 _FOLLOW = text(f"SELECT pg_advisory_unlock({LEADING}, {SCHEMA})")
 _RENEW = text(
@@ -53,7 +53,7 @@ _ABANDONED = text(
 
 
 class SqlProcesses:
-    """See the port and the module's rules. `submit` runs on the writer's session, `look` on a reader's."""
+    """See the port and the rules above. `submit` runs work on the writer's session, `look` on a reader's."""
 
     def __init__(self, database: PostgresDatabase, submit: Write, look: Read) -> None:
         self._database = database
@@ -62,12 +62,12 @@ class SqlProcesses:
         self._joined: object | None = None
         """The session of the latest join."""
         self._leading: object | None = None
-        """The session that has the leader's lock, if it is ours."""
+        """The session that holds the leader's lock, if this process has it."""
 
     def connected(self) -> bool:
         """See the port."""
         session = self._database.session
-        return session is not None and session is self._joined and session.alive()
+        return session is not None and session is self._joined and session.is_alive()
 
     async def join(self, address: str, lease_s: float) -> int:
         """See the port."""
@@ -118,7 +118,7 @@ class SqlProcesses:
 
     async def take(self, uid: str, number: int) -> int | Owner | None:
         """See the port."""
-        return await self._submit(lambda connection: _take(connection, uid, number), 1, False)
+        return await self._submit(lambda connection: _take_memory(connection, uid, number), 1, False)
 
     async def release(self, uid: str, number: int) -> None:
         """See the port."""
@@ -162,10 +162,10 @@ class SqlProcesses:
         return await self._look(work)
 
 
-def _take(connection: Connection, uid: str, number: int) -> int | Owner | None:
-    """Under the memory's row lock, so that what is found out about its owner stays true until the epoch is raised.
+def _take_memory(connection: Connection, uid: str, number: int) -> int | Owner | None:
+    """Runs under the memory's row lock, so the owner found cannot change before the epoch is raised.
 
-    Not one statement that waits for the row: its stale owner may have been stopped inside a transaction.
+    Does not wait for a locked row: a stale owner may have stopped inside a transaction.
     """
     row = connection.execute(_SEIZE, {"u": uid}).first()
     if row is None:

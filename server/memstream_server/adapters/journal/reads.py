@@ -1,4 +1,4 @@
-"""One function per read, each in a snapshot of its own; none waits for the writer. Fragments are in selecting.py."""
+"""Reads, one function each, in a snapshot that never waits for the writer. fragment_reads.py reads fragments."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from sqlalchemy import BigInteger, BindParameter, Connection, bindparam, cast, f
 from sqlalchemy import Row as SqlRow
 
 from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch, pages
+from memstream_server.adapters.journal.answers import ANSWER_KEPT_US
+from memstream_server.adapters.journal.bulk import PAGE_ROWS, fetch_pages, fetch_rows
 from memstream_server.adapters.journal.schema import (
     events,
     fragments,
     jobs,
+    key_position,
+    key_range,
     memories,
     meta,
     observations,
     outbox,
-    position,
     receipts,
     requests,
-    span,
 )
-from memstream_server.adapters.journal.writes import ANSWER_KEPT_US, SPACES
+from memstream_server.adapters.journal.writes import SPACES
 from memstream_server.core.values import FragmentKind, MemoryKind, Tier
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.reading import KeptReceipt
@@ -31,7 +32,7 @@ from memstream_server.ports.journal.spaces import Space, Spaces
 from memstream_server.ports.journal.writing import Rejection
 
 EVENTS_BYTES_MAX = 256 << 10
-"""Of the event log read at once: what a watcher holds. A transition larger than that comes alone."""
+"""Limit of the event log read at once, which a watch holds in RAM. A larger transition is returned alone."""
 
 _BEFORE_ALL_US = -(1 << 63)
 
@@ -45,7 +46,7 @@ _NUMBER = select(memories.c.number).where(memories.c.uid == _uid)
 _BY_UID = select(memories).where(memories.c.uid == _uid)
 _BY_NAME = select(memories).where(memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n"))
 _LAST = "\U0010ffff"
-"""Sorts after everything that a name may go on with."""
+"""Sorts after every character of a name."""
 _LISTED = (
     select(memories)
     .where(
@@ -102,7 +103,7 @@ _TIERS = (
     )
     .group_by(fragments.c.tier, fragments.c.kind, _forgotten)
 )
-# Cast, because PostgreSQL sums up bigints to a decimal number.
+# Cast, because PostgreSQL sums bigints to numeric.
 _PENDING = select(cast(func.coalesce(func.sum(observations.c.count), 0), BigInteger)).where(
     observations.c.key.between(_low, _high)
 )
@@ -126,11 +127,11 @@ def meta_value(connection: Connection, name: str) -> str | None:
     return connection.execute(_META, {"name": name}).scalar_one_or_none()
 
 
-def spaces(connection: Connection) -> Spaces:
-    return Spaces(*(_space(connection, name) for name in SPACES))
+def read_spaces(connection: Connection) -> Spaces:
+    return Spaces(*(_read_space(connection, name) for name in SPACES))
 
 
-def _space(connection: Connection, name: str) -> Space | None:
+def _read_space(connection: Connection, name: str) -> Space | None:
     value = meta_value(connection, name)
     return codec.decode_space(value) if value else None
 
@@ -138,7 +139,7 @@ def _space(connection: Connection, name: str) -> Space | None:
 # ---- memories
 
 
-def record(row: SqlRow[Any]) -> MemoryRecord:
+def decode_record(row: SqlRow[Any]) -> MemoryRecord:
     return MemoryRecord(
         uid=row.uid,
         namespace=row.namespace,
@@ -157,21 +158,21 @@ def record(row: SqlRow[Any]) -> MemoryRecord:
 
 def get_memory(connection: Connection, namespace: str, name: str) -> MemoryRecord | None:
     row = connection.execute(_BY_NAME, {"ns": namespace, "n": name}).one_or_none()
-    return None if row is None else record(row)
+    return None if row is None else decode_record(row)
 
 
-def by_uid(connection: Connection, uid: str) -> MemoryRecord:
-    return record(memory_of(connection, uid))
+def get_by_uid(connection: Connection, uid: str) -> MemoryRecord:
+    return decode_record(get_row(connection, uid))
 
 
-def memory_of(connection: Connection, uid: str) -> SqlRow[Any]:
+def get_row(connection: Connection, uid: str) -> SqlRow[Any]:
     row = connection.execute(_BY_UID, {"u": uid}).one_or_none()
     if row is None:
         raise Conflict(f"memory {uid} is gone")
     return row
 
 
-def number_of(connection: Connection, uid: str) -> int | None:
+def find_number(connection: Connection, uid: str) -> int | None:
     return connection.execute(_NUMBER, {"u": uid}).scalar_one_or_none()
 
 
@@ -179,11 +180,11 @@ def list_memories(
     connection: Connection, namespace: str, after: str, limit: int, prefix: str = ""
 ) -> list[MemoryRecord]:
     values = {"ns": namespace, "after": after, "limit": limit, "prefix": prefix, "until": prefix + _LAST}
-    return [record(row) for row in connection.execute(_LISTED, values)]
+    return [decode_record(row) for row in connection.execute(_LISTED, values)]
 
 
 def all_memories(connection: Connection, after: str, limit: int) -> list[MemoryRecord]:
-    return [record(row) for row in connection.execute(_ALL, {"after": after, "limit": limit})]
+    return [decode_record(row) for row in connection.execute(_ALL, {"after": after, "limit": limit})]
 
 
 def list_namespaces(connection: Connection, after: str, limit: int) -> list[tuple[str, int]]:
@@ -199,10 +200,10 @@ def received_hashes(
     connection: Connection, uid: str, producer: str, first: int, last: int
 ) -> list[tuple[int, bytes, Rejection | None]]:
     found: list[tuple[int, bytes, Rejection | None]] = []
-    number = number_of(connection, uid)
+    number = find_number(connection, uid)
     ahead = first
     while number is not None and ahead <= last:
-        batches = fetch(connection, _RECEIPTS, {"number": number, "producer": producer, "first": ahead})
+        batches = fetch_rows(connection, _RECEIPTS, {"number": number, "producer": producer, "first": ahead})
         for start, hashes, rejections in batches:
             rejected = {rejection.sequence: rejection for rejection in codec.decode_rejections(rejections)}
             found.extend(
@@ -217,7 +218,7 @@ def received_hashes(
 
 
 def kept_receipts(connection: Connection, uid: str, producer: str, after: int, limit: int) -> list[KeptReceipt]:
-    number = number_of(connection, uid)
+    number = find_number(connection, uid)
     if number is None:
         return []
     keys = {"number": number, "producer": producer, "after": after, "limit": limit}
@@ -228,18 +229,18 @@ def kept_receipts(connection: Connection, uid: str, producer: str, after: int, l
 
 
 def last_without_outcomes(connection: Connection, uid: str, producer: str, after: int, upto: int) -> int:
-    number = number_of(connection, uid)
+    number = find_number(connection, uid)
     if number is None:
         return 0
     keys = {"number": number, "producer": producer, "after": after, "upto": upto}
     return connection.execute(_WITHOUT_OUTCOMES, keys).scalar_one() or 0
 
 
-def counts(connection: Connection, uid: str, now_us: int | None = None) -> Counts:
-    number = number_of(connection, uid)
+def count_fragments(connection: Connection, uid: str, now_us: int | None = None) -> Counts:
+    number = find_number(connection, uid)
     if number is None:
         return Counts()
-    low, high = span(number)
+    low, high = key_range(number)
     keys = {"low": low, "high": high}
     live: dict[str, int] = {}
     insights = forgotten = 0
@@ -261,25 +262,25 @@ def counts(connection: Connection, uid: str, now_us: int | None = None) -> Count
     )
 
 
-def recorded(connection: Connection, uid: str, after_revision: int, limit: int) -> list[Recorded]:
-    number = number_of(connection, uid)
+def read_events(connection: Connection, uid: str, after_revision: int, limit: int) -> list[Recorded]:
+    number = find_number(connection, uid)
     if number is None:
         return []
-    low, high = span(number)
+    low, high = key_range(number)
     found: list[Recorded] = []
     size = 0
-    for row, time_us, blob in pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit):
+    for row, time_us, blob in fetch_pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit):
         size += len(blob)
         if found and size > EVENTS_BYTES_MAX:
             break
-        found.append(Recorded(position(row), time_us, codec.decode_events(blob)))
+        found.append(Recorded(key_position(row), time_us, codec.decode_events(blob)))
     return found
 
 
 # ---- answers, jobs
 
 
-def answer(connection: Connection, request: str, now_us: int) -> Answer | None:
+def read_answer(connection: Connection, request: str, now_us: int) -> Answer | None:
     row = connection.execute(_ANSWER, {"r": request, "since": now_us - ANSWER_KEPT_US}).one_or_none()
     return None if row is None else Answer(row.request, row.digest, row.response, row.time_us)
 

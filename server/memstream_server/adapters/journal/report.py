@@ -1,4 +1,4 @@
-"""What a check of the journal counted and found."""
+"""The result of a journal check: counts and violations."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ CHECKS = {
     "memories": "memories whose record can be read",
     "revisions": "transitions, without a gap, up to the memory's revision",
     "fragments": "fragments as their events say: tier, importance, enhancements, sources, forgotten or not",
-    "columns": "fragments whose columns say what their record says",
-    "anchors": "short-term sides, of held fragments alone",
+    "columns": "fragments whose columns match their record",
+    "anchors": "short-term data, of held fragments only",
     "vectors": "vectors of fragments, in the length of their space",
-    "lineage": "sources that are there or left by an event",
+    "lineage": "sources that exist or that an event removed",
     "producers": "producers, stored no further than received",
     "receipts": "receipts of known producers, without a gap",
     "pending": "receipts waiting to be stored, of known producers",
-    "outbox": "entries for the index, of fragments known",
+    "outbox": "index entries of known fragments",
     "conversations": "conversations whose completion fits their messages",
-    "messages": "messages as their columns say, numbered without a gap up to the conversation's last",
-    "plans": "plans as their columns say",
-    "operations": "operations that can be read, and say their end where they have one",
-    "store": "facts of the store, and rows of memories and conversations that exist",
+    "messages": "messages that match their columns, numbered without a gap up to the conversation's last",
+    "plans": "plans that match their columns",
+    "operations": "operations that can be read, with an end time if they have ended",
+    "store": "metadata of the store, and rows of existing memories and conversations",
 }
-"""What is checked, in words, by name."""
+"""Each check's name, and what it counts."""
 SHOWN_MAX = 1_000
-"""Violations kept with their text; the rest are counted."""
+"""Violations kept with their text; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that is not as it must be. `memory` and `fragment` are empty where it concerns none."""
+    """A broken rule. `memory` and `fragment` are empty if it concerns none."""
 
     check: str
     memory: str
@@ -39,20 +39,20 @@ class Violation:
 
 @dataclass(slots=True)
 class Report:
-    """What was checked and what was found."""
+    """Counts of checked items, and the violations found."""
 
     checked: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKS, 0))
     violated: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKS, 0))
     violations: list[Violation] = field(default_factory=list)
     compacted: dict[str, int] = field(default_factory=dict)
-    """Memories whose log begins later than at its first revision, with the oldest revision kept."""
+    """Memories whose event log was pruned, with the oldest revision kept."""
     unfinished: dict[str, str] = field(default_factory=dict)
-    """Operations that have not ended, by id: what they are and how far they are."""
+    """Unfinished operations by id: type and progress."""
 
-    def saw(self, check: str, count: int = 1) -> None:
+    def count_checked(self, check: str, count: int = 1) -> None:
         self.checked[check] += count
 
-    def found(self, check: str, text: str, memory: str = "", fragment: str = "") -> None:
+    def add_violation(self, check: str, text: str, memory: str = "", fragment: str = "") -> None:
         self.violated[check] += 1
         if len(self.violations) < SHOWN_MAX:
             self.violations.append(Violation(check, memory, fragment, text))

@@ -1,14 +1,14 @@
-"""The journal's tables, and the integer that keeps one memory's rows side by side.
+"""The journal's tables, and the integer key that keeps the rows of one memory together.
 
-`key` = memory number << 32 | position (or revision, in the event log). As the primary key it is SQLite's rowid, so
-everything of a memory lies in one run of pages however its writes were interleaved with others', and a memory is
-a range. Numbers are given once and never again, so the rows of a deleted memory cannot come back under another.
+`key` = memory number << 32 | position (or revision, in the event log). As the primary key it is SQLite's rowid: all
+rows of a memory lie in one run of pages even if its writes alternate with those of other memories, and a memory is a
+range of keys. Numbers are never reused, so rows of a deleted memory cannot appear in another.
 
-Only what a query selects by is a column; the rest of a fragment is in its payload (codec.py). The exceptions are
-the access statistics: they are changed without rewriting the payload, and the columns are the truth.
+Only values that a query selects by are columns; the rest of a fragment is in its payload (codec.py). Access statistics
+are the exception: they change without a new payload, and their columns take precedence.
 
-Conditions of indexes are named for SQLite alone: for PostgreSQL's, which are the same, SQLAlchemy would import its
-dialect at every start. Its tables are made by the migrations, which name both (migrate.py).
+Index conditions are declared for SQLite only: declaring PostgreSQL's, which are the same, would import its dialect at
+every start. On PostgreSQL the migrations create the tables, and declare both (migrate.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ POSITION_BITS = 32
 """4 billion positions a memory, 2 billion memories ever created."""
 
 metadata = MetaData()
-BIG_KEY = BigInteger().with_variant(Integer(), "sqlite")  # only INTEGER is an alias of the rowid there
-TEXT = Text().with_variant(Text(collation="C"), "postgresql")  # ordered by bytes, as in SQLite and in every release
+BIG_KEY = BigInteger().with_variant(Integer(), "sqlite")  # in SQLite only INTEGER is an alias of the rowid
+TEXT = Text().with_variant(Text(collation="C"), "postgresql")  # sorts by bytes, as SQLite does
 
 meta = Table("meta", metadata, Column("name", TEXT, primary_key=True), Column("value", TEXT, nullable=False))
 
@@ -46,7 +46,7 @@ memories = Table(
     Column("name", TEXT, nullable=False),
     Column("kind", TEXT, nullable=False),
     Column("epoch", BigInteger, nullable=False),
-    Column("owner", BigInteger),  # number of a process, where several serve the database; null: nobody
+    Column("owner", BigInteger),  # number of the process that owns the memory, on a shared database; null: none
     Column("revision", BigInteger, nullable=False),
     Column("next_position", BigInteger, nullable=False),
     Column("reflection_aggregate", Double, nullable=False),
@@ -64,17 +64,17 @@ Index(
     sqlite_where=text("owner IS NOT NULL"),
 )
 
-processes = Table(  # the servers of a PostgreSQL database; on SQLite the directory's lock is the lease
+processes = Table(  # the servers of a PostgreSQL database; on SQLite the directory's lock replaces leases
     "processes",
     metadata,
     Column("number", BIG_KEY, primary_key=True, autoincrement=True),
-    Column("id", TEXT, nullable=False),  # pid and host, for people
+    Column("id", TEXT, nullable=False),  # pid and host, for display
     Column("address", TEXT, nullable=False),
     Column("lease_until_us", BigInteger, nullable=False),  # by the database's clock
     sqlite_autoincrement=True,
 )
 
-deletions = Table(  # memories that are gone, whose rows are being removed
+deletions = Table(  # deleted memories whose rows are not all removed yet
     "deletions",
     metadata,
     Column("number", BIG_KEY, primary_key=True, autoincrement=False),
@@ -91,7 +91,7 @@ producers = Table(
     Column("stored", BigInteger, nullable=False),
 )
 
-receipts = Table(  # what was received, for telling repeats from conflicts; kept after it was stored
+receipts = Table(  # hashes of received batches, to tell repeats from conflicts; kept after the batch is stored
     "receipts",
     metadata,
     Column("memory", BigInteger, primary_key=True, autoincrement=False),
@@ -100,10 +100,10 @@ receipts = Table(  # what was received, for telling repeats from conflicts; kept
     Column("first_sequence", BigInteger, nullable=False),
     Column("hashes", LargeBinary, nullable=False),  # 16 bytes each
     Column("rejections", LargeBinary),
-    Column("outcomes", LargeBinary),  # written when the batch is stored, where they are to be kept
+    Column("outcomes", LargeBinary),  # written when the batch is stored, if the receipt asks for it
 )
 
-observations = Table(  # batches received, not yet stored
+observations = Table(  # batches that are received and not yet stored
     "observations",
     metadata,
     Column("key", BIG_KEY, primary_key=True, autoincrement=False),
@@ -122,14 +122,14 @@ fragments = Table(
     Column("id", TEXT, nullable=False),
     Column("tier", TEXT, nullable=False),
     Column("kind", TEXT, nullable=False),
-    Column("due_time_us", BigInteger),  # its own expiry, while that is to be acted on: null when forgotten or pinned
+    Column("due_time_us", BigInteger),  # expiry time; null if forgotten or pinned
     Column("forget_time_us", BigInteger),
     Column("access_count", BigInteger, nullable=False),
     Column("access_time_us", BigInteger, nullable=False),
     Column("session", TEXT, nullable=False),
     Column("speaker", TEXT, nullable=False),
     Column("external_id", TEXT),
-    Column("model", TEXT, nullable=False),  # as it was when the row was written; what holds is in `vectors`
+    Column("model", TEXT, nullable=False),  # at the time of the write; `vectors` has the present one
     Column("payload", LargeBinary, nullable=False),
     Column("terms", LargeBinary),
 )
@@ -161,7 +161,7 @@ vectors = Table(
     Column("vector", LargeBinary, nullable=False),
 )
 
-anchors = Table(  # the short-term side of held fragments
+anchors = Table(  # short-term data of held fragments
     "anchors",
     metadata,
     Column("memory", BigInteger, primary_key=True, autoincrement=False),
@@ -169,11 +169,11 @@ anchors = Table(  # the short-term side of held fragments
     Column("vector", LargeBinary),
     Column("enhancements", LargeBinary, nullable=False),
     Column("model", TEXT, nullable=False, server_default=""),  # the space of `vector`
-    Column("next_model", TEXT),  # of the same content in another space
+    Column("next_model", TEXT),  # the space of `next_vector`, for the same content
     Column("next_vector", LargeBinary),
 )
 
-events = Table(  # one row a revision
+events = Table(  # one row per revision
     "events",
     metadata,
     Column("key", BIG_KEY, primary_key=True, autoincrement=False),
@@ -181,7 +181,7 @@ events = Table(  # one row a revision
     Column("payload", LargeBinary, nullable=False),
 )
 
-outbox = Table(  # names the memory by uid: its rows outlive the memory
+outbox = Table(  # identifies the memory by uid, because its rows outlive the memory
     "outbox",
     metadata,
     Column("id", BIG_KEY, primary_key=True, autoincrement=True),
@@ -214,24 +214,24 @@ jobs = Table(
 )
 
 
-def key(number: int, position: int) -> int:
-    """The primary key of a memory's `position`. Raises ValueError for one that does not fit."""
+def row_key(number: int, position: int) -> int:
+    """The primary key of a memory's `position`. Raises ValueError if it is out of range."""
     if not 0 <= position < 1 << POSITION_BITS:
         raise ValueError(f"position {position} is outside 0 .. 2^{POSITION_BITS} - 1")
     return number << POSITION_BITS | position
 
 
-def span(number: int) -> tuple[int, int]:
+def key_range(number: int) -> tuple[int, int]:
     """The least and the greatest key of a memory."""
     return number << POSITION_BITS, (number + 1 << POSITION_BITS) - 1
 
 
-def position(row_key: int) -> int:
-    """The position (or revision) a key stands for."""
+def key_position(row_key: int) -> int:
+    """The position (or revision) in a key."""
     return row_key & ((1 << POSITION_BITS) - 1)
 
 
-conversations = Table(  # a message's or plan's key is the conversation's number and its own, as for fragments
+conversations = Table(  # keys of messages and plans combine the conversation's number and their own, as above
     "conversations",
     metadata,
     Column("number", BIG_KEY, primary_key=True, autoincrement=True),

@@ -1,4 +1,4 @@
-"""All that is SQLite's own: connections, how durable they are, bulk reads, errors, backup."""
+"""Everything specific to SQLite: connections, durability, bulk reads, errors, backup."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from memstream_server.ports.journal.errors import (
 )
 
 BUSY_TIMEOUT_S = 5.0
-"""How long to wait for another program (a shell on the file) that holds SQLite's lock."""
+"""How long to wait for another program that holds SQLite's lock, for instance a shell on the file."""
 TRUNCATE_TRIES = 12
-"""How often, each after BUSY_TIMEOUT_S, the log of a scrubbed database is emptied while readers hold it."""
+"""Attempts, each of BUSY_TIMEOUT_S, to truncate the WAL of a scrubbed database while readers hold it."""
 WAL_CHECKPOINT_PAGES = 4_000
-"""16 MB: a page rewritten by many commits goes into the database file once."""
+"""16 MB: a page that many commits rewrite goes into the database file once."""
 WAL_KEPT_BYTES = 64 << 20
 _COMMON = ("PRAGMA foreign_keys = OFF", "PRAGMA temp_store = MEMORY")
 _WRITER = (
     "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = FULL",  # a commit is on the disk, not in a cache, when it returns
-    "PRAGMA secure_delete = ON",  # what was erased is overwritten
+    "PRAGMA synchronous = FULL",  # a commit is on disk, not only in a cache, when it returns
+    "PRAGMA secure_delete = ON",  # deleted bytes are overwritten
     f"PRAGMA wal_autocheckpoint = {WAL_CHECKPOINT_PAGES}",
     f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}",
     "PRAGMA cache_size = -32000",
@@ -83,115 +83,119 @@ def _engine(
 
     @event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, record: object) -> None:
-        connection.isolation_level = None  # the driver begins no transaction by itself, `start` does
+        connection.isolation_level = None  # the driver starts no transaction implicitly, `start` does
         for pragma in _COMMON + pragmas:
             connection.execute(pragma)
 
     @event.listens_for(engine, "begin")
     def start(connection: Connection) -> None:
-        run(connection, begin)
+        run_statement(connection, begin)
 
     return engine
 
 
-def run(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Execute a statement by the driver itself, for the dozen that a small write takes; its rows. Raises DBAPIError.
+def run_statement(connection: Connection, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Execute a statement on the driver and return its rows, for the dozen statements of a small write.
 
-    SQLAlchemy's own way to it (an execution context, a result, their events) is longer than what SQLite does then.
+    SQLAlchemy's path (an execution context, a result, their events) takes longer than SQLite itself. Raises DBAPIError.
     """
     driver: Any = connection.connection.driver_connection
     try:
-        rows: list[tuple[Any, ...]] = driver.execute(text, values).fetchall()  # a later row may be what fails
+        rows: list[tuple[Any, ...]] = driver.execute(text, values).fetchall()  # fetch all: a later row may fail
     except sqlite3.Error as error:
         raise cast(DBAPIError, DBAPIError.instance(text, None, error, sqlite3.Error)) from error
     return rows
 
 
 def writer_engine(path: Path) -> Engine:
-    """For the one connection that writes. Its transactions take the write lock at once."""
+    """Engine of the one connection that writes. Its transactions take the write lock at BEGIN."""
     return _engine(path, "BEGIN IMMEDIATE", _WRITER, poolclass=NullPool)
 
 
 def reader_engine(path: Path, connections: int) -> Engine:
-    """For readers: each transaction is one snapshot, and none waits for the writer."""
+    """Engine of the readers: each transaction is one snapshot that never waits for the writer."""
     return _engine(path, "BEGIN", _READER, pool_size=connections, max_overflow=0)
 
 
-def looking_engine(uri: str, pragmas: tuple[str, ...], query: Mapping[str, str]) -> Engine:
-    """One connection to a file that is not to be changed; see looking.py."""
+def read_only_engine(uri: str, pragmas: tuple[str, ...], query: Mapping[str, str]) -> Engine:
+    """One connection to a file that must not change; see read_only_open.py."""
     return _engine(uri, "BEGIN", (*pragmas, *_READER), query, pool_size=1, max_overflow=0)
 
 
-def commit(connection: Connection) -> None:
-    """The moment of durability; a function of its own, so that a test can make it fail."""
+def commit_transaction(connection: Connection) -> None:
+    """Make the transaction durable. A separate function, so that tests can make it fail."""
     connection.commit()
 
 
 # ---- bulk reads
 
 
-def _joined(values: ColumnElement[Any], between: str = "") -> ColumnElement[str]:
+def _join_values(values: ColumnElement[Any], between: str = "") -> ColumnElement[str]:
     return func.group_concat(values, literal_column(f"'{between}'", Text))
 
 
-def _parts(column: ColumnElement[Any]) -> list[ColumnElement[Any]]:
-    """Numbers with commas between them; of texts and blobs the bytes side by side, and how many each has."""
+def _join_column(column: ColumnElement[Any]) -> list[ColumnElement[Any]]:
+    """Integers joined by commas; for texts and blobs the concatenated bytes, and their lengths."""
     if isinstance(column.type, Integer | Boolean):
-        return [_joined(func.coalesce(column, _NULL), ",")]
+        return [_join_values(func.coalesce(column, _NULL), ",")]
     # length() counts the characters of a text, but the bytes of a blob.
     length = func.length(sql_cast(column, LargeBinary))
-    return [sql_cast(_joined(column), LargeBinary), _joined(func.coalesce(length, _NULL), ",")]
+    return [sql_cast(_join_values(column), LargeBinary), _join_values(func.coalesce(length, _NULL), ",")]
 
 
 @lru_cache(maxsize=64)
-def _packed(statement: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
+def _pack_statement(statement: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
     rows = statement.subquery()
-    return select(*chain.from_iterable(_parts(column) for column in rows.columns)).select_from(rows)
+    return select(*chain.from_iterable(_join_column(column) for column in rows.columns)).select_from(rows)
 
 
 _numbers_of = msgspec.json.Decoder(list[int | None])
 
 
-def _numbers(joined: str | None) -> list[int | None]:
-    """No rows at all are a NULL."""
+def _parse_numbers(joined: str | None) -> list[int | None]:
+    """NULL if there are no rows."""
     return _numbers_of.decode(f"[{joined or ''}]")
 
 
-def columns(connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]) -> list[Column]:
-    """All rows of `statement` by column, booleans as 0 and 1, in its order. Raises Unreadable.
+def fetch_columns(
+    connection: Connection, statement: Select[*tuple[Any, ...]], parameters: Mapping[str, Any]
+) -> list[Column]:
+    """All rows of `statement` by column, in its order; booleans as 0 and 1. Raises Unreadable.
 
-    SQLite joins them and answers with a single row, for the reason given in bulk.py: 10,000 fragments read beside a
-    busy event loop take a twentieth of what they take row by row. group_concat() takes blobs for text that is not
-    looked into; should it ever, the lengths, which are taken before, tell.
+    SQLite joins the values and returns a single row, for the reason given in bulk.py: with a busy event loop, 10,000
+    fragments take a twentieth of the time of row by row. group_concat() treats blobs as text without inspecting it; if
+    an SQLite version did, the separately computed lengths would not add up.
     """
-    parts = iter(connection.execute(_packed(statement), parameters).one())
-    return [_column(column, parts) for column in statement.selected_columns]
+    parts = iter(connection.execute(_pack_statement(statement), parameters).one())
+    return [_parse_column(column, parts) for column in statement.selected_columns]
 
 
-def _column(column: ColumnElement[Any], parts: Iterator[Any]) -> Column:
+def _parse_column(column: ColumnElement[Any], parts: Iterator[Any]) -> Column:
     if isinstance(column.type, Integer | Boolean):
-        return _numbers(next(parts))
-    packed = Packed(next(parts) or b"", _numbers(next(parts)), not isinstance(column.type, LargeBinary))
+        return _parse_numbers(next(parts))
+    packed = Packed(next(parts) or b"", _parse_numbers(next(parts)), not isinstance(column.type, LargeBinary))
     if len(packed.data) != sum(filter(None, packed.sizes)):
-        raise Unreadable(f"SQLite {sqlite3.sqlite_version} joined blobs to another length: use another version of it")
+        raise Unreadable(
+            f"SQLite {sqlite3.sqlite_version} joined blobs to another length: use another version of SQLite"
+        )
     return packed
 
 
 # ---- errors
 
 
-def _code(error: DBAPIError) -> int:
+def _error_code(error: DBAPIError) -> int:
     return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
 
 
-def refused(error: DBAPIError) -> bool:
-    """Whether the statement alone failed, by a constraint: its savepoint can be rolled back and the group goes on."""
-    return _code(error) in _REFUSED
+def is_statement_error(error: DBAPIError) -> bool:
+    """Whether only this statement failed, by a constraint: rolling back its savepoint keeps the rest of the group."""
+    return _error_code(error) in _REFUSED
 
 
-def translated(error: DBAPIError) -> JournalError:
-    """The port's error for one of the driver's before COMMIT, that is, when nothing was written."""
-    code, text = _code(error), str(error.orig)
+def translate_error(error: DBAPIError) -> JournalError:
+    """The port's error for a driver error before COMMIT, that is, while nothing is written."""
+    code, text = _error_code(error), str(error.orig)
     if code in _CORRUPT:
         return Unreadable(f"the journal is damaged ({text}): {_WAY_OUT}")
     if code == sqlite3.SQLITE_FULL:
@@ -203,21 +207,21 @@ def translated(error: DBAPIError) -> JournalError:
 
 
 @contextlib.contextmanager
-def translating() -> Iterator[None]:
-    """Raise the port's errors for the driver's."""
+def translating_errors() -> Iterator[None]:
+    """Convert driver errors to the port's errors."""
     try:
         yield
     except DBAPIError as error:
-        raise translated(error) from error
+        raise translate_error(error) from error
 
 
 # ---- whole files
 
 
-def probe(connection: Connection) -> None:
-    """A cheap look for damage: the header, the schema and the root of every table. Raises DBAPIError.
+def probe_damage(connection: Connection) -> None:
+    """Check quickly for damage: the header, the schema and the root page of every table. Raises DBAPIError.
 
-    `PRAGMA quick_check` reads the whole file; damage deeper in shows when it is read, as Unreadable.
+    `PRAGMA quick_check` would read the whole file; deeper damage raises Unreadable when it is read.
     """
     for name in connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars().all():
         connection.exec_driver_sql(f'SELECT 1 FROM "{name}" NOT INDEXED LIMIT 1').all()
@@ -228,29 +232,29 @@ def free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
-def copy(source: Path, target: Path) -> None:
-    """A consistent copy of a database, also one in use, and durable. Raises StorageFull; leaves no partial file."""
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a database durably and consistently, even one in use. Raises StorageFull; leaves no partial file."""
     needed, free = source.stat().st_size, free_bytes(target.parent)
     if free < needed:
         raise StorageFull(f"{target.parent} has {free} bytes free, the copy needs {needed}")
     try:
         with contextlib.closing(sqlite3.connect(source)) as old, contextlib.closing(sqlite3.connect(target)) as new:
-            old.backup(new)  # all pages in one step: a snapshot, beside the writer
+            old.backup(new)  # all pages in one step: a snapshot, without blocking the writer
         with target.open("rb") as file:
             os.fsync(file.fileno())
     except sqlite3.Error as error:
         target.unlink(missing_ok=True)
-        raise translated(DBAPIError(None, None, error)) from error
+        raise translate_error(DBAPIError(None, None, error)) from error
     except BaseException:
         target.unlink(missing_ok=True)
         raise
 
 
-def scrub(path: Path) -> None:
-    """Write the whole database anew and empty its log. Readers go on; the writer's connection must be closed.
+def scrub_database(path: Path) -> None:
+    """Rewrite the whole database and truncate its WAL. Readers continue; the writer's connection must be closed.
 
-    `secure_delete` zeroes what is deleted, but not the copies that a row leaves behind when its page is split: of 2,000
-    rows deleted from 20,000, 51 could still be read. Takes up to twice the database's size in free space meanwhile.
+    `secure_delete` zeroes deleted rows, but not the copies that a page split leaves: of 2,000 rows deleted from 20,000,
+    51 could still be read. Temporarily needs up to twice the database's size in free space.
     """
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection:
@@ -262,12 +266,12 @@ def scrub(path: Path) -> None:
                 if not busy:
                     return
     except sqlite3.Error as error:
-        raise translated(DBAPIError(None, None, error)) from error
-    raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it is tried again")
+        raise translate_error(DBAPIError(None, None, error)) from error
+    raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it will be retried")
 
 
-def checked(path: Path) -> None:
-    """Read every page of a database that nobody has open. Raises Unreadable."""
+def check_pages(path: Path) -> None:
+    """Check every page of a database that no process has open. Raises Unreadable."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
             (answer,) = cast(tuple[str], connection.execute("PRAGMA quick_check(1)").fetchone())
@@ -277,21 +281,21 @@ def checked(path: Path) -> None:
         raise Unreadable(f"{path} is damaged: {answer}")
 
 
-def settled(path: Path) -> None:
-    """Fold the WAL of a database that nobody has open into it, and make it durable."""
+def checkpoint_wal(path: Path) -> None:
+    """Checkpoint the WAL of a database that no process has open, and make the file durable."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
-def wal_of(path: Path) -> Path:
+def wal_path(path: Path) -> Path:
     """The write-ahead log of a database file."""
     return path.with_name(path.name + "-wal")
 
 
 def wal_bytes(log: Path) -> int:
-    """What a checkpoint of this log may add to the database file."""
+    """The bytes that a checkpoint of this WAL may add to the database file."""
     try:
         return log.stat().st_size
     except FileNotFoundError:

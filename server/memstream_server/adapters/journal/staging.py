@@ -1,4 +1,4 @@
-"""Conversations that come from an export: written bit by bit under a name of no namespace, then named at once."""
+"""Staging of imported conversations: written in parts under an empty namespace, then named in one step."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, delete, insert, select, update
 
 from memstream_server.adapters.journal import bulk, codec
-from memstream_server.adapters.journal.schema import conversations, key, messages, plans, span
+from memstream_server.adapters.journal.schema import conversations, key_range, messages, plans, row_key
 from memstream_server.ports.conversations import ConversationName, Message, Plan, Status
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict
 
-_MESSAGES = bulk.insertion(messages, ("key",))
-_PLANS = bulk.insertion(plans, ("key",))
+_MESSAGES = bulk.build_insert(messages, ("key",))
+_PLANS = bulk.build_insert(plans, ("key",))
 
 
-def put(
-    connection: Connection, staged: str, create_time_us: int, told: Sequence[Message], planned: Sequence[Plan]
+def put_staged(
+    connection: Connection, staged: str, create_time_us: int, new_messages: Sequence[Message], new_plans: Sequence[Plan]
 ) -> None:
-    number = _number(connection, staged)
+    number = _find_number(connection, staged)
     if number is None:
         row = {
             "namespace": "",
@@ -30,23 +30,23 @@ def put(
             "create_time_us": create_time_us,
         }
         number = connection.execute(insert(conversations).returning(conversations.c.number), row).scalar_one()
-    bulk.execute(
+    bulk.write_rows(
         connection,
         _MESSAGES,
         [
-            (key(number, one.number), one.sender, one.receiver, one.current_goal, codec.encode_message(one))
-            for one in told
+            (row_key(number, one.number), one.sender, one.receiver, one.current_goal, codec.encode_message(one))
+            for one in new_messages
         ],
     )
-    bulk.execute(
+    bulk.write_rows(
         connection,
         _PLANS,
-        [(key(number, one.number), one.state.value, codec.encode_plan(one)) for one in planned],
+        [(row_key(number, one.number), one.state.value, codec.encode_plan(one)) for one in new_plans],
     )
 
 
-def publish(connection: Connection, staged: str, named: ConversationName, status: Status) -> None:
-    number = _number(connection, staged)
+def publish_staged(connection: Connection, staged: str, named: ConversationName, status: Status) -> None:
+    number = _find_number(connection, staged)
     if number is None:
         raise Conflict(f"the conversation staged as {staged} is gone")
     taken = (conversations.c.namespace == named.namespace) & (conversations.c.name == named.name)
@@ -66,16 +66,16 @@ def publish(connection: Connection, staged: str, named: ConversationName, status
     )
 
 
-def discard(connection: Connection, staged: str) -> None:
-    number = _number(connection, staged)
+def discard_staged(connection: Connection, staged: str) -> None:
+    number = _find_number(connection, staged)
     if number is None:
         return
-    low, high = span(number)
+    low, high = key_range(number)
     for table in (messages, plans):
         connection.execute(delete(table).where(table.c.key.between(low, high)))
     connection.execute(delete(conversations).where(conversations.c.number == number))
 
 
-def _number(connection: Connection, staged: str) -> int | None:
+def _find_number(connection: Connection, staged: str) -> int | None:
     named = (conversations.c.namespace == "") & (conversations.c.name == staged)
     return connection.execute(select(conversations.c.number).where(named)).scalar_one_or_none()

@@ -1,4 +1,4 @@
-"""The port's methods over the writer and the readers, and the opening and closing of it all."""
+"""`SqlJournal`: the port's methods over the writer and the readers, and `open_journal`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 
 from memstream_server.adapters.journal import (
+    answers,
     beside,
     directory,
     image,
@@ -24,11 +25,11 @@ from memstream_server.adapters.journal import (
     writes,
 )
 from memstream_server.adapters.journal.conversations import SqlConversations
-from memstream_server.adapters.journal.database import Database, snapshot
+from memstream_server.adapters.journal.database import Database, read_snapshot
 from memstream_server.adapters.journal.operations import SqlOperations
 from memstream_server.adapters.journal.postgres import PostgresDatabase
 from memstream_server.adapters.journal.processes import SqlProcesses
-from memstream_server.adapters.journal.writer import Joint, Writer
+from memstream_server.adapters.journal.writer import JointWork, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import JournalError
@@ -47,7 +48,7 @@ from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from memstream_server.ports.journal.writing import Accesses, Commit, Receipt, Rejection
 
 RESERVE_BYTES = 64 << 20
-"""Free space below which writes that add data are refused (beside what a checkpoint may need)."""
+"""Writes that add data are rejected while free space is below this plus what a checkpoint may need."""
 READERS = 3
 
 P = ParamSpec("P")
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 
 class SqlJournal:
-    """`ports.journal.port.Journal` in a database of its own. Made by `open_journal`."""
+    """`ports.journal.port.Journal` on its own database. Made by `open_journal`."""
 
     def __init__(self, database: Database, clock_us: Callable[[], int], readers: int) -> None:
         self._database, self._clock_us = database, clock_us
@@ -63,13 +64,13 @@ class SqlJournal:
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
         self._model: str | None = None
-        """The space in force, as this process was last told."""
-        self.conversations = SqlConversations(self._writer.submit, self._look)
+        """Model of the space in force, as last read or set by this process."""
+        self.conversations = SqlConversations(self._writer.submit, self._run_read)
         self.processes: SqlProcesses | None = None
-        """Of a database that several servers may share; None where this one has the journal for itself."""
+        """Set if several servers may share the database; else None."""
         if isinstance(database, PostgresDatabase):
-            self.processes = SqlProcesses(database, self._writer.submit, self._look)
-        self.operations = SqlOperations(self._writer.submit, self._look)
+            self.processes = SqlProcesses(database, self._writer.submit, self._run_read)
+        self.operations = SqlOperations(self._writer.submit, self._run_read)
 
     async def _write(
         self,
@@ -88,10 +89,10 @@ class SqlJournal:
             raise JournalError("the journal is closed")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._readers, partial(snapshot, self._database, lambda c: function(c, *arguments, **named))
+            self._readers, partial(read_snapshot, self._database, lambda c: function(c, *arguments, **named))
         )
 
-    async def _look(self, work: Callable[[Connection], T]) -> T:
+    async def _run_read(self, work: Callable[[Connection], T]) -> T:
         return await self._read(work)
 
     async def close(self) -> None:
@@ -110,7 +111,7 @@ class SqlJournal:
 
     @property
     def description(self) -> str:
-        """Engine and version for people, for instance "sqlite 3.46.0" or "postgresql 15.8"."""
+        """Engine and version for display, for instance "sqlite 3.46.0" or "postgresql 15.8"."""
         return self._database.description
 
     async def space(self) -> Space | None:
@@ -121,7 +122,7 @@ class SqlJournal:
         self._model = space.model
 
     async def spaces(self) -> Spaces:
-        spaces = await self._read(reads.spaces)
+        spaces = await self._read(reads.read_spaces)
         self._model = None if spaces.in_force is None else spaces.in_force.model
         return spaces
 
@@ -130,28 +131,28 @@ class SqlJournal:
         self._model = None if spaces.in_force is None else spaces.in_force.model
 
     async def lacking(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
-        return await self._read(beside.lacking, uid, model, compared, after, limit)
+        return await self._read(beside.list_lacking, uid, model, compared, after, limit)
 
     async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
         return await self._write(beside.add_vectors, 3 * len(made), True, uid, model, made)
 
     async def vectored(self, model: str) -> tuple[int, int]:
-        return await self._read(beside.vectored, model)
+        return await self._read(beside.count_vectors, model)
 
     async def drop_vectors(self, model: str, after: int, limit: int) -> int | None:
-        keys = await self._read(beside.keys, model, after, limit)
+        keys = await self._read(beside.list_vector_keys, model, after, limit)
         await self._write(beside.drop_vectors, len(keys), False, model, keys)
         return keys[-1] if keys else None
 
     async def scrub(self) -> None:
         if self._database.scrub is not None:
-            await self._writer.alone(self._database.scrub)
+            await self._writer.run_exclusively(self._database.scrub)
 
     async def backup(self, path: str) -> None:
         await asyncio.to_thread(self._database.backup, Path(path))
 
     async def index_generation(self) -> int:
-        """0 in a new store, raised by every restore: an index of another generation is of another history."""
+        """0 in a new store; every restore raises it. An index with another generation belongs to another history."""
         return int(await self._read(reads.meta_value, directory.GENERATION) or 0)
 
     # ---- memories
@@ -166,8 +167,8 @@ class SqlJournal:
         await self.purge()
 
     async def purge(self) -> None:
-        """Remove what deleted memories left; one that a crash interrupts goes on at the next opening."""
-        while await self._write(writes.purge, writes.SLICE_ROWS, False):
+        """Remove the rows of deleted memories; after a crash, `open_journal` continues."""
+        while await self._write(writes.purge_slice, writes.SLICE_ROWS, False):
             pass
 
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None:
@@ -183,16 +184,16 @@ class SqlJournal:
         return await self._read(reads.list_namespaces, after, limit)
 
     async def own(self, uid: str) -> MemoryRecord:
-        return await self._write(_own, 1, False, uid)
+        return await self._write(_take_ownership, 1, False, uid)
 
     async def load(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
-        return await self._read(image.load, uid, model, vectors_max, into)
+        return await self._read(image.load_memory, uid, model, vectors_max, into)
 
     async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
-        return await self._read(scanning.memory, uid, all_vectors, visit)
+        return await self._read(scanning.scan_memory, uid, all_vectors, visit)
 
     async def fragment_total(self, namespace: str, name: str) -> int:
-        return await self._read(scanning.total, namespace, name)
+        return await self._read(scanning.count_fragments, namespace, name)
 
     # ---- the way in
 
@@ -200,9 +201,9 @@ class SqlJournal:
         return await self._write(writes.open_producer, 1, False, uid, epoch, name)
 
     async def receive(self, receipt: Receipt) -> None:
-        # A batch is one row, but its bytes count: about as many as a tenth of its fragments' own rows.
+        # A batch is one row; its bytes cost as much as the rows of a tenth of its fragments.
         rows = 3 + len(receipt.fragments) // 10
-        await self._writer.submit(Joint(writes.receive, receipt, receipt.memory), rows, True)
+        await self._writer.submit(JointWork(writes.receive_batches, receipt, receipt.memory), rows, True)
 
     async def received_hashes(
         self, uid: str, producer: str, first: int, last: int
@@ -219,77 +220,79 @@ class SqlJournal:
         rows = 2 + 2 * len(commit.rows) + len(commit.anchors) + len(commit.index) + len(commit.removed)
         rows += 2 * len(commit.receipts)
         adds = bool(commit.rows or commit.anchors or commit.jobs or commit.receipts)
-        await self._writer.submit(Joint(transition.commit, commit, commit.memory), rows, adds)
+        await self._writer.submit(JointWork(transition.commit_transitions, commit, commit.memory), rows, adds)
 
     async def touch(self, accesses: Accesses) -> None:
-        await self._writer.submit(Joint(transition.touch, accesses, accesses.memory), len(accesses.each), True)
+        await self._writer.submit(
+            JointWork(transition.touch_fragments, accesses, accesses.memory), len(accesses.each), True
+        )
 
     # ---- reads
 
     async def fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
-        return await self._read(selecting.some_fragments, uid, ids, self._model)
+        return await self._read(selecting.read_fragments, uid, ids, self._model)
 
     async def vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
-        return await self._read(selecting.some_vectors, uid, model, ids)
+        return await self._read(selecting.read_vectors, uid, model, ids)
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
         return await self._read(selecting.list_fragments, uid, query, self._model)
 
     async def expiring(self, now_us: int, limit: int) -> list[tuple[str, str]]:
-        return await self._read(selecting.expiring, now_us, limit)
+        return await self._read(selecting.list_expired, now_us, limit)
 
     async def oldest_forgotten(self) -> list[tuple[str, int]]:
-        return await self._read(selecting.oldest_forgotten)
+        return await self._read(selecting.list_oldest_forgotten)
 
     async def purgeable(self, uid: str, before_us: int, limit: int) -> list[str]:
-        return await self._read(selecting.purgeable, uid, before_us, limit)
+        return await self._read(selecting.list_purgeable, uid, before_us, limit)
 
     async def prune_events(self, uid: str, before_us: int, limit: int) -> int:
         return await self._write(writes.prune_events, limit, False, uid, before_us, limit)
 
     async def counts(self, uid: str, now_us: int | None = None) -> Counts:
-        return await self._read(reads.counts, uid, now_us)
+        return await self._read(reads.count_fragments, uid, now_us)
 
     async def events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
-        return await self._read(reads.recorded, uid, after_revision, limit)
+        return await self._read(reads.read_events, uid, after_revision, limit)
 
     async def answer(self, request: str) -> Answer | None:
-        return await self._read(reads.answer, request, self._clock_us())
+        return await self._read(reads.read_answer, request, self._clock_us())
 
     async def put_answer(self, answer: Answer) -> None:
-        await self._write(writes.put_answers, 1, False, [answer])
+        await self._write(answers.put_answers, 1, False, [answer])
 
     async def prune_answers(self, limit: int) -> int:
-        return await self._write(writes.prune_answers, limit, False, self._clock_us() - writes.ANSWER_KEPT_US, limit)
+        return await self._write(answers.prune_answers, limit, False, self._clock_us() - answers.ANSWER_KEPT_US, limit)
 
     # ---- the index's outbox and jobs
 
     async def outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:
-        return await self._read(outbox.entries, limit, self._model)
+        return await self._read(outbox.read_entries, limit, self._model)
 
     async def outbox_size(self) -> int:
-        return await self._read(outbox.size)
+        return await self._read(outbox.count_entries)
 
     async def outbox_last(self) -> int:
-        return await self._read(outbox.last)
+        return await self._read(outbox.last_id)
 
     async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
-        return await self._read(outbox.ranges, memories)
+        return await self._read(outbox.id_ranges, memories)
 
     async def outbox_fragments(self, uid: str) -> set[str]:
-        return await self._read(outbox.of_memory, uid)
+        return await self._read(outbox.entered_fragments, uid)
 
     async def outbox_done(self, ids: Sequence[int]) -> None:
-        await self._write(outbox.done, len(ids), False, ids)
+        await self._write(outbox.remove_entries, len(ids), False, ids)
 
     async def outbox_enter(self, entries: Sequence[IndexEntry]) -> None:
-        await self._write(outbox.enter, len(entries), True, entries)
+        await self._write(outbox.enter_entries, len(entries), True, entries)
 
     async def indexable(self, uid: str) -> list[str]:
-        return await self._read(outbox.indexable, uid, self._model)
+        return await self._read(outbox.list_indexable, uid, self._model)
 
     async def outbox_refill(self) -> int:
-        return await self._write(outbox.refill, 1_000, True)
+        return await self._write(outbox.enter_all, 1_000, True)
 
     async def jobs(self, limit: int) -> list[Job]:
         return await self._read(reads.waiting_jobs, limit)
@@ -298,9 +301,9 @@ class SqlJournal:
         return await self._read(reads.pending_memories)
 
 
-def _own(connection: Connection, uid: str) -> MemoryRecord:
-    writes.own(connection, uid)
-    return reads.by_uid(connection, uid)
+def _take_ownership(connection: Connection, uid: str) -> MemoryRecord:
+    writes.raise_epoch(connection, uid)
+    return reads.get_by_uid(connection, uid)
 
 
 async def open_journal(
@@ -314,15 +317,14 @@ async def open_journal(
     reserve_bytes: int = RESERVE_BYTES,
     readers: int = READERS,
 ) -> SqlJournal:
-    """Open the journal of a data directory, or that of a PostgreSQL database, making or migrating it, and hold it
-    until `close`.
+    """Open, create or migrate the journal of a data directory or of a PostgreSQL database, and hold it until `close`.
 
-    url: of the database (postgresql://...); empty keeps the journal in data_dir, which is not touched otherwise.
-    shared: whether other servers that say so too may have the database at the same time; lease_s: of such a server.
-    clock_us: now, in microseconds since the epoch; ages the stored answers. free_bytes: the space left for the
-    directory (the file system's, by default); below reserve_bytes what adds data raises StorageFull. PostgreSQL says
-    itself when it is full.
-    Raises Unreadable when the journal is damaged, of a newer format, cannot be reached, or is held by another server.
+    url: of the database (postgresql://...); if empty, the journal is in data_dir. A database never touches data_dir.
+    shared: share the database with other servers that set it, too; lease_s: this server's lease in that case.
+    clock_us: current time in microseconds since the epoch, for the age of stored answers. free_bytes: free space for
+    the directory, by default of its file system; below reserve_bytes, writes that add data raise StorageFull.
+    PostgreSQL reports a full disk itself.
+    Raises Unreadable if the journal is damaged, of a newer format, not reachable, or held by another server.
     """
     if url:
         database: Database = await asyncio.to_thread(

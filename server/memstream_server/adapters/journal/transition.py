@@ -1,4 +1,4 @@
-"""The writes that change what a memory holds: the transition's commit, and access statistics."""
+"""The commit of transitions, and the write of access statistics."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from typing import Any
 from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, func, select, update
 
 from memstream_server.adapters.journal import bulk, codec, outbox
+from memstream_server.adapters.journal.answers import put_answer, put_answers
 from memstream_server.adapters.journal.bulk import IDS_MAX
 from memstream_server.adapters.journal.schema import (
     anchors,
     fragments,
     jobs,
-    key,
     memories,
     producers,
     receipts,
     requests,
+    row_key,
     vectors,
 )
 from memstream_server.adapters.journal.writes import (
-    check_room,
+    append_events,
+    check_namespace_limit,
     count_received,
-    log,
-    not_owned,
-    put_answer,
-    put_answers,
+    not_owned_error,
 )
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import Conflict
@@ -35,57 +34,57 @@ from memstream_server.ports.journal.records import Job, batch_request
 from memstream_server.ports.journal.rows import Anchor, Row
 from memstream_server.ports.journal.writing import Accesses, Commit
 
-_FRAGMENTS = bulk.insertion(
+_FRAGMENTS = bulk.build_insert(
     fragments,
     ("key",),
-    # Access statistics belong to `touch` alone: what the RAM of the engine had when it wrote the row may be older
-    # or newer than what was touched since, and either way would lose or double a count.
+    # Only `touch` writes access statistics: the engine's RAM may be older or newer than what was touched since, and
+    # writing it here would lose or double a count.
     "tier = excluded.tier, kind = excluded.kind, due_time_us = excluded.due_time_us, "
     "forget_time_us = excluded.forget_time_us, "
     "session = excluded.session, speaker = excluded.speaker, external_id = excluded.external_id, "
     "model = excluded.model, payload = excluded.payload, terms = coalesce(excluded.terms, fragments.terms)",
 )
-_VECTORS = bulk.insertion(vectors, ("key", "model"))
+_VECTORS = bulk.build_insert(vectors, ("key", "model"))
 _RENEWED = "excluded.next_model IS NOT NULL OR excluded.model <> anchors.model"
-_ANCHORS = bulk.insertion(
+_ANCHORS = bulk.build_insert(
     anchors,
     ("memory", "id"),
     "vector = excluded.vector, enhancements = excluded.enhancements, model = excluded.model, "
-    # What is not told of the other space stays, as long as this one's does: the content is the same.
+    # A commit without a vector of the other space keeps the stored one while the content is the same.
     f"next_model = CASE WHEN {_RENEWED} THEN excluded.next_model ELSE anchors.next_model END, "
     f"next_vector = CASE WHEN {_RENEWED} THEN excluded.next_vector ELSE anchors.next_vector END",
 )
-_JOBS = bulk.insertion(jobs)
-_TOUCH = bulk.update_from(
+_JOBS = bulk.build_insert(jobs)
+_TOUCH = bulk.build_update(
     "fragments",
     ("memory", "id", "added", "at"),
     "access_count = access_count + given.added,"
     " access_time_us = CASE WHEN access_time_us < given.at THEN given.at ELSE access_time_us END",
     "fragments.id = given.id AND fragments.memory = given.memory",
 )
-_OWNED = bulk.Bulk(  # without a lock: a count that meets a taking under way belongs to the fragment all the same
+_OWNED = bulk.Bulk(  # without a lock: a count is valid even if another process takes ownership meanwhile
     "WITH given (uid, epoch) AS (VALUES ",
     2,
     ") SELECT memories.uid, memories.number FROM given"
     " JOIN memories ON memories.uid = given.uid AND memories.epoch = given.epoch",
 )
-_ADVANCE = bulk.update_from(
+_ADVANCE = bulk.build_update(
     "memories",
     ("uid", "epoch", "revision", "after", "aggregate"),
     "revision = memories.revision + 1, "
     "next_position = CASE WHEN memories.next_position < given.after THEN given.after ELSE memories.next_position END, "
-    # A column of nothing but NULL is text to PostgreSQL.
+    # PostgreSQL types a column of only NULL as text.
     "reflection_aggregate = coalesce(CAST(given.aggregate AS double precision), memories.reflection_aggregate)",
     "memories.uid = given.uid AND memories.epoch = given.epoch AND memories.revision = given.revision",
     " RETURNING memories.uid, memories.number",
 )
-_STORED = bulk.update_from(
+_STORED = bulk.build_update(
     "producers",
     ("memory", "name", "stored"),
     "stored = CASE WHEN producers.stored < given.stored THEN given.stored ELSE producers.stored END",
     "producers.memory = given.memory AND producers.name = given.name",
 )
-_OUTCOMES = bulk.update_from(
+_OUTCOMES = bulk.build_update(
     "receipts",
     ("memory", "producer", "last", "outcomes"),
     "outcomes = given.outcomes",
@@ -105,7 +104,7 @@ _DESCRIBE = (
 )
 _RENAME = update(memories).where(memories.c.number == _number).values(namespace=bindparam("ns"), name=bindparam("n"))
 _AN_ID = re.compile(rb"(?=([0-9A-HJKMNP-TV-Z]{26}))")
-"""Looked for at every byte, since what comes before an id may look like a part of it."""
+"""Matched at every byte, since the bytes before an id may look like a part of it."""
 _NAMESPACE = select(memories.c.namespace).where(memories.c.number == _number)
 _ANSWERS = select(requests.c.request, requests.c.response).where(
     requests.c.request >= bindparam("low"), requests.c.request < bindparam("high")
@@ -137,7 +136,7 @@ _UNVECTOR = delete(vectors).where(vectors.c.key.in_(_ids))
 _FINISH = delete(jobs).where(jobs.c.memory == _number, jobs.c.id.in_(_ids))
 
 
-def _delete(
+def _delete_by_id(
     connection: Connection, statements: Sequence[Delete], ids: Sequence[Any], number: int | None = None
 ) -> None:
     for start in range(0, len(ids), IDS_MAX):
@@ -148,39 +147,40 @@ def _delete(
             connection.execute(statement, values)
 
 
-def commit(connection: Connection, given: Sequence[Commit]) -> None:
-    """Of different memories. Advances them first: a stale owner is refused before anything was written."""
-    numbers = _advance(connection, given)
+def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
+    """Commit transitions of different memories. Advances revisions first: a stale owner fails before any write."""
+    numbers = _advance_revisions(connection, given)
     commits = [(numbers[one.memory], one) for one in given]
     received = [(number, receipt) for number, one in commits for receipt in one.receipts]
-    for some in bulk.rounds(received, lambda one: (one[0], one[1].producer)):
+    for some in bulk.split_rounds(received, lambda one: (one[0], one[1].producer)):
         count_received(connection, some, stored=True)
     for number, one in commits:
-        _delete(connection, _REMOVE, one.removed, number)
+        _delete_by_id(connection, _REMOVE, one.removed, number)
     _put_rows(connection, [(number, row) for number, one in commits for row in one.rows])
-    bulk.execute(connection, _RELEASE, [(number, id_) for number, one in commits for id_ in one.released])
+    bulk.write_rows(connection, _RELEASE, [(number, id_) for number, one in commits for id_ in one.released])
     _put_anchors(connection, [(number, anchor) for number, one in commits for anchor in one.anchors])
-    consumed = [(key(number, position),) for number, one in commits for position in one.stored_positions]
-    bulk.execute(connection, _CONSUME, consumed)
-    bulk.execute(connection, _STORED, [(number, *stored) for number, one in commits for stored in one.producers])
+    consumed = [(row_key(number, position),) for number, one in commits for position in one.stored_positions]
+    bulk.write_rows(connection, _CONSUME, consumed)
+    bulk.write_rows(connection, _STORED, [(number, *stored) for number, one in commits for stored in one.producers])
     kept = [(number, some) for number, one in commits for some in one.outcomes]
     encoded = [(number, it.producer, it.last_sequence, codec.encode_outcomes(it.each)) for number, it in kept]
-    bulk.execute(connection, _OUTCOMES, encoded)
+    bulk.write_rows(connection, _OUTCOMES, encoded)
     put_answers(connection, [answer for one in given for answer in one.answers])
-    outbox.enter(connection, [entry for one in given for entry in one.index])
+    outbox.enter_entries(connection, [entry for one in given for entry in one.index])
     _put_jobs(connection, [(number, job) for number, one in commits for job in one.jobs])
     for number, one in commits:
-        _describe(connection, number, one)
-        _delete(connection, (_FINISH,), one.finish_jobs, number)
-        _forget_traces(connection, number, one.memory, one.erased)
+        _update_record(connection, number, one)
+        _delete_by_id(connection, (_FINISH,), one.finish_jobs, number)
+        _erase_traces(connection, number, one.memory, one.erased)
         put_answer(connection, one.answer)
-    log(connection, [(number, one.revision + 1, one.time_us, one.events) for number, one in commits])
+    append_events(connection, [(number, one.revision + 1, one.time_us, one.events) for number, one in commits])
 
 
-def _forget_traces(connection: Connection, number: int, uid: str, erased: Sequence[str]) -> None:
-    """What was said of the erased elsewhere: in answers, and in the hashes that tell repeats from conflicts.
+def _erase_traces(connection: Connection, number: int, uid: str, erased: Sequence[str]) -> None:
+    """Remove traces of erased fragments: stored answers that name them, and the hashes that detect repeats.
 
-    Answers to ObserveBatch hold no words and may be very many: of the memory's all digests go, as with receipts.
+    Answers to ObserveBatch hold no content and may be many: all digests of this memory's answers are cleared, like its
+    receipts.
     """
     if not erased:
         return
@@ -195,30 +195,30 @@ def _forget_traces(connection: Connection, number: int, uid: str, erased: Sequen
     connection.execute(_COMPACT_ALL, {"m": number})
 
 
-def _advance(connection: Connection, given: Sequence[Commit]) -> dict[str, int]:
-    """Compare and set; the memories' numbers by uid."""
+def _advance_revisions(connection: Connection, given: Sequence[Commit]) -> dict[str, int]:
+    """Compare and set revision and epoch; the memories' numbers by uid."""
     rows = [
         (
             *(one.memory, one.epoch, one.revision),
-            *(1 + max(_positions(one), default=-1), one.reflection_aggregate),
+            *(1 + max(_used_positions(one), default=-1), one.reflection_aggregate),
         )
         for one in given
     ]
-    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.returned(connection, _ADVANCE, rows)}
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_returning(connection, _ADVANCE, rows)}
     for one in given:
         if one.memory not in numbers:
             raise Conflict(f"memory {one.memory} is not at epoch {one.epoch}, revision {one.revision}")
     return numbers
 
 
-def _positions(commit: Commit) -> Iterator[int]:
-    """Places in the order of receipt that are taken by now."""
+def _used_positions(commit: Commit) -> Iterator[int]:
+    """Positions that the commit uses."""
     yield from (row.fragment.position for row in commit.rows)
     yield from (one.position for receipt in commit.receipts for one in receipt.fragments)
 
 
-def _describe(connection: Connection, number: int, commit: Commit) -> None:
-    """What the memory is called and what its rules are, where that changes."""
+def _update_record(connection: Connection, number: int, commit: Commit) -> None:
+    """Update policy, labels and name, if the commit changes them."""
     if commit.policy is not None or commit.labels is not None:
         values = {
             "m": number,
@@ -228,30 +228,30 @@ def _describe(connection: Connection, number: int, commit: Commit) -> None:
         }
         connection.execute(_DESCRIBE, values)
     if commit.name is not None:
-        check_room(connection, commit.name[0], commit.namespace_max)
+        check_namespace_limit(connection, commit.name[0], commit.namespace_max)
         connection.execute(_RENAME, {"m": number, "ns": commit.name[0], "n": commit.name[1]})
 
 
 def _put_rows(connection: Connection, given: Sequence[tuple[int, Row]]) -> None:
-    bulk.execute(connection, _FRAGMENTS, [_fragment_row(number, row) for number, row in given])
-    keyed = [(key(number, row.fragment.position), row) for number, row in given]
-    # A fragment that says it has no vector has none: what an older content had must not be found again.
+    bulk.write_rows(connection, _FRAGMENTS, [_fragment_row(number, row) for number, row in given])
+    keyed = [(row_key(number, row.fragment.position), row) for number, row in given]
+    # A fragment without a model has no vector: a vector of earlier content must not be found.
     stale = [at for at, row in keyed if row.replaces or (row.vector is None and not row.fragment.model)]
-    _delete(connection, (_UNVECTOR,), stale)
+    _delete_by_id(connection, (_UNVECTOR,), stale)
     own = [(at, row.fragment.model, row.vector) for at, row in keyed if row.vector]
     beside = [(at, *row.beside) for at, row in keyed if row.beside is not None]
-    bulk.execute(connection, _VECTORS, own + beside)
+    bulk.write_rows(connection, _VECTORS, own + beside)
 
 
 def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
     fragment = row.fragment
     return (
-        key(number, fragment.position),
+        row_key(number, fragment.position),
         number,
         fragment.id,
         fragment.tier.value,
         fragment.kind.value,
-        _due(fragment),
+        _due_time_us(fragment),
         fragment.forget_time_us,
         fragment.access_count,
         fragment.access_time_us,
@@ -264,8 +264,8 @@ def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
     )
 
 
-def _due(fragment: Fragment) -> int | None:
-    """When its own expiry is to be acted on."""
+def _due_time_us(fragment: Fragment) -> int | None:
+    """Expiry time; None if forgotten or pinned."""
     return None if fragment.pinned or fragment.forget_time_us is not None else fragment.expire_time_us
 
 
@@ -277,24 +277,24 @@ def _put_anchors(connection: Connection, given: Sequence[tuple[int, Anchor]]) ->
         )
         for number, anchor in given
     ]
-    bulk.execute(connection, _ANCHORS, rows)
+    bulk.write_rows(connection, _ANCHORS, rows)
 
 
 def _put_jobs(connection: Connection, given: Sequence[tuple[int, Job]]) -> None:
     rows = [(job.id, number, job.type, job.payload, job.create_time_us, job.attempts) for number, job in given]
-    bulk.execute(connection, _JOBS, rows)
+    bulk.write_rows(connection, _JOBS, rows)
 
 
-def touch(connection: Connection, given: Sequence[Accesses]) -> None:
-    """Of different memories."""
+def touch_fragments(connection: Connection, given: Sequence[Accesses]) -> None:
+    """Write access statistics of different memories."""
     owned = [(one.memory, one.epoch) for one in given]
-    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.returned(connection, _OWNED, owned)}
-    merged: dict[tuple[int, str], tuple[int, int]] = {}  # of several rows for a fragment UPDATE ... FROM applies one
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_returning(connection, _OWNED, owned)}
+    merged: dict[tuple[int, str], tuple[int, int]] = {}  # UPDATE ... FROM applies only one of several rows
     for one in given:
         if one.memory not in numbers:
-            raise not_owned(one.memory, one.epoch)
+            raise not_owned_error(one.memory, one.epoch)
         for access in one.each:
             which = numbers[one.memory], access.fragment
             count, time_us = merged.get(which, (0, 0))
             merged[which] = count + access.count, max(time_us, access.time_us)
-    bulk.execute(connection, _TOUCH, [(*which, *added) for which, added in merged.items()])
+    bulk.write_rows(connection, _TOUCH, [(*which, *added) for which, added in merged.items()])

@@ -1,7 +1,7 @@
-"""`memstream verify`: whether a journal is what its event logs say, a memory or conversation at a time, each in one
-snapshot. It asks the same of every database: what is SQLite's own (pages, log, lock) is for `memstream doctor`.
+"""`memstream verify`: checks that a journal matches its event logs, one memory or conversation at a time, each in one
+snapshot. The checks are the same for every database; `memstream doctor` checks SQLite's files (pages, WAL, lock).
 
-RAM: what the largest memory's fragments take as ids and places; neither contents nor vectors are kept.
+RAM: ids and places of the largest memory's fragments; neither contents nor vectors are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from memstream_server.adapters.journal import codec, reads
 from memstream_server.adapters.journal.conversing import check_conversation
 from memstream_server.adapters.journal.holding import check_fragments
-from memstream_server.adapters.journal.looking import Looked, check_version
+from memstream_server.adapters.journal.looking import OpenedJournal, check_version
 from memstream_server.adapters.journal.numbering import check_producers
 from memstream_server.adapters.journal.operating import check_operations
 from memstream_server.adapters.journal.report import Report
@@ -38,63 +38,68 @@ from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.spaces import Space
 
 
-def verify(looked: Looked, told: Callable[[int, int], None]) -> Report:
-    """Check everything; `told(done, total)` after every memory and conversation. Raises Unreadable for what is no
-    journal of this version; what cannot be read further in is among the violations."""
+def verify_journal(opened: OpenedJournal, report_progress: Callable[[int, int], None]) -> Report:
+    """Check everything; calls `report_progress(done, total)` after every memory and conversation.
+
+    Unreadable rows become violations. Raises Unreadable if this is not a journal of this version.
+    """
     report = Report()
     try:
-        with looked.engine.begin() as connection:
+        with opened.engine.begin() as connection:
             check_version(connection)
-            numbers, talks = _all(connection, memories), _all(connection, conversations)
+            numbers, conversation_numbers = (
+                _list_numbers(connection, memories),
+                _list_numbers(connection, conversations),
+            )
             space = _check_store(connection, report)
     except DBAPIError as error:
-        raise looked.translated(error) from error
-    total = len(numbers) + len(talks)
+        raise opened.translate_error(error) from error
+    total = len(numbers) + len(conversation_numbers)
     for done, number in enumerate(numbers):
-        told(done, total)
-        _check_memory(looked, number, space, report)
-    for done, number in enumerate(talks, len(numbers)):
-        told(done, total)
-        check_conversation(looked, number, report)
-    told(total, total)
+        report_progress(done, total)
+        _check_memory(opened, number, space, report)
+    for done, number in enumerate(conversation_numbers, len(numbers)):
+        report_progress(done, total)
+        check_conversation(opened, number, report)
+    report_progress(total, total)
     try:
-        with looked.engine.begin() as connection:
+        with opened.engine.begin() as connection:
             check_operations(connection, report)
             _check_strays(connection, report, (*_KEYED, *_NUMBERED), (memories, deletions), "memory")
             _check_strays(connection, report, (messages, plans), (conversations,), "conversation")
     except DBAPIError as error:
-        report.found("store", f"cannot be read: {looked.translated(error)}")
+        report.add_violation("store", f"cannot be read: {opened.translate_error(error)}")
     return report
 
 
-def _check_memory(looked: Looked, number: int, space: Space | None, report: Report) -> None:
+def _check_memory(opened: OpenedJournal, number: int, space: Space | None, report: Report) -> None:
     name = f"number {number}"
     try:
-        with looked.engine.begin() as connection:
+        with opened.engine.begin() as connection:
             row = connection.execute(select(memories).where(memories.c.number == number)).one_or_none()
             if row is None:
-                return  # deleted since, by the server that runs
+                return  # a running server has deleted it
             name = f"{row.namespace}/{row.name}"
-            report.saw("memories")
-            reads.record(row)
+            report.count_checked("memories")
+            reads.decode_record(row)
             check_fragments(connection, row, name, space, report)
             check_producers(connection, row, name, report)
     except DBAPIError as error:
-        report.found("memories", f"cannot be read: {looked.translated(error)}", name)
+        report.add_violation("memories", f"cannot be read: {opened.translate_error(error)}", name)
     except (JournalError, ValueError) as error:
-        report.found("memories", f"cannot be read: {error}", name)
+        report.add_violation("memories", f"cannot be read: {error}", name)
 
 
 def _check_store(connection: Connection, report: Report) -> Space | None:
-    report.saw("store", 2)
+    report.count_checked("store", 2)
     generation = reads.meta_value(connection, "index_generation")
     if generation is not None and not generation.isdigit():
-        report.found("store", f"the index's generation is {generation!r}, not a number")
+        report.add_violation("store", f"the index's generation is {generation!r}, not a number")
     recorded = reads.meta_value(connection, "space")
     try:
         return None if recorded is None else codec.decode_space(recorded)
     except JournalError as error:
-        report.found("store", f"the embedding space in force cannot be read: {error}")
+        report.add_violation("store", f"the embedding space in force cannot be read: {error}")
         return None
 
 
@@ -105,21 +110,21 @@ _NUMBERED = (producers, receipts, anchors, jobs)
 def _check_strays(
     connection: Connection, report: Report, tables: tuple[Table, ...], owners: tuple[Table, ...], what: str
 ) -> None:
-    """Rows of what neither exists nor is being removed: rows of a deleted memory go before its number does."""
-    known = {number for owner in owners for number in _all(connection, owner)}
+    """Report rows of an owner that neither exists nor is being deleted: a deleted memory's number goes last."""
+    known = {number for owner in owners for number in _list_numbers(connection, owner)}
     for table in tables:
-        report.saw("store")
-        for number in _numbers(connection, table):
+        report.count_checked("store")
+        for number in _find_numbers(connection, table):
             if number not in known:
-                report.found("store", f"{table.name} has rows of {what} number {number}, which does not exist")
+                report.add_violation("store", f"{table.name} has rows of {what} number {number}, which does not exist")
 
 
-def _all(connection: Connection, table: Table) -> list[int]:
+def _list_numbers(connection: Connection, table: Table) -> list[int]:
     return list(connection.execute(select(table.c.number).order_by(table.c.number)).scalars())
 
 
-def _numbers(connection: Connection, table: Table) -> Iterator[int]:
-    """The memories a table has rows of: a look into its key for each, however many rows lie between."""
+def _find_numbers(connection: Connection, table: Table) -> Iterator[int]:
+    """The memory numbers in a table: one index lookup each, however many rows a memory has."""
     column, shift = (table.c.memory, 0) if table in _NUMBERED else (table.c.key, POSITION_BITS)
     least = connection.execute(select(func.min(column))).scalar()
     while least is not None:

@@ -1,8 +1,8 @@
-"""SQLite's write-ahead log, read as bytes: how much of it SQLite takes, and whether damage hides commits behind it.
+"""Parses SQLite's write-ahead log: how much of it SQLite reads, and whether damage hides later commits.
 
-SQLite stops at the first frame that is not whole and says nothing. At the end of the log that is right: such a frame
-is of a commit that was under way. Anywhere else what follows was acknowledged, so a start must not go on without it.
-The format: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
+SQLite silently stops at the first damaged frame. At the end of the log that is correct: the frame belongs to an
+unfinished commit. Anywhere else the following commits were acknowledged, so a server must not start without them.
+Format: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 _HEADER = struct.Struct(">8I")
 _FRAME = 24
-"""Bytes before each page: page number, size of the database after a commit (else 0), two salts, two checksums."""
+"""Bytes before each page: page number, database size after a commit (else 0), two salts, two checksums."""
 _MAGIC, _VERSION = 0x377F0682, 3_007_000
 _CHUNK = 256
 """Frames checked at once."""
@@ -26,17 +26,17 @@ _Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Wal:
-    """What a log holds. `damage` says why acknowledged commits in it would be lost, empty if none would."""
+    """The content of a log. `damage` says why acknowledged commits would be lost; empty if none would."""
 
     committed: int = 0
     """Frames up to the last commit that SQLite reads."""
     torn: int = 0
-    """Frames after it that belong to a commit that was never acknowledged."""
+    """Later frames, of a commit that was never acknowledged."""
     damage: str = ""
 
 
 def read_wal(file: Path) -> Wal:
-    """Read a log that nobody writes to; an absent one is empty. Raises OSError."""
+    """Parse a log that no process writes to; a missing file is an empty log. Raises OSError."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def read_wal(file: Path) -> Wal:
         return Wal()
     magic, version, page, _, salt1, salt2, sum1, sum2 = _HEADER.unpack_from(data)
     order = ">u4" if magic & 1 else "<u4"
-    expected = _sums(np.frombuffer(data, order, 6).astype(np.uint64)[None, :])[0]
+    expected = _checksum(np.frombuffer(data, order, 6).astype(np.uint64)[None, :])[0]
     if magic | 1 != _MAGIC | 1 or version != _VERSION or page % 8 or not page or [*expected] != [sum1, sum2]:
         return Wal(damage="its header is not one of SQLite's, so SQLite would read nothing of it")
     width = _FRAME + page
@@ -53,12 +53,12 @@ def read_wal(file: Path) -> Wal:
     frames = np.frombuffer(data, np.uint8, count * width, _HEADER.size).reshape(count, width)
     heads = np.ascontiguousarray(frames[:, :_FRAME]).view(">u4").astype(np.uint64)
     ours = (heads[:, 2] == salt1) & (heads[:, 3] == salt2) & (heads[:, 0] > 0)
-    whole = ours & _chained(frames, heads, order, np.array([[sum1, sum2]], np.uint64))
+    whole = ours & _verify_checksums(frames, heads, order, np.array([[sum1, sum2]], np.uint64))
     commits = ours & (heads[:, 1] > 0)
     end = count if whole.all() else int(np.argmin(whole))
     read = np.flatnonzero(commits[:end])
     committed = int(read[-1]) + 1 if len(read) else 0
-    # A commit with whole frames right behind it was on the disk before those were begun.
+    # A commit directly followed by valid frames was on disk before those frames were written.
     followed = np.flatnonzero(commits[end:-1] & whole[end + 1 :])
     if len(followed):
         after = f"its frame {end + 1} of {count} is damaged, and commits behind it would be lost"
@@ -66,23 +66,23 @@ def read_wal(file: Path) -> Wal:
     return Wal(committed, int(ours[committed:].sum()))
 
 
-def _chained(frames: npt.NDArray[np.uint8], heads: _Words, order: str, first: _Words) -> npt.NDArray[np.bool_]:
-    """Whether each frame's checksum follows from its bytes and the checksum that stands before it."""
+def _verify_checksums(frames: npt.NDArray[np.uint8], heads: _Words, order: str, first: _Words) -> npt.NDArray[np.bool_]:
+    """Whether each frame's checksum follows from its bytes and the previous checksum."""
     before = np.concatenate([first, heads[:-1, 4:6]]) if len(heads) else first[:0]
     found = np.empty_like(before)
     for start in range(0, len(frames), _CHUNK):
         part = frames[start : start + _CHUNK]
         words = np.concatenate([part[:, :8], part[:, _FRAME:]], axis=1).view(order).astype(np.uint64)
-        found[start : start + _CHUNK] = _sums(words, before[start : start + _CHUNK])
+        found[start : start + _CHUNK] = _checksum(words, before[start : start + _CHUNK])
     return np.asarray((found == heads[:, 4:6]).all(axis=1))
 
 
-def _sums(words: _Words, before: _Words | None = None) -> _Words:
-    """SQLite's checksum of each row of 32-bit words, going on from `before`.
+def _checksum(words: _Words, before: _Words | None = None) -> _Words:
+    """SQLite's checksum of each row of 32-bit words, continuing from `before`.
 
-    Of each pair (x, y) it makes s0 += x + s1; s1 += y + s0, which is linear: one product with a matrix does a row.
+    For each pair (x, y): s0 += x + s1; s1 += y + s0. This is linear, so one matrix product computes a row.
     """
-    matrix, power = _weights(words.shape[1] // 2)
+    matrix, power = _checksum_matrices(words.shape[1] // 2)
     total = words @ matrix
     if before is not None:
         total = total + before @ power
@@ -90,9 +90,9 @@ def _sums(words: _Words, before: _Words | None = None) -> _Words:
 
 
 @lru_cache(maxsize=4)
-def _weights(pairs: int) -> tuple[_Words, _Words]:
-    """What each word adds to the two sums after that many pairs, and how the sums before them enter."""
-    step = np.array([[1, 1], [1, 2]], np.uint64)  # (s0, s1) after a pair, from those before it
+def _checksum_matrices(pairs: int) -> tuple[_Words, _Words]:
+    """The matrices by which the words, and the sums before them, enter the sums after that many pairs."""
+    step = np.array([[1, 1], [1, 2]], np.uint64)  # maps (s0, s1) to the sums after a pair of zeros
     rows: list[npt.NDArray[np.uint64]] = []
     power = np.eye(2, dtype=np.uint64)
     for _ in range(pairs):

@@ -1,7 +1,7 @@
-"""The thread that writes: whatever waits is committed together, and a write that fails is undone alone.
+"""The writer thread: commits all waiting writes in one transaction; a failed write is undone alone.
 
-Invariants: a future is resolved only after COMMIT returned (or the write is known to have left nothing); writes are
-applied in the order of `submit`; nothing waits for company, a lone write is committed at once.
+Invariants: a future resolves only after COMMIT has returned, or the write certainly left nothing. Writes are applied in
+the order of `submit`. A lone write is committed at once, without waiting for others.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from memstream_server.adapters.journal.database import Database
 from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown, StorageFull
 
 GROUP_ROWS = 2_000
-"""Rows after which a group is committed although more is waiting: some 30 ms of work."""
+"""Rows after which a group is committed even if more writes wait: some 30 ms of work."""
 
 T = TypeVar("T")
 Work = Callable[[Connection], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Joint(Generic[T]):
-    """Work that one call does for several writes, where they are of different memories."""
+class JointWork(Generic[T]):
+    """Work that one call can do for several writes to different memories."""
 
     work: Callable[[Connection, Sequence[T]], None]
     item: T
@@ -44,24 +44,24 @@ class _Write:
     work: Work
     rows: int
     adds: bool
-    """Whether it takes space, and is refused when there is little left."""
+    """Whether it adds data, and is rejected when free space is low."""
     future: asyncio.Future[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Alone:
+class _ExclusiveWork:
     work: Callable[[], Any]
     future: asyncio.Future[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Outcome:
-    write: _Write | _Alone
+    write: _Write | _ExclusiveWork
     value: Any = None
     error: BaseException | None = None
 
     def deliver(self) -> None:
-        if self.write.future.cancelled():  # the caller went away; the write stands
+        if self.write.future.cancelled():  # the caller is gone; the write remains committed
             return
         if self.error is None:
             self.write.future.set_result(self.value)
@@ -70,35 +70,35 @@ class _Outcome:
 
 
 class Writer:
-    """Group commit over one connection."""
+    """Group commit on one connection."""
 
     def __init__(self, database: Database, loop: asyncio.AbstractEventLoop) -> None:
         self._database = database
         self._loop = loop
-        self._queue: SimpleQueue[_Write | _Alone | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Write | _ExclusiveWork | None] = SimpleQueue()
         self._closed = False
         self._connection: Connection | None = None
-        self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="journal-writer", daemon=True)
         self._thread.start()
 
     async def submit(self, work: Callable[[Connection], T], rows: int, adds: bool) -> T:
-        """Run `work` in a transaction and return what it returned, once that is durable. On the event loop only."""
+        """Run `work` in a transaction; returns its result once durable. Call on the event loop only."""
         if self._closed:
             raise JournalError("the journal is closed")
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put(_Write(work, rows, adds, future))
         return await future
 
-    async def alone(self, work: Callable[[], T]) -> T:
-        """Run `work` after what was submitted, on the writer's thread, with no connection of it open."""
+    async def run_exclusively(self, work: Callable[[], T]) -> T:
+        """Run `work` on the writer thread after all earlier writes, while the writer has no open connection."""
         if self._closed:
             raise JournalError("the journal is closed")
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(_Alone(work, future))
+        self._queue.put(_ExclusiveWork(work, future))
         return await future
 
     async def close(self) -> None:
-        """After what was submitted."""
+        """Commit what was submitted, then end the thread."""
         if not self._closed:
             self._closed = True
             self._queue.put(None)
@@ -106,22 +106,22 @@ class Writer:
 
     # ---- on the thread
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         going = True
         while going:
-            group, alone, going = self._gather()
+            group, alone, going = self._take_group()
             if group:
-                self._loop.call_soon_threadsafe(_deliver, self._guarded(group))
+                self._loop.call_soon_threadsafe(_deliver_all, self._commit_group_guarded(group))
             if alone is not None:
-                self._loop.call_soon_threadsafe(_deliver, [self._by_itself(alone)])
+                self._loop.call_soon_threadsafe(_deliver_all, [self._run_exclusive(alone)])
         self._disconnect()
 
-    def _gather(self) -> tuple[list[_Write], _Alone | None, bool]:
-        """What waits, up to GROUP_ROWS, and what is to run by itself after it; False when it was the last."""
+    def _take_group(self) -> tuple[list[_Write], _ExclusiveWork | None, bool]:
+        """Waiting writes up to GROUP_ROWS, then the exclusive work after them, if any; False when it was the last."""
         group: list[_Write] = []
         rows, item = 0, self._queue.get()
         while item is not None:
-            if isinstance(item, _Alone):
+            if isinstance(item, _ExclusiveWork):
                 return group, item, True
             group.append(item)
             rows += item.rows
@@ -133,74 +133,77 @@ class Writer:
                 return group, None, True
         return group, None, False
 
-    def _by_itself(self, alone: _Alone) -> _Outcome:
+    def _run_exclusive(self, alone: _ExclusiveWork) -> _Outcome:
         self._disconnect()
         try:
             return _Outcome(alone, alone.work())
-        except Exception as error:  # the caller's to hear
+        except Exception as error:  # delivered to the caller
             return _Outcome(alone, error=error)
 
-    def _guarded(self, group: Sequence[_Write]) -> list[_Outcome]:
-        """Whatever goes wrong, every future is resolved and the thread lives on."""
+    def _commit_group_guarded(self, group: Sequence[_Write]) -> list[_Outcome]:
+        """Resolve every future and keep the thread alive, whatever fails."""
         try:
-            return self._perform(group)
+            return self._reject_if_full(group)
         except Exception as error:
             self._disconnect()
             return [
-                _Outcome(write, error=_chained(OutcomeUnknown(f"writing failed ({error})"), error)) for write in group
+                _Outcome(write, error=_chain_error(OutcomeUnknown(f"writing failed ({error})"), error))
+                for write in group
             ]
 
-    def _perform(self, group: Sequence[_Write]) -> list[_Outcome]:
-        why = self._database.full() if any(write.adds for write in group) else None
+    def _reject_if_full(self, group: Sequence[_Write]) -> list[_Outcome]:
+        why = self._database.why_full() if any(write.adds for write in group) else None
         if why is None:
-            return self._together(group)
+            return self._commit_group(group)
         refused = [_Outcome(write, error=StorageFull(why)) for write in group if write.adds]
         rest = [write for write in group if not write.adds]
-        return refused + (self._together(rest) if rest else [])
+        return refused + (self._commit_group(rest) if rest else [])
 
-    def _together(self, group: Sequence[_Write]) -> list[_Outcome]:
-        """One transaction for all; if it broke before COMMIT, one for each, which finds the write that broke it.
+    def _commit_group(self, group: Sequence[_Write]) -> list[_Outcome]:
+        """One transaction for the group. If it fails before COMMIT, one for each write, to isolate the failing one.
 
-        A connection that was lost since the last group breaks nothing: all is done again over a new one.
+        If the connection broke since the previous group, the group is repeated on a new one.
         """
         before = self._connection
         try:
             connection = self._connect()
-            connection.begin()  # from here only commit, rollback or closing ends it
-            outcomes = self._all(connection, group) or [self._attempt(connection, write) for write in group]
+            connection.begin()  # only commit, rollback or close ends it
+            outcomes = self._run_all(connection, group) or [
+                self._run_in_savepoint(connection, write) for write in group
+            ]
         except (DBAPIError, JournalError) as error:
             connected = self._connection is not None
             self._disconnect()  # rolls back
             if before is not None and isinstance(error, DBAPIError) and error.connection_invalidated:
-                return self._together(group)
+                return self._commit_group(group)
             if connected and len(group) > 1:
-                return [outcome for write in group for outcome in self._together([write])]
-            return [_Outcome(write, error=self._told(error)) for write in group]
-        return self._commit(connection, outcomes)
+                return [outcome for write in group for outcome in self._commit_group([write])]
+            return [_Outcome(write, error=self._error_for_caller(error)) for write in group]
+        return self._commit_transaction(connection, outcomes)
 
-    def _all(self, connection: Connection, group: Sequence[_Write]) -> list[_Outcome]:
-        """All of them without savepoints, which are a sixth of a small write's statements. Nothing is done, and the
-        list empty, when one of them fails: it is found, and told why, by doing them again."""
+    def _run_all(self, connection: Connection, group: Sequence[_Write]) -> list[_Outcome]:
+        """Run all without savepoints, which are a sixth of a small write's statements. If one fails, roll back and
+        return an empty list: the caller repeats them one by one to find the failing write."""
         try:
-            values = _done(connection, [write.work for write in group])
+            values = _run_works(connection, [write.work for write in group])
         except Exception as error:
-            if isinstance(error, DBAPIError) and not self._database.refused(error):
+            if isinstance(error, DBAPIError) and not self._database.is_statement_error(error):
                 raise
             connection.rollback()
             connection.begin()
             return []
         return [_Outcome(write, value) for write, value in zip(group, values, strict=True)]
 
-    def _attempt(self, connection: Connection, write: _Write) -> _Outcome:
-        """In a savepoint: refusals and mistakes undo this write alone. A broken transaction is raised."""
+    def _run_in_savepoint(self, connection: Connection, write: _Write) -> _Outcome:
+        """Run one write in a savepoint: an error undoes only this write. A broken transaction raises."""
         connection.exec_driver_sql("SAVEPOINT one")
         try:
             value = write.work(connection)
         except DBAPIError as error:
-            if not self._database.refused(error):
+            if not self._database.is_statement_error(error):
                 raise
-            outcome = _Outcome(write, error=self._told(error))
-        except Exception as error:  # the port's own, or a value that cannot be written: the caller's to hear
+            outcome = _Outcome(write, error=self._error_for_caller(error))
+        except Exception as error:  # a port error or a value that cannot be written: delivered to the caller
             outcome = _Outcome(write, error=error)
         else:
             connection.exec_driver_sql("RELEASE SAVEPOINT one")
@@ -209,20 +212,22 @@ class Writer:
         connection.exec_driver_sql("RELEASE SAVEPOINT one")
         return outcome
 
-    def _told(self, error: DBAPIError | JournalError) -> JournalError:
-        """What the caller of a write hears that left nothing; an error of its own for each caller."""
+    def _error_for_caller(self, error: DBAPIError | JournalError) -> JournalError:
+        """The error for the caller of a write that left nothing; a new instance for each caller."""
         if isinstance(error, DBAPIError):
-            return _chained(self._database.translated(error), error)
-        return _chained(type(error)(*error.args), error)
+            return _chain_error(self._database.translate_error(error), error)
+        return _chain_error(type(error)(*error.args), error)
 
-    def _commit(self, connection: Connection, outcomes: list[_Outcome]) -> list[_Outcome]:
+    def _commit_transaction(self, connection: Connection, outcomes: list[_Outcome]) -> list[_Outcome]:
         try:
             self._database.commit(connection)
-        except Exception as error:  # whatever it was: the transaction may be on the disk or not
+        except Exception as error:  # any exception: the transaction may be on disk or not
             self._disconnect()
             unknown = f"the commit failed ({type(error).__name__}): read again"
             return [
-                outcome if outcome.error else _Outcome(outcome.write, error=_chained(OutcomeUnknown(unknown), error))
+                outcome
+                if outcome.error
+                else _Outcome(outcome.write, error=_chain_error(OutcomeUnknown(unknown), error))
                 for outcome in outcomes
             ]
         return outcomes
@@ -233,21 +238,21 @@ class Writer:
         return self._connection
 
     def _disconnect(self) -> None:
-        """A connection that failed may be in any state: the next group opens another."""
+        """Drop a connection, which may be in any state after a failure; the next group opens another."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.invalidate()
             connection.close()
 
 
-def _done(connection: Connection, works: Sequence[Work]) -> list[Any]:
-    """What each returned. Joint work is done in rounds, in which every memory has at most one; all else by itself,
-    after what came before it."""
+def _run_works(connection: Connection, works: Sequence[Work]) -> list[Any]:
+    """The results, in order. Joint work runs in rounds with at most one write per memory; other work runs alone, after
+    everything before it."""
     values: list[Any] = []
-    joint: list[Joint[Any]] = []
+    joint: list[JointWork[Any]] = []
 
     def finish() -> None:
-        for one_round in bulk.rounds(joint, lambda one: one.memory):
+        for one_round in bulk.split_rounds(joint, lambda one: one.memory):
             together: dict[Callable[..., None], list[Any]] = {}
             for one in one_round:
                 together.setdefault(one.work, []).append(one.item)
@@ -256,7 +261,7 @@ def _done(connection: Connection, works: Sequence[Work]) -> list[Any]:
         joint.clear()
 
     for work in works:
-        if isinstance(work, Joint):
+        if isinstance(work, JointWork):
             joint.append(work)
             values.append(None)
         else:
@@ -266,11 +271,11 @@ def _done(connection: Connection, works: Sequence[Work]) -> list[Any]:
     return values
 
 
-def _chained(error: JournalError, cause: BaseException) -> JournalError:
+def _chain_error(error: JournalError, cause: BaseException) -> JournalError:
     error.__cause__ = cause
     return error
 
 
-def _deliver(outcomes: Sequence[_Outcome]) -> None:
+def _deliver_all(outcomes: Sequence[_Outcome]) -> None:
     for outcome in outcomes:
         outcome.deliver()

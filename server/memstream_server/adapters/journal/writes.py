@@ -1,7 +1,7 @@
-"""One function per write, each inside the writer's transaction.
+"""Writes, one function each, inside the writer's transaction.
 
-They raise the port's errors; what they did before raising is rolled back. They may be called again for the same write,
-after a rollback. Statements are built once, here.
+They raise the port's errors; what they wrote before is rolled back. After a rollback the same write may be called
+again. Statements are built once, at import.
 """
 
 from __future__ import annotations
@@ -22,39 +22,37 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal import bulk, codec, postgres
-from memstream_server.adapters.journal.prepared import run
+from memstream_server.adapters.journal.answers import put_answer, put_answers
+from memstream_server.adapters.journal.prepared import run_compiled
 from memstream_server.adapters.journal.schema import (
     anchors,
     deletions,
     events,
     fragments,
     jobs,
-    key,
+    key_range,
     memories,
     meta,
     observations,
     outbox,
     producers,
     receipts,
-    requests,
-    span,
+    row_key,
     vectors,
 )
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, JournalError, NamespaceFull
-from memstream_server.ports.journal.records import ANSWER_KEPT_S, Answer, MemoryRecord, Producer
+from memstream_server.ports.journal.records import Answer, MemoryRecord, Producer
 from memstream_server.ports.journal.spaces import Space, Spaces
 from memstream_server.ports.journal.writing import Receipt
 
-ANSWER_KEPT_US = ANSWER_KEPT_S * 1_000_000
-"""How long the answer to a request_id is served again."""
 SEQUENCES_KEPT = 100_000
 """Sequence numbers of a producer whose hashes are kept; far more than a client can have unacknowledged."""
 SPACES = ("space", "next_space", "old_space")
-"""Names in `meta` of a store's spaces, in the order of the port's `Spaces`; an empty value is none."""
+"""Names in `meta` of the store's spaces, in the order of the port's `Spaces`; an empty value means none."""
 COMPACT_EVERY = 10_000
-"""Sequence numbers after which a producer whose stream stays open lets older hashes go."""
+"""Sequence numbers after which an open producer's old hashes are deleted."""
 SLICE_ROWS = 1_000
 """Rows of a deleted memory removed in one write."""
 
@@ -65,14 +63,14 @@ _FIND = select(memories.c.number).where(memories.c.uid == bindparam("u"))
 _OWNED = (
     select(memories.c.number)
     .where(memories.c.uid == bindparam("u"), memories.c.epoch == bindparam("e"))
-    .with_for_update(key_share=True)  # on PostgreSQL: until this is committed no other process can raise the epoch
+    .with_for_update(key_share=True)  # PostgreSQL: no other process can raise the epoch before this commit
 )
 _EXISTS = select(memories.c.uid).where(memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n"))
 _HELD = select(func.count()).select_from(memories).where(memories.c.namespace == bindparam("ns"))
 _OWN = update(memories).where(memories.c.uid == bindparam("u")).values(epoch=memories.c.epoch + 1)
 _NUMBERS = select(memories.c.number).order_by(memories.c.number)
 _RENAME = update(memories).where(memories.c.number == _number).values(uid=bindparam("u"))
-_RESERVE = bulk.update_from(
+_RESERVE = bulk.build_update(
     "memories",
     ("uid", "epoch", "after"),
     "next_position = CASE WHEN memories.next_position < given.after THEN given.after ELSE memories.next_position END",
@@ -92,7 +90,7 @@ _DELETED = (
     select(deletions.c.number, deletions.c.uid)
     .order_by(deletions.c.number)
     .limit(1)
-    .with_for_update(skip_locked=True)  # on PostgreSQL: another server is at it
+    .with_for_update(skip_locked=True)  # PostgreSQL: skip rows that another server is deleting
 )
 _PURGED = delete(deletions).where(deletions.c.number == _number)
 _UNINDEX = insert(outbox).from_select(
@@ -110,51 +108,42 @@ _COMPACT = delete(receipts).where(
     receipts.c.producer == bindparam("producer"),
     receipts.c.last_sequence <= bindparam("before"),
 )
-_RECEIVED = bulk.update_from(
+_RECEIVED = bulk.build_update(
     "producers",
     ("memory", "name", "epoch", "first", "last", "is_empty", "is_stored"),
-    # A batch with nothing to store is stored as soon as all before it is.
+    # A batch with nothing to store counts as stored as soon as everything before it is.
     "received = given.last, stored = CASE WHEN given.is_stored OR (given.is_empty AND producers.stored = "
     "producers.received) THEN given.last ELSE producers.stored END",
     "producers.memory = given.memory AND producers.name = given.name AND producers.epoch = given.epoch "
     "AND producers.received = given.first - 1",
     " RETURNING producers.memory",
 )
-_OBSERVATIONS = bulk.insertion(observations)
-_RECEIPTS = bulk.insertion(receipts)
-_EVENTS = bulk.insertion(events)
+_OBSERVATIONS = bulk.build_insert(observations)
+_RECEIPTS = bulk.build_insert(receipts)
+_EVENTS = bulk.build_insert(events)
 _FIRST_PENDING = select(func.min(observations.c.first_sequence)).where(
     observations.c.key.between(_low, _high), observations.c.producer == bindparam("producer")
 )
 _OLDEST_EVENTS = select(events.c.key, events.c.time_us).where(events.c.key.between(_low, _high)).order_by(events.c.key)
 _PRUNE = delete(events).where(events.c.key.between(_low, _high))
-_ANSWERS = bulk.insertion(requests, ("request",))
-_FORGET_ANSWERS = delete(requests).where(requests.c.time_us < bindparam("before"))
-_OLD_ANSWERS = (
-    select(requests.c.time_us)
-    .where(requests.c.time_us < bindparam("before"))
-    .order_by(requests.c.time_us)
-    .limit(bindparam("limit"))
-)
-_ANSWERED = select(requests.c.request).where(requests.c.request == bindparam("r"))
 _META = update(meta).where(meta.c.name == bindparam("n")).values(value=bindparam("v"))
 
 
-def find(connection: Connection, uid: str) -> int:
-    number: int | None = run(connection, _FIND, {"u": uid}).scalar_one_or_none()
+def find_number(connection: Connection, uid: str) -> int:
+    number: int | None = run_compiled(connection, _FIND, {"u": uid}).scalar_one_or_none()
     if number is None:
         raise Conflict(f"memory {uid} is gone")
     return number
 
 
-def owned(connection: Connection, uid: str, epoch: int) -> int:
-    number: int | None = run(connection, _OWNED, {"u": uid, "e": epoch}).scalar_one_or_none()
+def find_owned(connection: Connection, uid: str, epoch: int) -> int:
+    number: int | None = run_compiled(connection, _OWNED, {"u": uid, "e": epoch}).scalar_one_or_none()
     if number is None:
-        raise not_owned(uid, epoch)
+        raise not_owned_error(uid, epoch)
     return number
 
 
-def not_owned(uid: str, epoch: int) -> Conflict:
+def not_owned_error(uid: str, epoch: int) -> Conflict:
     return Conflict(f"memory {uid} is gone or no longer at epoch {epoch}")
 
 
@@ -184,7 +173,7 @@ def create_memory(
 ) -> None:
     if connection.execute(_EXISTS, {"ns": record.namespace, "n": record.name}).first() is not None:
         raise AlreadyExists(f"memory {record.namespace}/{record.name} exists")
-    check_room(connection, record.namespace, namespace_max)
+    check_namespace_limit(connection, record.namespace, namespace_max)
     number = connection.execute(
         insert(memories).returning(memories.c.number),
         {
@@ -203,35 +192,35 @@ def create_memory(
             "policy": codec.encode_policy(record.policy),
         },
     ).scalar_one()
-    log(connection, [(number, 1, record.create_time_us, happened)])
+    append_events(connection, [(number, 1, record.create_time_us, happened)])
     put_answer(connection, answer)
 
 
-def check_room(connection: Connection, namespace: str, namespace_max: int) -> None:
-    """Whether one memory more may go by a name in there. Raises NamespaceFull."""
+def check_namespace_limit(connection: Connection, namespace: str, namespace_max: int) -> None:
+    """Check that the namespace may have one more memory. Raises NamespaceFull."""
     if not namespace_max:
         return
-    if connection.dialect.name != "sqlite":  # there one connection writes; here the others' servers count as well
+    if connection.dialect.name != "sqlite":  # SQLite has one writer; on PostgreSQL other servers create memories, too
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({postgres.NAMING}, {postgres.SCHEMA})")
     if connection.execute(_HELD, {"ns": namespace}).scalar_one() >= namespace_max:
         raise NamespaceFull(namespace, namespace_max)
 
 
 def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch: int | None) -> None:
-    """From here on the memory is gone; its rows go by `purge`."""
-    number = find(connection, uid) if epoch is None else owned(connection, uid, epoch)
+    """Delete the memory; `purge` removes its rows later."""
+    number = find_number(connection, uid) if epoch is None else find_owned(connection, uid, epoch)
     connection.execute(_DELETE_MEMORY, {"m": number})
     connection.execute(insert(deletions), {"number": number, "uid": uid})
     put_answer(connection, answer)
 
 
-def purge(connection: Connection) -> bool:
-    """Remove a slice of a deleted memory, so that other memories' writes go on between; False when none is left."""
+def purge_slice(connection: Connection) -> bool:
+    """Remove a slice of a deleted memory's rows, so that other writes run in between; False if none are left."""
     found = connection.execute(_DELETED).first()
     if found is None:
         return False
     number, uid = found
-    low, high = span(number)
+    low, high = key_range(number)
     for cut, deletion in _CUTS_AND_DELETIONS:
         last = connection.execute(cut, {"low": low, "high": high}).scalar_one_or_none()
         keys = {"low": low, "high": high if last is None else last}
@@ -247,12 +236,12 @@ def purge(connection: Connection) -> bool:
 
 
 def rename_memories(connection: Connection, new_uid: Callable[[], str]) -> None:
-    """Give every memory another identity."""
+    """Give every memory a new uid."""
     for number in connection.execute(_NUMBERS).scalars().all():
         connection.execute(_RENAME, {"m": number, "u": new_uid()})
 
 
-def own(connection: Connection, uid: str) -> None:
+def raise_epoch(connection: Connection, uid: str) -> None:
     if connection.execute(_OWN, {"u": uid}).rowcount != 1:
         raise Conflict(f"memory {uid} is gone")
 
@@ -261,33 +250,33 @@ def own(connection: Connection, uid: str) -> None:
 
 
 def open_producer(connection: Connection, uid: str, epoch: int, name: str) -> Producer:
-    number = owned(connection, uid, epoch)
+    number = find_owned(connection, uid, epoch)
     who = {"m": number, "producer": name}
     if connection.execute(_REOPEN, who).rowcount == 0:
         connection.execute(insert(producers), {"memory": number, "name": name, "epoch": 1, "received": 0, "stored": 0})
     raised, received, stored = connection.execute(_PRODUCER, who).one()
     connection.execute(_COMPACT, who | {"before": received - SEQUENCES_KEPT})
-    low, high = span(number)
+    low, high = key_range(number)
     pending = connection.execute(_FIRST_PENDING, {"low": low, "high": high, "producer": name}).scalar_one()
     return Producer(name, raised, received, stored_up_to(received, stored, pending))
 
 
 def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
-    """The last sequence number up to which all is stored or rejected, given the first one still pending.
+    """The last sequence number up to which everything is stored or rejected, given the first pending one.
 
-    Derived, because the last batches may have been rejected whole: nothing of them is ever stored, so no commit
-    says that they are done.
+    Derived, because a last batch may consist of rejections only: nothing of it is stored, so no commit advances
+    `stored`.
     """
     return max(stored, received if first_pending is None else first_pending - 1)
 
 
-def receive(connection: Connection, given: Sequence[Receipt]) -> None:
-    """Of different memories."""
-    numbers = _reserve(connection, given)
+def receive_batches(connection: Connection, given: Sequence[Receipt]) -> None:
+    """Receive batches of different memories."""
+    numbers = _reserve_positions(connection, given)
     count_received(connection, [(numbers[receipt.memory], receipt) for receipt in given], stored=False)
     pending = [
         (
-            key(numbers[receipt.memory], receipt.position),
+            row_key(numbers[receipt.memory], receipt.position),
             numbers[receipt.memory],
             receipt.producer,
             receipt.first_sequence,
@@ -295,29 +284,29 @@ def receive(connection: Connection, given: Sequence[Receipt]) -> None:
             codec.encode_receipt(receipt),
         )
         for receipt in given
-        if receipt.fragments  # else all were rejected: nothing to store, so nothing pending
+        if receipt.fragments  # otherwise all were rejected: nothing is pending
     ]
-    bulk.execute(connection, _OBSERVATIONS, pending)
+    bulk.write_rows(connection, _OBSERVATIONS, pending)
     put_answers(connection, [receipt.answer for receipt in given if receipt.answer is not None])
 
 
-def _reserve(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]:
-    """No position is given twice; the memories' numbers by uid."""
+def _reserve_positions(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]:
+    """Reserve positions, so that none is used twice; the memories' numbers by uid."""
     rows = [
         (receipt.memory, receipt.epoch, 1 + max([receipt.position, *(one.position for one in receipt.fragments)]))
         for receipt in given
     ]
-    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.returned(connection, _RESERVE, rows)}
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_returning(connection, _RESERVE, rows)}
     for receipt in given:
         if receipt.memory not in numbers:
-            raise not_owned(receipt.memory, receipt.epoch)
+            raise not_owned_error(receipt.memory, receipt.epoch)
     return numbers
 
 
 def count_received(connection: Connection, given: Sequence[tuple[int, Receipt]], *, stored: bool) -> None:
-    """Their producers have come so far. Receipts with their memories' numbers, of different memories.
+    """Advance the producers' `received`. Receipts of different memories, with the memories' numbers.
 
-    stored: this transaction stores them and nothing received before them waits.
+    stored: this transaction also stores them, and nothing received earlier is pending.
     """
     for _, receipt in given:
         _check_texts(receipt.fragments)
@@ -325,7 +314,7 @@ def count_received(connection: Connection, given: Sequence[tuple[int, Receipt]],
 
 
 def _check_texts(received: Sequence[Fragment]) -> None:
-    """Texts that become columns must do so on every database, or what is received could never be stored."""
+    """Texts that become columns must fit every database, or a received batch could never be stored."""
     for fragment in received:
         if "\0" in fragment.session or "\0" in fragment.speaker or "\0" in fragment.external_id:
             raise JournalError("a session, speaker or external id holds NUL, which PostgreSQL cannot")
@@ -339,7 +328,7 @@ def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receip
         )
         for number, receipt in given
     ]
-    if len(bulk.returned(connection, _RECEIVED, moved)) != len(moved):
+    if len(bulk.write_returning(connection, _RECEIVED, moved)) != len(moved):
         expected = ", ".join(
             f"{receipt.producer} is not at epoch {receipt.producer_epoch}, expecting {receipt.first_sequence}"
             for _, receipt in given
@@ -349,58 +338,32 @@ def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receip
         (
             *(number, receipt.producer, receipt.last_sequence, receipt.first_sequence),
             *(codec.encode_hashes(receipt.hashes), codec.encode_rejections(receipt.rejections)),
-            # Of one whose items were all refused nothing is ever stored, so all that becomes of them is known.
+            # If all items were rejected nothing is ever stored, so the outcomes are final.
             codec.encode_outcomes(()) if receipt.outcomes and not receipt.fragments else None,
         )
         for number, receipt in given
     ]
-    bulk.execute(connection, _RECEIPTS, hashes)
+    bulk.write_rows(connection, _RECEIPTS, hashes)
     for number, receipt in given:
         last = receipt.last_sequence
         if last // COMPACT_EVERY > (receipt.first_sequence - 1) // COMPACT_EVERY:
-            run(connection, _COMPACT, {"m": number, "producer": receipt.producer, "before": last - SEQUENCES_KEPT})
+            run_compiled(
+                connection, _COMPACT, {"m": number, "producer": receipt.producer, "before": last - SEQUENCES_KEPT}
+            )
 
 
-def put_answer(connection: Connection, answer: Answer | None) -> None:
-    """In place of those that are too old by its time."""
-    if answer is None:
-        return
-    connection.execute(_FORGET_ANSWERS, {"before": answer.time_us - ANSWER_KEPT_US})
-    if connection.execute(_ANSWERED, {"r": answer.request}).first() is not None:
-        raise Conflict("this request was answered meanwhile: serve that answer")
-    row = {
-        "request": answer.request,
-        "digest": answer.digest,
-        "time_us": answer.time_us,
-        "response": answer.response,
-    }
-    connection.execute(insert(requests), row)
-
-
-def put_answers(connection: Connection, answers: Sequence[Answer]) -> None:
-    """In place of older ones to the same requests. The caller sees to it that a request is answered once."""
-    rows = [(one.request, one.digest, one.time_us, one.response) for one in answers]
-    bulk.execute(connection, _ANSWERS, rows)
-
-
-def prune_answers(connection: Connection, before_us: int, limit: int) -> int:
-    """The oldest of before that time."""
-    times = connection.execute(_OLD_ANSWERS, {"before": before_us, "limit": limit}).scalars().all()
-    if not times:
-        return 0
-    return connection.execute(_FORGET_ANSWERS, {"before": times[-1] + 1}).rowcount
-
-
-def log(connection: Connection, happened: Sequence[tuple[int, int, int, tuple[Event, ...]]]) -> None:
-    """Of memories' numbers the revisions, when they came (µs) and what happened in them."""
-    rows = [(key(number, revision), time_us, codec.encode_events(each)) for number, revision, time_us, each in happened]
-    bulk.execute(connection, _EVENTS, rows)
+def append_events(connection: Connection, happened: Sequence[tuple[int, int, int, tuple[Event, ...]]]) -> None:
+    """Append to the event log: (memory number, revision, time in µs, events) of each transition."""
+    rows = [
+        (row_key(number, revision), time_us, codec.encode_events(each)) for number, revision, time_us, each in happened
+    ]
+    bulk.write_rows(connection, _EVENTS, rows)
 
 
 def prune_events(connection: Connection, uid: str, before_us: int, limit: int) -> int:
-    """From the oldest on, so that what is kept has no gap, whatever the clock did."""
-    number = find(connection, uid)
-    low, high = span(number)
+    """Delete from the oldest on, so that the rest has no gap even if the clock jumped."""
+    number = find_number(connection, uid)
+    low, high = key_range(number)
     oldest = connection.execute(_OLDEST_EVENTS.limit(limit), {"low": low, "high": high}).all()
     old = list(takewhile(lambda row: row[1] < before_us, oldest))
     if old:

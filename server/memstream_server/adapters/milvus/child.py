@@ -1,24 +1,24 @@
-"""The Milvus Lite child process: opens one directory and serves its gRPC on a private address until its parent ends.
+"""The Milvus Lite child process: serves one directory over gRPC on a private address until its parent ends.
 
-Run by path (`python -P child.py OPTIONS`); of memstream it imports what makes it smaller. One line of JSON on stdout
-tells the parent that it serves, or why it cannot; standard error is for people.
+Run by path (`python -P child.py OPTIONS`). From memstream it imports only what reduces its memory. One line of JSON on
+stdout tells the parent the address, or why it cannot serve; standard error is for the log.
 
 Rules
-- One process per directory (Lite's own lock), one writer at a time (a lock here: a call that the client gave up
-  on may still be running when the next one comes).
-- What Lite acknowledged but did not flush is not kept over a restart: the caller sends it again. Its log is
-  removed before opening, so neither its replay nor a damaged log can hold up a start.
-- A flush is acknowledged after fsync; Lite itself syncs only the manifest, and deletes its log before.
-- Vectors stay arrays on their way through Lite (`read_by_column`).
-- A collection that cannot be trusted is dropped: it is derived, the caller fills it again. Lite only warns of
-  missing files and would come up with fewer rows than were flushed.
+- One process per directory (Lite's own lock), and one writer at a time (a lock here: a call that the client has given
+  up on may still run when the next one arrives).
+- Acknowledged writes that were not flushed do not survive a restart: the caller sends them again. Lite's log is removed
+  before opening, so neither its replay nor damage in it can delay a start.
+- A flush is acknowledged after fsync. Lite itself syncs only the manifest, and deletes its log before that.
+- Vectors stay arrays inside Lite (`read_by_column`).
+- A damaged collection is dropped, and the caller fills it again. Lite only warns about missing files and would serve
+  fewer rows than were flushed.
 """
 
 from __future__ import annotations
 
 import os
 
-# Before numpy or faiss can be imported: their spinning threads turn 0.4 ms into 8 on a busy machine of two cores.
+# Before the import of numpy or faiss: their spinning threads turn 0.4 ms into 8 ms on two busy cores.
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import argparse
@@ -42,37 +42,37 @@ logger = logging.getLogger("memstream.milvus_lite")
 SEARCH_THREADS = 4
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 STOP_S = 20.0
-"""How long an orderly stop may take before the process ends anyway."""
+"""Limit of an orderly stop, after which the process exits anyway."""
 
 LOCK_POLL_S = 0.1
 
 SOCKET_PATTERN = "milvus-*.sock"
-"""Beside the directory, one for each start."""
+"""Next to the directory, one per start."""
 
 LITE_READ = "3.2.2"
-"""The version of Lite whose inner functions `read_by_column` replaces."""
+"""The version of Lite whose internals `read_by_column` replaces."""
 
 WRITES = ("Insert", "Upsert", "Delete", "CreateCollection", "DropCollection", "CreatePartition", "DropPartition")
 
 PASSING_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EROFS}
 )
-"""Errors that say nothing about the data: it is kept, and opening it is tried again."""
+"""Errors of the machine, not of the data: the files are kept, and opening is retried."""
 
 Call = Callable[[Any, Any], Any]
 
 
 class DirectoryInUseError(Exception):
-    """Another process serves the directory; the text is shown to the operator."""
+    """Another process serves the directory. The operator reads the text."""
 
 
-def passing(error: BaseException) -> bool:
-    """Whether an error tells of the machine's state and not of damaged files."""
+def is_machine_error(error: BaseException) -> bool:
+    """Whether an error is about the state of the machine, not about damaged files."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in PASSING_ERRNOS)
 
 
-def drop(path: Path) -> None:
-    """Remove a file or directory; renamed first, so that an interrupted removal leaves nothing half open."""
+def drop_path(path: Path) -> None:
+    """Remove a file or directory. Renames it first, so that an interrupted removal leaves no partial directory."""
     doomed = path.with_name(f"{path.name}.dropped")
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)
@@ -83,7 +83,7 @@ def drop(path: Path) -> None:
 
 
 def open_directory(directory: Path, lock_timeout_s: float) -> Any:
-    """Lite's database of a directory, waiting for a predecessor that is still dying to let go of its lock."""
+    """Open a directory with Lite; waits until a previous process that is still exiting releases the lock."""
     from milvus_lite.db import MilvusLite
     from milvus_lite.exceptions import DataDirLockedError
 
@@ -97,15 +97,15 @@ def open_directory(directory: Path, lock_timeout_s: float) -> Any:
                 raise DirectoryInUseError(f"another process holds the lock of {directory}") from None
             time.sleep(LOCK_POLL_S)
         except (OSError, ValueError) as error:
-            if passing(error) or dropped:
+            if is_machine_error(error) or dropped:
                 raise
             logger.warning("%s is not a Milvus Lite directory, dropping it: %s", directory, error)
-            drop(directory)
+            drop_path(directory)
             dropped = True
 
 
-def flaw(collection: Path) -> str | None:
-    """Why the files of a collection cannot be trusted, or None. Lite itself overlooks these."""
+def find_flaw(collection: Path) -> str | None:
+    """Why the files of a collection are damaged, or None. Lite itself does not detect these defects."""
     if not (collection / "schema.json").is_file():
         return "schema.json is missing"
     manifest = collection / "manifest.json"
@@ -122,26 +122,26 @@ def flaw(collection: Path) -> str | None:
 
 
 def open_collection(database: Any, directory: Path, name: str) -> None:
-    """Load a collection if there is one that can be trusted; drop it if there is one that cannot."""
+    """Load a collection if it exists; drop it if it is damaged."""
     collection = directory / "collections" / name
     if not collection.exists():
         return
     shutil.rmtree(collection / "wal", ignore_errors=True)
-    reason = flaw(collection)
+    reason = find_flaw(collection)
     if reason is None:
         try:
             database.get_collection(name)
-        except Exception as error:  # Lite raises whatever its parsers raise; each means the same here
-            if passing(error):
+        except Exception as error:  # Lite passes on any exception of its parsers
+            if is_machine_error(error):
                 raise
             reason = repr(error)
     if reason is not None:
         logger.warning("dropping collection %s, to be filled again: %s", name, reason)
-        drop(collection)
+        drop_path(collection)
 
 
-def fsync(path: str) -> None:
-    """Make a file or a directory's entries durable; one that compaction removed meanwhile needs it no more."""
+def fsync_path(path: str) -> None:
+    """Make a file or a directory's entries durable; a file that compaction has removed is skipped."""
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -150,32 +150,32 @@ def fsync(path: str) -> None:
             os.close(descriptor)
 
 
-class Durable:
-    """Brings Lite's data files, which are never rewritten, to the disk, each once."""
+class FileSyncer:
+    """Syncs Lite's data files, once each: they are never rewritten."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._synced = set(self._files())
+        self._synced = set(self._list_files())
 
-    def _files(self) -> Iterator[str]:
+    def _list_files(self) -> Iterator[str]:
         for folder, _, names in os.walk(self._root):
             for name in names:
                 if name.endswith(".parquet"):
                     yield os.path.join(folder, name)
 
-    def sync(self) -> None:
-        """fsync what was written since the last time. Raises OSError."""
-        files = set(self._files())
+    def sync_new_files(self) -> None:
+        """fsync the files that are new since the last call. Raises OSError."""
+        files = set(self._list_files())
         new = files - self._synced
         for path in new:
-            fsync(path)
+            fsync_path(path)
         for folder in {os.path.dirname(path) for path in new}:
-            fsync(folder)
+            fsync_path(folder)
         self._synced = files
 
 
-def one_at_a_time(call: Call, lock: threading.Lock) -> Call:
-    """The same call, under the lock of all writes."""
+def with_write_lock(call: Call, lock: threading.Lock) -> Call:
+    """Wrap a call with the lock of all writes."""
 
     def locked(request: Any, context: Any) -> Any:
         with lock:
@@ -184,14 +184,14 @@ def one_at_a_time(call: Call, lock: threading.Lock) -> Call:
     return locked
 
 
-def durable_flush(flush: Call, files: Durable) -> Call:
-    """The same flush, acknowledged only once its files are on the disk."""
+def with_fsync(flush: Call, files: FileSyncer) -> Call:
+    """Wrap a flush so that it is acknowledged only after its files are synced."""
 
     def flushed(request: Any, context: Any) -> Any:
         response = flush(request, context)
         if response.status.code == 0:
             try:
-                files.sync()
+                files.sync_new_files()
             except OSError as error:
                 response.status.code = 1
                 response.status.reason = f"fsync after flush: {error}"
@@ -200,8 +200,8 @@ def durable_flush(flush: Call, files: Durable) -> Call:
     return flushed
 
 
-def without_pandas() -> None:
-    """pymilvus imports it, and pyarrow once it makes an array of a list; Lite has no use for it."""
+def hide_pandas() -> None:
+    """Import pymilvus without pandas, then hide pandas: Lite needs neither it nor pyarrow's use of it."""
     from memstream_server.adapters.milvus.pandas_later import NoPandas, pandas_later
 
     with pandas_later():
@@ -209,17 +209,17 @@ def without_pandas() -> None:
     sys.meta_path.insert(0, NoPandas())
 
 
-def read_by_column() -> None:
-    """Keep Lite from making a Python object of every number of every vector, to check it, to log it and to flush it.
+def patch_lite() -> None:
+    """Patch Lite so that it does not create a Python object for every number of a vector to check, log and flush it.
 
-    What comes as protobuf has its types, Arrow refuses another dimension, and no id is longer than its column. Done to
-    the version this was written against; another one works as it is.
+    Protobuf values are typed, Arrow rejects a wrong dimension, and no id exceeds its column. The patches apply only to
+    the version that they were written for; other versions run unpatched.
     """
     import milvus_lite
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # Whatever Lite is: a dictionary of numbers that hardly ever repeat is begun, and given up, in every file.
+    # For every version: its numbers hardly repeat, so a dictionary would be started and abandoned in every file.
     pq.write_table = functools.partial(pq.write_table, use_dictionary=False)
     if milvus_lite.__version__ != LITE_READ:
         return
@@ -252,7 +252,7 @@ def read_by_column() -> None:
 
 
 def build_server(database: Any, directory: Path) -> Any:
-    """Lite's gRPC server with one writer and durable flushes, not yet bound to an address."""
+    """Lite's gRPC server with one writer and durable flushes, not bound to an address yet."""
     import grpc
     from milvus_lite.adapter.grpc.servicer import (
         MilvusServicer,
@@ -262,8 +262,8 @@ def build_server(database: Any, directory: Path) -> Any:
     servicer = MilvusServicer(database)
     lock = threading.Lock()
     for name in WRITES:
-        setattr(servicer, name, one_at_a_time(getattr(servicer, name), lock))
-    servicer.Flush = one_at_a_time(durable_flush(servicer.Flush, Durable(directory / "collections")), lock)
+        setattr(servicer, name, with_write_lock(getattr(servicer, name), lock))
+    servicer.Flush = with_write_lock(with_fsync(servicer.Flush, FileSyncer(directory / "collections")), lock)
     server = grpc.server(
         ThreadPoolExecutor(SEARCH_THREADS),
         options=[
@@ -276,26 +276,26 @@ def build_server(database: Any, directory: Path) -> Any:
     return server
 
 
-def bind(server: Any, socket: str) -> str:
-    """Bind to the unix socket, or to a free loopback port where it is empty; the address to connect to."""
+def bind_server(server: Any, socket: str) -> str:
+    """Bind to the unix socket, or to a free loopback port if it is empty; the address to connect to."""
     if not socket:
         return f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.add_insecure_port(f"unix:{socket}")
     return f"unix:{socket}"
 
 
-def die_with(parent: int) -> None:
-    """Ask Linux to kill this process when its parent dies, also by kill -9; elsewhere the end of stdin must do."""
+def die_with_parent(parent: int) -> None:
+    """Linux kills this process when its parent dies, even by kill -9; elsewhere the end of stdin ends it."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(0)
 
 
-def watch_stdin() -> threading.Event:
-    """Set when stdin ends, as it does when the parent closes it or dies; the process then has STOP_S to end."""
+def watch_for_parent_exit() -> threading.Event:
+    """Event that is set when stdin ends: the parent closed it or died. The process then exits within STOP_S."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -310,52 +310,52 @@ def watch_stdin() -> threading.Event:
 
 
 def take_stdout() -> Callable[[dict[str, str]], None]:
-    """Keep stdout for the one line to the parent; whatever else is printed goes to standard error."""
+    """Reserve stdout for the one line to the parent; other output goes to standard error."""
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def tell(message: dict[str, str]) -> None:
+    def send(message: dict[str, str]) -> None:
         pipe.write(json.dumps(message) + "\n")
         pipe.close()
 
-    return tell
+    return send
 
 
 def main() -> int:
-    """Serve until stdin ends. Exit status 1 when the directory cannot be served."""
+    """Serve until stdin ends. Exit status 1 if the directory cannot be served."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument(
-        "--collection", required=True, action="append", help="loaded before ready, dropped when damaged; several"
+        "--collection", required=True, action="append", help="collection to load, dropped if damaged; repeatable"
     )
-    parser.add_argument("--socket", default="", help="unix socket to make; a free loopback port when empty")
+    parser.add_argument("--socket", default="", help="unix socket to create; a free loopback port if empty")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--lock-timeout-s", type=float, required=True)
     options = parser.parse_args()
-    # An interrupt of the terminal or a service manager's stop reaches the whole group: the parent drains, we follow.
+    # A terminal's interrupt or a service manager's stop signals the whole group: the parent drains and then stops us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.umask(0o077)  # files and socket are this user's alone
-    die_with(options.parent)
-    tell = take_stdout()
-    ended = watch_stdin()
+    os.umask(0o077)  # only this user can access files and socket
+    die_with_parent(options.parent)
+    send = take_stdout()
+    ended = watch_for_parent_exit()
     logging.basicConfig(level=logging.WARNING, format="%(name)s %(levelname)s %(message)s")
     try:
-        without_pandas()
-        read_by_column()
+        hide_pandas()
+        patch_lite()
         database = open_directory(options.directory, options.lock_timeout_s)
-        # Under the lock, so these are sockets of the dead: a living server would have the lock.
+        # We hold the lock, so these sockets belong to processes that have ended.
         for stale in options.directory.parent.glob(SOCKET_PATTERN):
             stale.unlink(missing_ok=True)
         for collection in options.collection:
             open_collection(database, options.directory, collection)
         server = build_server(database, options.directory)
-        address = bind(server, options.socket)
-    except Exception as error:  # told to the parent, which decides; a traceback would only reach the log
-        tell({"failed": str(error) if isinstance(error, DirectoryInUseError) else repr(error)})
+        address = bind_server(server, options.socket)
+    except Exception as error:  # reported to the parent, which decides; a traceback would only reach the log
+        send({"failed": str(error) if isinstance(error, DirectoryInUseError) else repr(error)})
         return 1
     server.start()
-    tell({"ready": address})
+    send({"ready": address})
     ended.wait()
     server.stop(5).wait()
     database.close()

@@ -1,14 +1,14 @@
-"""One Milvus collection through pymilvus: the blocking calls, and the only place that touches its untyped API.
+"""One Milvus collection over pymilvus: blocking calls, and the only user of its untyped API.
 
-The same code serves Milvus Lite and a Milvus server; `get_server_version()` tells which. The differences:
+The code serves Milvus Lite and a Milvus server; `get_server_version()` tells them apart. The differences:
 
 | | Lite | server, Zilliz |
 |---|---|---|
-| a memory's rows | partition by hash, named on every call | partition key (from 2.4), never named (it refuses) |
-| index | none: an exact scan, which its FLAT index is too, without sidecar files that can be damaged | HNSW |
-| reads | see every write | Bounded for search unless told otherwise, Strong for counts and ids |
+| a memory's rows | partition by hash, named in every call | partition key (from 2.4), never named (an error) |
+| index | none: exact scan; its FLAT index is also a scan, with sidecar files that can be damaged | HNSW |
+| reads | see every write | Bounded for search unless configured, Strong for counts and ids |
 
-Every call has a timeout; every failure leaves as IndexUnavailable. Not thread-safe for writes: one at a time.
+Every call has a timeout; every failure raises IndexUnavailable. Not thread-safe for writes: one at a time.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from memstream_server.adapters.milvus.naming import (
     ID_LENGTH_MAX,
     KEY_LENGTH_MAX,
     SCHEMA_VERSION,
-    fragment_of,
-    key_of,
-    literal,
+    bucket_name,
+    encode_id,
+    make_key,
+    parse_fragment,
     partition_name,
-    partition_of,
-    stored,
+    quote_id,
 )
 from memstream_server.adapters.milvus.pandas_later import pandas_later
 from memstream_server.core.values import Vector
@@ -42,64 +42,64 @@ from memstream_server.ports.index import IndexUnavailable, Point
 from memstream_server.ports.journal.spaces import Space
 
 if TYPE_CHECKING:
-    from memstream_server.adapters.milvus.columns import Columns
+    from memstream_server.adapters.milvus.columns import ColumnInserter
 
 T = TypeVar("T")
 
 Row: TypeAlias = tuple[str, str, Vector]
-"""Key and memory as they are stored, and the vector."""
+"""Stored key, stored memory id, vector."""
 
 COLLECTION_NOT_FOUND = 100
 COLLECTION_NOT_LOADED = 101
 
 IDS_PAGE = 1_000
-"""Ids of one answer."""
+"""Ids per page."""
 LIMIT_MAX = 16_384
-"""Rows a Milvus server returns at most."""
+"""Most rows that a Milvus server returns."""
 
 UPSERT_BYTES_MAX = 4 * 1024 * 1024
-"""Vector bytes in one call; a server refuses messages over 64 MB."""
+"""Vector bytes in one call; a server rejects messages over 64 MB."""
 
 DELETE_IDS_MAX = 1_000
 
 HNSW = {"M": 16, "efConstruction": 200}
 EF_MIN = 128
-"""Candidates HNSW keeps while it searches; never below the limit asked for."""
+"""Candidates that HNSW keeps during a search; raised to the requested limit."""
 
 KEYED_SINCE = (2, 4)
-"""Older servers put upserted rows into the partition of another field's value, where no search finds them
-(https://github.com/milvus-io/milvus/pull/30772): they get a plain column."""
+"""Older servers put upserted rows into the partition of another field's value, where searches do not find them
+(https://github.com/milvus-io/milvus/pull/30772); for them the column is not a partition key."""
 
 METRIC = "IP"
-"""Of unit vectors the inner product is the cosine, and neither engine has to compute norms."""
+"""For unit vectors the inner product equals the cosine, and no engine has to compute norms."""
 
 CHANNEL = {"grpc.keepalive_time_ms": 600_000}
-"""The 10 s of pymilvus make Lite close the connection (too_many_pings). The deadlines of calls find a dead one."""
+"""With pymilvus' 10 s, Lite closes the connection (too_many_pings). Deadlines detect a dead connection."""
 
 
 class CollectionMissing(IndexUnavailable):
-    """The collection is not there: somebody dropped it, or the server lost it."""
+    """The collection does not exist: it was dropped, or the server lost it."""
 
 
-class TooLate(IndexUnavailable):
-    """The call's own timeout was over before Milvus answered."""
+class CallTimedOut(IndexUnavailable):
+    """The call's timeout expired before Milvus answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds until a call is given up."""
+    """Timeouts of calls, in seconds."""
 
     connect_s: float = 10.0
     search_s: float = 5.0
     write_s: float = 60.0
     flush_s: float = 120.0
     define_s: float = 60.0
-    """Making and loading a collection; loading a large one on a server takes long."""
+    """Creating and loading a collection; a server needs long for a large one."""
     probe_s: float = 2.0
 
 
 class MilvusCollection:
-    """An embedding space's collection on one connection. Made by `connect`, used after `make`."""
+    """The collection of an embedding space, on one connection. Made by `connect`; call `make` before use."""
 
     def __init__(self, client: Any, name: str, space: Space, timeouts: Timeouts, consistency: str) -> None:
         self._client = client
@@ -107,12 +107,12 @@ class MilvusCollection:
         self._space = space
         self._timeouts = timeouts
         self._consistency = consistency
-        self._columns: Columns | None = None
-        """Takes the rows in pymilvus' place; of a Lite alone."""
-        with unavailable("connect"):
+        self._columns: ColumnInserter | None = None
+        """Inserts rows instead of pymilvus; only for Lite."""
+        with translating_errors("connect"):
             version = str(client.get_server_version(timeout=timeouts.connect_s))
         self.lite = version.startswith("milvus_lite")
-        self._keyed = not self.lite and release(version) >= KEYED_SINCE
+        self._keyed = not self.lite and parse_release(version) >= KEYED_SINCE
         self.description = (
             f"milvus-lite {version.rpartition('-')[2]}" if self.lite else f"milvus {version.removeprefix('v')}"
         )
@@ -121,46 +121,46 @@ class MilvusCollection:
     def connect(
         cls, uri: str, token: str, name: str, space: Space, timeouts: Timeouts, consistency: str
     ) -> MilvusCollection:
-        """Connect and ask for the engine. Raises IndexUnavailable."""
-        # Here and not above: it takes a while, for which only a thread of its own should wait.
+        """Connect and identify the engine. Raises IndexUnavailable."""
+        # Imported here: the import is slow, and only this thread should wait for it.
         with pandas_later():
             import pymilvus
 
-        from memstream_server.adapters.milvus.columns import Columns, target_of
+        from memstream_server.adapters.milvus.columns import ColumnInserter, grpc_target
 
-        # It logs a traceback of every failure it raises; the failure itself is enough.
+        # pymilvus logs a traceback for every failure that it raises; the exception is enough.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-        with unavailable("connect"):
-            # Dedicated: a shared connection would outlive this object and be handed to the next one.
+        with translating_errors("connect"):
+            # Dedicated: a shared connection would outlive this object and be reused by the next one.
             client = pymilvus.MilvusClient(
                 uri, token=token, timeout=timeouts.connect_s, dedicated=True, grpc_options=CHANNEL
             )
         made = cls(client, name, space, timeouts, consistency)
-        target = target_of(uri, token)
+        target = grpc_target(uri, token)
         if made.lite and target is not None:
-            made._columns = Columns(target, name)
+            made._columns = ColumnInserter(target, name)
         return made
 
     def close(self) -> None:
-        """Close the connection; calls under way fail."""
+        """Close the connection; running calls fail."""
         self._client.close()
         if self._columns is not None:
             self._columns.close()
 
     def probe(self) -> None:
-        """Ask for the version. Raises IndexUnavailable when there is no answer."""
-        with unavailable("probe"):
+        """Request the version. Raises IndexUnavailable if there is no answer."""
+        with translating_errors("probe"):
             self._client.get_server_version(timeout=self._timeouts.probe_s)
 
-    def make(self) -> bool:
-        """Make the collection where it is missing, complete one whose making was cut off, and load it.
+    def ensure_ready(self) -> bool:
+        """Create the collection if it is missing, finish one whose creation was interrupted, and load it.
 
-        True when it was missing.
+        True if it was missing.
         """
-        with unavailable("make collection"):
+        with translating_errors("make collection"):
             missing = not self._client.has_collection(self._name, timeout=self._timeouts.define_s)
             if missing:
-                self._create()
+                self._create_collection()
             if self.lite:
                 self._create_partitions()
             else:
@@ -168,18 +168,18 @@ class MilvusCollection:
         return missing
 
     def drop(self) -> None:
-        """The collection with all it holds; one that is not there is no error."""
-        with unavailable("drop collection"):
+        """Drop the collection; a missing one is no error."""
+        with translating_errors("drop collection"):
             self._client.drop_collection(self._name, timeout=self._timeouts.define_s)
 
-    def empty(self) -> bool:
-        """Whether the collection holds nothing at all."""
-        with unavailable("count"):
+    def is_empty(self) -> bool:
+        """Whether the collection has no rows."""
+        with translating_errors("count"):
             statistics = self._client.get_collection_stats(self._name, timeout=self._timeouts.define_s)
         return int(statistics["row_count"]) == 0
 
     def upsert(self, points: Sequence[Point]) -> None:
-        """Full rows; the last of several with one fragment id counts. Grouped by partition on Lite."""
+        """Upsert whole rows, grouped by partition on Lite; of several with one fragment id the last wins."""
         rows_max = max(1, UPSERT_BYTES_MAX // (4 * self._space.dimension))
         memories: defaultdict[str, list[Point]] = defaultdict(list)
         for point in points:
@@ -188,21 +188,21 @@ class MilvusCollection:
             memories[point.memory].append(point)
         groups: defaultdict[str | None, dict[str, Row]] = defaultdict(dict)
         for memory, held in memories.items():
-            name, group = stored(memory), groups[self._partition(memory)]
+            name, group = encode_id(memory), groups[self._partition_name(memory)]
             for point in held:
-                key = key_of(memory, point.fragment)
+                key = make_key(memory, point.fragment)
                 group[key] = (key, name, point.vector)
-        with unavailable("upsert"):
+        with translating_errors("upsert"):
             for partition, rows in groups.items():
-                for batch in batches(list(rows.values()), rows_max):
-                    self._put(batch, partition)
+                for batch in split_batches(list(rows.values()), rows_max):
+                    self._put_rows(batch, partition)
 
-    def _put(self, rows: Sequence[Row], partition: str | None) -> None:
+    def _put_rows(self, rows: Sequence[Row], partition: str | None) -> None:
         keys, memories, vectors = (list(column) for column in zip(*rows, strict=True))
         texts = {"id": keys, "memory": memories, "spare_text": [""] * len(rows)}
         numbers = {"schema_version": [SCHEMA_VERSION] * len(rows), "spare_number": [0] * len(rows)}
         if self._columns is not None and partition is not None:
-            self._columns.put(partition, vectors, texts, numbers, self._timeouts.write_s)
+            self._columns.insert_rows(partition, vectors, texts, numbers, self._timeouts.write_s)
             return
         vectors = [np.ascontiguousarray(vector, dtype=np.float32) for vector in vectors]
         columns = {"vector": vectors, **texts, **numbers}
@@ -210,18 +210,18 @@ class MilvusCollection:
         self._client.upsert(self._name, named, partition_name=partition, timeout=self._timeouts.write_s)
 
     def delete(self, memory: str, fragments: Sequence[str]) -> None:
-        """By id, in the memory's partition on Lite. Ids that are not there are no error."""
-        partition = self._partition(memory)
-        with unavailable("delete"):
-            for batch in batches(fragments, DELETE_IDS_MAX):
-                # Of this form alone Lite makes a deletion by id; our own quoting, for pymilvus' `ids` has none.
-                keys = ", ".join(f'"{key_of(memory, fragment)}"' for fragment in batch)
+        """Delete by id, in the memory's partition on Lite. Unknown ids are no error."""
+        partition = self._partition_name(memory)
+        with translating_errors("delete"):
+            for batch in split_batches(fragments, DELETE_IDS_MAX):
+                # Lite deletes by id only for this form of filter; quoted here because pymilvus' `ids` does not quote.
+                keys = ", ".join(f'"{make_key(memory, fragment)}"' for fragment in batch)
                 chosen = f"id in [{keys}]"
                 self._client.delete(self._name, filter=chosen, partition_name=partition, timeout=self._timeouts.write_s)
 
     def flush(self) -> None:
-        """Make everything written so far durable."""
-        with unavailable("flush"):
+        """Make all earlier writes durable."""
+        with translating_errors("flush"):
             self._client.flush(self._name, timeout=self._timeouts.flush_s)
 
     def search(
@@ -233,51 +233,51 @@ class MilvusCollection:
         arguments = {
             "data": [np.ascontiguousarray(vector, dtype=np.float32)],
             "anns_field": "vector",
-            "filter": f"memory == {literal(memory)}",
+            "filter": f"memory == {quote_id(memory)}",
             "limit": limit,
             "search_params": {"metric_type": METRIC, "params": parameters},
         }
-        with unavailable("search"):
-            scope = self._scope(memory, self._consistency) | {"timeout": timeout_s}
-            answers = self._loaded(self._client.search, **arguments, **scope)
+        with translating_errors("search"):
+            scope = self._read_options(memory, self._consistency) | {"timeout": timeout_s}
+            answers = self._call_loaded(self._client.search, **arguments, **scope)
         if not answers or not answers[0]:
             return [], np.empty(0, np.float32)
-        # Not by the key's name in each hit: Milvus 2.3 does not send it.
-        ids = [fragment_of(key) for key in answers[0].ids]
+        # Not by the key's name in each hit: Milvus 2.3 does not return it.
+        ids = [parse_fragment(key) for key in answers[0].ids]
         return ids, np.clip(np.asarray(answers[0].distances, dtype=np.float32), -1, 1)
 
     def count(self, memory: str) -> int:
-        """Rows of a memory."""
-        with unavailable("count"):
-            rows = self._query(memory, f"memory == {literal(memory)}", output_fields=["count(*)"])
+        """The number of a memory's rows."""
+        with translating_errors("count"):
+            rows = self._query_rows(memory, f"memory == {quote_id(memory)}", output_fields=["count(*)"])
         return int(rows[0]["count(*)"])
 
     def ids(self, memory: str, after: str = "") -> tuple[list[str], bool]:
         """(a page of the fragment ids greater than `after`, ascending; whether there may be more)."""
-        chosen = f'memory == {literal(memory)} and id > "{key_of(memory, after)}"'
-        with unavailable("ids"):
-            rows = self._query(
+        chosen = f'memory == {quote_id(memory)} and id > "{make_key(memory, after)}"'
+        with translating_errors("ids"):
+            rows = self._query_rows(
                 memory,
                 chosen,
                 output_fields=["id"],
                 limit=IDS_PAGE,
-                # What pymilvus' own iterator says: the first by primary key, not whichever come first. Milvus 2.3
-                # then returns that many from each of its segments.
+                # As pymilvus' own iterator: the first rows by primary key, not any rows. Milvus 2.3 then returns the
+                # limit from each of its segments.
                 iterator="True",
                 reduce_stop_for_best="True",
             )
-        ids = [fragment_of(key) for key in sorted(row["id"] for row in rows)[:IDS_PAGE]]
-        # A Milvus server stops where one of its segments does.
+        ids = [parse_fragment(key) for key in sorted(row["id"] for row in rows)[:IDS_PAGE]]
+        # A Milvus server's page ends where the first of its segments ends.
         return ids, len(ids) == IDS_PAGE if self.lite else bool(ids)
 
-    def _query(self, memory: str, chosen: str, **arguments: Any) -> list[dict[str, Any]]:
-        answer: list[dict[str, Any]] = self._loaded(
-            self._client.query, filter=chosen, **arguments, **self._scope(memory, "Strong")
+    def _query_rows(self, memory: str, chosen: str, **arguments: Any) -> list[dict[str, Any]]:
+        answer: list[dict[str, Any]] = self._call_loaded(
+            self._client.query, filter=chosen, **arguments, **self._read_options(memory, "Strong")
         )
         return answer
 
-    def _loaded(self, call: Any, **arguments: Any) -> Any:
-        """The answer of a read, given again after loading when the collection was not loaded."""
+    def _call_loaded(self, call: Any, **arguments: Any) -> Any:
+        """Run a read; if the collection is not loaded, load it and repeat the read."""
         from pymilvus import MilvusException
 
         try:
@@ -288,16 +288,16 @@ class MilvusCollection:
             self._client.load_collection(self._name, timeout=self._timeouts.define_s)
             return call(self._name, **arguments)
 
-    def _scope(self, memory: str, consistency: str) -> dict[str, Any]:
-        """Where a read looks, how fresh it must be, and how long it may take."""
+    def _read_options(self, memory: str, consistency: str) -> dict[str, Any]:
+        """A read's partition, consistency level and timeout."""
         if self.lite:
-            return {"partition_names": [self._partition(memory)], "timeout": self._timeouts.search_s}
+            return {"partition_names": [self._partition_name(memory)], "timeout": self._timeouts.search_s}
         return {"consistency_level": consistency, "timeout": self._timeouts.search_s}
 
-    def _partition(self, memory: str) -> str | None:
+    def _partition_name(self, memory: str) -> str | None:
         return partition_name(memory, self._space.partitions) if self.lite else None
 
-    def _create(self) -> None:
+    def _create_collection(self) -> None:
         from pymilvus import DataType
 
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -307,7 +307,7 @@ class MilvusCollection:
         )
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=self._space.dimension)
         schema.add_field("schema_version", DataType.INT64)
-        # Lite cannot add a column later.
+        # Spare columns, because Lite cannot add one later.
         schema.add_field("spare_number", DataType.INT64)
         schema.add_field("spare_text", DataType.VARCHAR, max_length=1024)
         self._client.create_collection(
@@ -329,24 +329,24 @@ class MilvusCollection:
     def _create_partitions(self) -> None:
         present = set(self._client.list_partitions(self._name, timeout=self._timeouts.define_s))
         for bucket in range(self._space.partitions):
-            if partition_of(bucket) not in present:
-                self._client.create_partition(self._name, partition_of(bucket), timeout=self._timeouts.define_s)
+            if bucket_name(bucket) not in present:
+                self._client.create_partition(self._name, bucket_name(bucket), timeout=self._timeouts.define_s)
 
 
-def release(version: str) -> tuple[int, int]:
-    """Major and minor of a server's version, however it is dressed up; the newest where there is none in it."""
+def parse_release(version: str) -> tuple[int, int]:
+    """Major and minor of a server's version string; (999, 0), the newest, if it has no number."""
     numbers = re.search(r"(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (999, 0)
 
 
-def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """The items in order, at most `size` at a time."""
+def split_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items in order, in slices of at most `size`."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
 @contextmanager
-def unavailable(doing: str) -> Iterator[None]:
-    """Turn what pymilvus and gRPC raise into IndexUnavailable, CollectionMissing or TooLate."""
+def translating_errors(doing: str) -> Iterator[None]:
+    """Convert errors of pymilvus and gRPC to IndexUnavailable, CollectionMissing or TooLate."""
     from pymilvus import MilvusException
 
     try:
@@ -356,6 +356,6 @@ def unavailable(doing: str) -> Iterator[None]:
         raise kind(f"Milvus {doing}: {error.message} (code {error.code})") from error
     except grpc.RpcError as error:
         late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        raise (TooLate if late else IndexUnavailable)(f"Milvus {doing}: {error}") from error
+        raise (CallTimedOut if late else IndexUnavailable)(f"Milvus {doing}: {error}") from error
     except grpc.FutureTimeoutError as error:
         raise IndexUnavailable(f"Milvus {doing}: {error}") from error

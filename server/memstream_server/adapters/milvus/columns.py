@@ -1,11 +1,12 @@
-"""Rows sent to a Milvus Lite as columns, in the messages of Milvus' own contract.
+"""Inserts rows into Milvus Lite as columns, with the messages of Milvus' protocol.
 
-pymilvus packs a row value by value, which is most of what a row costs the server; of columns it has no call.
+pymilvus packs rows value by value, which is most of a row's cost for the server; it has no call for columns.
 
 Rules
-- For a Lite alone that is spoken to in plain text and without a token: signing in and TLS stay pymilvus' business.
-- `put` is an Insert. In Lite the newest row of a key counts, however it came; its Upsert looks every key up in every
-  segment first, to complete rows that lack columns, and these are whole. On a server an Insert would be a duplicate.
+- Only for Lite over plaintext without a token: pymilvus handles authentication and TLS.
+- `put` is an Insert. In Lite the newest row of a key wins, whether inserted or upserted. Its Upsert first looks up
+  every key in every segment to complete partial rows, and these rows are complete. On a server an Insert would
+  duplicate the row.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ OPTIONS = [("grpc.max_receive_message_length", -1)]
 """An answer repeats all keys."""
 
 
-class Columns:
-    """A connection of its own to one collection. Blocking, one call at a time; close it after use."""
+class ColumnInserter:
+    """Its own connection to one collection. Blocking, one call at a time; close it after use."""
 
     def __init__(self, target: str, name: str) -> None:
         self._name = name
         self._channel = grpc.insecure_channel(target, options=OPTIONS)
         self._stub = milvus_pb2_grpc.MilvusServiceStub(self._channel)
 
-    def put(
+    def insert_rows(
         self,
         partition: str,
         vectors: Sequence[Vector],
@@ -41,8 +42,8 @@ class Columns:
         numbers: dict[str, list[int]],
         timeout_s: float,
     ) -> None:
-        """Whole rows: the column `vector` of one shape each, the others by name. Raises what pymilvus would."""
-        fields = [floats("vector", vectors)]
+        """Insert whole rows: the column `vector`, the others by name. Raises MilvusException and grpc.RpcError."""
+        fields = [encode_vectors("vector", vectors)]
         for column, values in texts.items():
             data = schema_pb2.ScalarField(string_data=schema_pb2.StringArray(data=values))
             fields.append(schema_pb2.FieldData(field_name=column, type=DataType.VARCHAR, scalars=data))
@@ -61,18 +62,18 @@ class Columns:
         self._channel.close()
 
 
-def target_of(uri: str, token: str) -> str | None:
-    """What gRPC calls that address; None where more than the address is needed: a token, a user, TLS, a database."""
+def grpc_target(uri: str, token: str) -> str | None:
+    """The gRPC target of a URI; None if the connection needs a token, a user, TLS or a database."""
     if token or not re.fullmatch(r"unix:.+|http://[^/@]+/?", uri):
         return None
     return uri.removeprefix("http://").removesuffix("/")
 
 
-def floats(column: str, vectors: Sequence[Vector]) -> schema_pb2.FieldData:
+def encode_vectors(column: str, vectors: Sequence[Vector]) -> schema_pb2.FieldData:
     """A column of vectors of one dimension.
 
-    Numbers given one by one would be Python objects first, a hundred times dearer. The bytes of a first field are on
-    the wire what the packed numbers of a first field are.
+    Protobuf would convert every number to a Python object, at a hundred times the cost. A BytesValue has the same wire
+    format as FloatArray's packed numbers: both are field 1, length-delimited.
     """
     packed = BytesValue(value=np.concatenate(vectors).astype("<f4", copy=False).tobytes()).SerializeToString()
     numbers = schema_pb2.FloatArray.FromString(packed)

@@ -1,7 +1,7 @@
-"""Somebody else's Milvus collection, read row by row in the order of its primary key; nothing in it is changed.
+"""Reads a foreign Milvus collection row by row, ordered by its primary key, without changing it.
 
-Blocking. A Milvus Lite directory is served by a thread of this process for the time being, which takes Lite's lock:
-no other process may have it open. Every failure leaves as IndexUnavailable, CollectionMissing or FileNotFoundError.
+Blocking. A thread of this process serves a Milvus Lite directory and takes Lite's lock: no other process may have it
+open. Every failure raises IndexUnavailable, CollectionMissing or FileNotFoundError.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memstream_server.adapters.milvus.collection import CHANNEL, CollectionMissing, unavailable
+from memstream_server.adapters.milvus.collection import CHANNEL, CollectionMissing, translating_errors
 from memstream_server.adapters.milvus.pandas_later import pandas_later
 from memstream_server.ports.index import IndexUnavailable
 
@@ -21,13 +21,13 @@ PAGE_ROWS = 256
 CONNECT_S = 10.0
 CALL_S = 60.0
 LOAD_S = 600.0
-"""A server needs long for a large collection."""
+"""Loading a large collection on a server takes long."""
 SCHEMES = ("http://", "https://", "tcp://", "unix:")
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column of the collection; `type` is Milvus' name, empty where it is known from the first row alone."""
+    """A column of the collection. `type` is Milvus' name; empty if only the first row shows the column."""
 
     name: str
     type: str
@@ -36,67 +36,67 @@ class Field:
 
 
 class ExistingCollection:
-    """Made by `existing_collection`."""
+    """A foreign collection, loaded for reading. Made by `existing_collection`."""
 
     def __init__(self, client: Any, name: str) -> None:
         self._client = client
         self._name = name
-        with unavailable("describe collection"):
+        with translating_errors("describe collection"):
             if not client.has_collection(name, timeout=CALL_S):
                 there = ", ".join(sorted(client.list_collections(timeout=CALL_S))) or "none at all"
                 raise CollectionMissing(f"there is no collection {name!r}: there is {there}")
             described = client.describe_collection(name, timeout=CALL_S)
         self.dynamic = bool(described.get("enable_dynamic_field"))
-        """Whether rows may have columns that the schema does not name."""
-        self._schema = tuple(_field(one) for one in described["fields"])
+        """Whether rows may have columns outside the schema."""
+        self._schema = tuple(_decode_field(one) for one in described["fields"])
         self.primary = next(field for field in self._schema if field.primary)
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
-        """Rows can be read inside; a collection that was not loaded is released again."""
-        with unavailable("load collection"):
+        """Load the collection for the block; releases it if it was not loaded before."""
+        with translating_errors("load collection"):
             state = str(self._client.get_load_state(self._name, timeout=CALL_S)["state"])
             if state != "Loaded":
                 self._client.load_collection(self._name, timeout=LOAD_S)
         try:
             yield
         finally:
-            if state == "NotLoad":  # and not where somebody else was loading it
-                with unavailable("release collection"):
+            if state == "NotLoad":  # not if another client was loading it
+                with translating_errors("release collection"):
                     self._client.release_collection(self._name, timeout=CALL_S)
 
     def fields(self) -> tuple[Field, ...]:
-        """The schema's, and those that the first row has besides."""
+        """The schema's columns, and additional ones of the first row."""
         if not self.dynamic:
             return self._schema
-        rows = self._query("", ["*"], 1)
+        rows = self._query_rows("", ["*"], 1)
         known = {field.name for field in self._schema}
         return self._schema + tuple(Field(name, "") for name in (rows[0] if rows else ()) if name not in known)
 
     def rows_about(self) -> int:
-        """About how many rows there are: a server counts what is flushed, deleted rows too."""
-        with unavailable("count"):
+        """Approximate number of rows: a server counts flushed rows, deleted ones included."""
+        with translating_errors("count"):
             return int(self._client.get_collection_stats(self._name, timeout=CALL_S)["row_count"])
 
     def pages(self, fields: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-        """Rows with these fields and the primary key, ascending by it."""
+        """Rows with these fields and the primary key, ascending by the key."""
         key = self.primary.name
-        # Not pymilvus' query_iterator: it puts text keys into its filter as they are, quotes and all.
+        # Not pymilvus' query_iterator: it does not escape text keys in its filter.
         chosen = ""
-        while rows := self._query(chosen, [*{key: None, **dict.fromkeys(fields)}], PAGE_ROWS):
-            # A server of 2.3 returns the limit from each of its segments.
+        while rows := self._query_rows(chosen, [*{key: None, **dict.fromkeys(fields)}], PAGE_ROWS):
+            # Milvus 2.3 returns the limit from each of its segments.
             page = sorted(rows, key=lambda row: row[key])[:PAGE_ROWS]
             yield page
-            chosen = f"{key} > {_literal(page[-1][key])}"
+            chosen = f"{key} > {_quote_key(page[-1][key])}"
 
-    def _query(self, chosen: str, fields: list[str], limit: int) -> list[dict[str, Any]]:
-        with unavailable("query"):
+    def _query_rows(self, chosen: str, fields: list[str], limit: int) -> list[dict[str, Any]]:
+        with translating_errors("query"):
             found: list[dict[str, Any]] = self._client.query(
                 self._name,
                 filter=chosen,
                 output_fields=fields,
                 limit=limit,
-                # The first by primary key, not whichever come first.
+                # The first rows by primary key, not any rows.
                 iterator="True",
                 reduce_stop_for_best="True",
                 consistency_level="Strong",
@@ -106,17 +106,17 @@ class ExistingCollection:
 
 
 @contextmanager
-def existing_collection(uri: str, token: str, name: str) -> Iterator[ExistingCollection]:
-    """A collection of a Milvus server by its URI, or of a Milvus Lite directory by its path."""
-    # Here and not above: it takes a while, for which --help should not wait.
+def open_existing_collection(uri: str, token: str, name: str) -> Iterator[ExistingCollection]:
+    """Open a collection of a Milvus server (by URI) or of a Milvus Lite directory (by path)."""
+    # Imported here: the import is slow, and --help should not wait for it.
     with pandas_later():
         import pymilvus
 
-    # It logs a traceback of every failure it raises; the failure itself is enough.
+    # pymilvus logs a traceback for every failure that it raises; the exception is enough.
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
     with ExitStack() as stack:
-        address = uri if uri.startswith(SCHEMES) else stack.enter_context(_lite(Path(uri)))
-        with unavailable("connect"):
+        address = uri if uri.startswith(SCHEMES) else stack.enter_context(_serve_lite(Path(uri)))
+        with translating_errors("connect"):
             client = pymilvus.MilvusClient(
                 address, token=token, timeout=CONNECT_S, dedicated=True, grpc_options=CHANNEL
             )
@@ -127,10 +127,10 @@ def existing_collection(uri: str, token: str, name: str) -> Iterator[ExistingCol
 
 
 @contextmanager
-def _lite(directory: Path) -> Iterator[str]:
+def _serve_lite(directory: Path) -> Iterator[str]:
     if not directory.exists():
         raise FileNotFoundError(f"there is no Milvus Lite directory {directory}")
-    # Lite would make its own in any other directory.
+    # Lite would create its files in any other directory.
     if not (directory / "collections").is_dir():
         raise FileNotFoundError(f"{directory} is no directory of Milvus Lite 3, which has a folder named collections")
     from milvus_lite.adapter.grpc.server import start_server_in_thread
@@ -147,7 +147,7 @@ def _lite(directory: Path) -> Iterator[str]:
         database.close()
 
 
-def _field(described: dict[str, Any]) -> Field:
+def _decode_field(described: dict[str, Any]) -> Field:
     return Field(
         described["name"],
         described["type"].name,
@@ -156,7 +156,7 @@ def _field(described: dict[str, Any]) -> Field:
     )
 
 
-def _literal(value: str | int) -> str:
+def _quote_key(value: str | int) -> str:
     if isinstance(value, int):
         return str(value)
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

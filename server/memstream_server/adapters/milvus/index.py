@@ -1,34 +1,34 @@
 """The vector index on Milvus: `open_lite` for the embedded one, `connect_milvus` for a server or Zilliz by URI.
 
 How it keeps the port's contract
-- pymilvus blocks, so it runs in threads of its own: one for writes, which makes them one at a time, a few for reads.
-- A Lite child that ends is started again, with growing pauses, until `close`. Meanwhile calls raise
-  IndexUnavailable at once. If it comes back empty, the next call of any kind raises IndexLost, once.
-- Each start of a child is a generation. Writes belong to the generation they began in: the first write or flush
-  after a restart raises IndexUnavailable if there were writes since the last flush, so that a flush can never
-  acknowledge what an earlier child took and lost.
-- After a failed write or flush the child is killed, not stopped: an orderly stop flushes, and after a failed
-  flush the next one deletes the log of the failed.
+- pymilvus blocks, so it runs in threads: one for writes, one at a time, and a few for reads.
+- A Lite child that ends is restarted, with growing pauses, until `close`. Meanwhile calls raise IndexUnavailable
+  immediately. If the new child's collection is empty, the next call raises IndexLost, once.
+- Each start of a child is a generation, and a write belongs to the generation it began in. The first write or flush
+  after a restart raises IndexUnavailable if there were writes since the last flush, so a flush never acknowledges
+  writes that an earlier child lost.
+- After a failed write or flush the child is killed, not stopped: an orderly stop flushes, and the flush after a failed
+  one deletes the log of the failed one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.adapters.milvus.collection import CollectionMissing, MilvusCollection, Timeouts, TooLate
+from memstream_server.adapters.milvus.collection import CallTimedOut, CollectionMissing, MilvusCollection, Timeouts
 from memstream_server.adapters.milvus.lite import LiteProcess, remove_files
 from memstream_server.adapters.milvus.naming import collection_name
+from memstream_server.adapters.milvus.session import RemoteMilvus, RunningMilvus, Session, Start, connect_collection
 from memstream_server.core.printable import number_text
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
@@ -42,71 +42,11 @@ READ_THREADS = 4
 PAUSE_MIN_S = 0.1
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0
-"""A child that lived this long is started again without a pause."""
-
-
-class Running(Protocol):
-    """A Milvus that can be connected to."""
-
-    uri: str
-    token: str
-    supervised: bool
-    """Whether it is ours to kill and to start again."""
-
-    async def ended(self) -> str:
-        """Wait for its end; why, for people. Never returns for one that is not ours."""
-        ...
-
-    async def kill(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-
-Start = Callable[[Sequence[str]], Awaitable[Running]]
-"""Bring up a Milvus that is about to serve the collections of these names. Raises IndexUnavailable."""
-
-
-class Remote:
-    """A Milvus server run by somebody else. gRPC's channel reconnects by itself."""
-
-    supervised = False
-
-    def __init__(self, uri: str, token: str) -> None:
-        self.uri = uri
-        self.token = token
-
-    async def ended(self) -> str:
-        """Never."""
-        await asyncio.Event().wait()
-        return ""
-
-    async def kill(self) -> None:
-        """Not ours."""
-
-    async def stop(self) -> None:
-        """Not ours."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Session:
-    """One connection to one start of Milvus."""
-
-    running: Running
-    collections: dict[str, MilvusCollection]
-    """By the name of their space, in the order in which they were opened."""
-    generation: int
-    begun_s: float
-    """On the event loop's clock."""
-
-    def of(self, model: str) -> MilvusCollection:
-        """The collection of that space; the first when the name is empty. Raises IndexUnavailable."""
-        if model and model not in self.collections:
-            raise IndexUnavailable(f"the index of {model} is not open")
-        return self.collections[model] if model else next(iter(self.collections.values()))
+"""A child that ran this long is restarted without a pause."""
 
 
 class MilvusIndex:
-    """ports.index.VectorIndex on Milvus. See the module's rules."""
+    """`ports.index.VectorIndex` on Milvus. See the module's rules."""
 
     def __init__(
         self,
@@ -120,17 +60,17 @@ class MilvusIndex:
     ) -> None:
         self._start = start
         self._remove_files = remove_files
-        """Removes all that an embedded Milvus that has ended left behind; None for a server."""
+        """Removes all files of an embedded Milvus that has ended; None for a server."""
         self._prefix = prefix
         self._timeouts = timeouts
         self._consistency = consistency
         self._description = name
         self._spaces: dict[str, Space] = {}
         self._session: Session | None = None
-        self._why_not = "the index is not open"
+        self._unavailable_reason = "the index is not open"
         self._generation = 0
         self._unflushed: int | None = None
-        """Generation of the writes since the last flush; None when there are none."""
+        """Generation of the writes since the last flush; None if there are none."""
         self._lost = False
         self._supervisor: asyncio.Task[None] | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="milvus-write")
@@ -138,43 +78,43 @@ class MilvusIndex:
 
     @property
     def description(self) -> str:
-        """Engine and version once it was reached, until then where it is to be."""
+        """Engine and version once connected; before, the address."""
         return self._description
 
     @property
     def keeps_deleted(self) -> bool:
-        """Lite marks rows as deleted; a server compacts by itself."""
+        """True for Lite, which only marks rows as deleted; a server compacts its files itself."""
         return self._remove_files is not None
 
     async def open(self, space: Space, beside: Space | None = None) -> bool:
-        """See the port. Also after a failed open, or for another space: what was open is closed first."""
-        await self._leave()
+        """See the port. May be repeated, after a failure or for another space: it closes what was open first."""
+        await self._close_session()
         self._spaces = {each.model: each for each in (space, beside) if each is not None}
-        session, empty = await self._begin()
+        session, empty = await self._start_session()
         self._lost = False
-        self._supervisor = asyncio.create_task(self._supervise(session), name="milvus supervisor")
+        self._supervisor = asyncio.create_task(self._restart_when_ended(session), name="milvus supervisor")
         return empty
 
     async def add(self, space: Space) -> bool:
-        session = self._current()
+        session = self._current_session()
         if space.model in session.collections:
             return False
-        collection, empty = await self._connected(session.running, space)
-        if self._session is not session:  # another start, which does not have it
+        collection, empty = await self._open_collection(session.running, space)
+        if self._session is not session:  # Milvus restarted meanwhile, without this collection
             await asyncio.get_running_loop().run_in_executor(self._readers, collection.close)
-            raise IndexUnavailable(self._why_not)
+            raise IndexUnavailable(self._unavailable_reason)
         session.collections[space.model] = collection
         self._spaces[space.model] = space
         return empty
 
     async def remove(self, space: Space) -> None:
-        session = self._current()
+        session = self._current_session()
         collection = session.collections.get(space.model)
         if collection is not None and len(session.collections) == 1:
             raise IndexUnavailable(f"the index of {space.model} is the only one")
         if collection is None:
-            collection, _ = await self._connected(session.running, space)
-        session.collections.pop(space.model, None)  # from here on nobody finds it missing and makes it anew
+            collection, _ = await self._open_collection(session.running, space)
+        session.collections.pop(space.model, None)  # so that no caller finds it missing and recreates it
         self._spaces.pop(space.model, None)
         loop = asyncio.get_running_loop()
         try:
@@ -183,19 +123,19 @@ class MilvusIndex:
             await loop.run_in_executor(self._readers, collection.close)
 
     async def close(self) -> None:
-        """Stop what was started. The index cannot be opened again."""
-        await self._leave()
+        """Stop everything. The index cannot be opened again."""
+        await self._close_session()
         self._writer.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     async def drop(self) -> None:
-        """See the port. Of Lite the whole directory goes, once its process has ended."""
+        """See the port. For Lite it removes the whole directory after the process has ended."""
         if self._remove_files is None:
             for model in list(self._spaces):
                 await self._write(lambda collection: collection.drop(), model)
-            await self._leave()
+            await self._close_session()
         else:
-            await self._leave(in_order=False)  # nothing it holds is to be kept
+            await self._close_session(in_order=False)  # nothing in it is kept
             await asyncio.to_thread(self._remove_files)
         self._unflushed = None
 
@@ -224,7 +164,7 @@ class MilvusIndex:
     async def search(
         self, memory: str, vector: Vector, limit: int, model: str = "", timeout_s: float | None = None
     ) -> tuple[list[str], npt.NDArray[np.float32]]:
-        """See the port. At most 16,384 are returned."""
+        """See the port. Returns at most 16,384."""
         if limit <= 0:
             return [], np.empty(0, np.float32)
         most_s = self._timeouts.search_s if timeout_s is None else min(timeout_s, self._timeouts.search_s)
@@ -234,7 +174,7 @@ class MilvusIndex:
         return await self._read(lambda collection: collection.count(memory), self._timeouts.search_s, model)
 
     async def ids(self, memory: str, model: str = "") -> list[str]:
-        """See the port. Ids are ordered as they are stored, percent-encoded; for ULIDs that is their own order."""
+        """See the port. Ordered by the stored, percent-encoded ids; for ULIDs the order is the same."""
         found: list[str] = []
         more = True
         while more:
@@ -244,72 +184,72 @@ class MilvusIndex:
         return found
 
     async def _read(self, work: Callable[[MilvusCollection], T], timeout_s: float, model: str = "") -> T:
-        session = self._current()
-        collection = session.of(model)
+        session = self._current_session()
+        collection = session.get_collection(model)
         call = asyncio.get_running_loop().run_in_executor(self._readers, work, collection)
         try:
-            # The call's own timeout begins when a thread takes it: this one counts the wait for a thread too.
+            # The call's own timeout starts in the thread; this one includes the wait for a thread.
             async with asyncio.timeout(timeout_s):
                 return await call
-        except (TimeoutError, TooLate):  # whichever of the two is noticed first
+        except (TimeoutError, CallTimedOut):  # either may fire first
             raise IndexUnavailable(f"Milvus gave no answer within {number_text(timeout_s)} s") from None
         except CollectionMissing as error:
-            raise await self._make_anew(session, collection) from error
+            raise await self._recreate_collection(session, collection) from error
 
     async def _write(self, work: Callable[[MilvusCollection], None], model: str = "") -> None:
         try:
-            session = self._current()
+            session = self._current_session()
         except IndexUnavailable:
-            self._unflushed = None  # that writes since the last flush may be lost is said with it, once
+            self._unflushed = None  # this error also reports that writes since the last flush may be lost
             raise
-        collection = session.of(model)
+        collection = session.get_collection(model)
         if self._unflushed not in (None, session.generation):
             self._unflushed = None
-            raise IndexUnavailable("Milvus Lite was started again: what was written since the last flush may be lost")
+            raise IndexUnavailable("Milvus Lite was restarted: writes since the last flush may be lost")
         self._unflushed = session.generation
         try:
             await asyncio.get_running_loop().run_in_executor(self._writer, work, collection)
         except CollectionMissing as error:
             self._unflushed = None
-            raise await self._make_anew(session, collection) from error
+            raise await self._recreate_collection(session, collection) from error
         except IndexUnavailable as error:
             self._unflushed = None
             if session.running.supervised:
-                self._abandon(session, f"Milvus Lite is being started again after: {error}")
+                self._drop_session(session, f"Milvus Lite is being restarted after: {error}")
                 await session.running.kill()
             raise
 
-    def _current(self) -> Session:
-        """The session to use now. Raises IndexLost once after a loss, IndexUnavailable where there is none."""
+    def _current_session(self) -> Session:
+        """The current session. Raises IndexLost once after a loss, IndexUnavailable if there is no session."""
         if self._session is None:
-            raise IndexUnavailable(self._why_not)
+            raise IndexUnavailable(self._unavailable_reason)
         if self._lost:
             self._lost = False
             self._unflushed = None
-            raise IndexLost("the vector index came back empty and must be filled again from the journal")
+            raise IndexLost("the vector index is empty and must be filled again from the journal")
         return self._session
 
-    def _abandon(self, session: Session, why: str) -> None:
+    def _drop_session(self, session: Session, why: str) -> None:
         if self._session is session:
             self._session = None
-            self._why_not = why
+            self._unavailable_reason = why
 
-    async def _make_anew(self, session: Session, collection: MilvusCollection) -> IndexUnavailable:
-        """Make the missing collection; what to raise: of several callers that found it missing one gets IndexLost."""
+    async def _recreate_collection(self, session: Session, collection: MilvusCollection) -> IndexUnavailable:
+        """Recreate the missing collection; the error to raise: one of several callers gets IndexLost."""
         if collection not in session.collections.values():
             return IndexUnavailable("the collection was dropped: its space is no longer used")
-        made = await asyncio.get_running_loop().run_in_executor(self._writer, collection.make)
+        made = await asyncio.get_running_loop().run_in_executor(self._writer, collection.ensure_ready)
         kind = IndexLost if made and not self._lost else IndexUnavailable
-        return kind("the collection was gone from Milvus and was made anew")
+        return kind("the collection was missing in Milvus and was recreated")
 
-    async def _begin(self) -> tuple[Session, bool]:
+    async def _start_session(self) -> tuple[Session, bool]:
         """Start and connect; the session, and whether a collection is empty and must be filled."""
         running = await self._start([collection_name(space, self._prefix) for space in self._spaces.values()])
         collections: dict[str, MilvusCollection] = {}
         to_fill = False
         try:
             for space in list(self._spaces.values()):
-                collections[space.model], empty = await self._connected(running, space)
+                collections[space.model], empty = await self._open_collection(running, space)
                 to_fill = to_fill or empty
         except BaseException:
             await running.kill()
@@ -321,19 +261,19 @@ class MilvusIndex:
         self._session = Session(running, collections, self._generation, asyncio.get_running_loop().time())
         return self._session, to_fill
 
-    async def _connected(self, running: Running, space: Space) -> tuple[MilvusCollection, bool]:
-        """The collection of a space, and whether it must be filled."""
+    async def _open_collection(self, running: RunningMilvus, space: Space) -> tuple[MilvusCollection, bool]:
+        """The collection of a space, and whether it is empty and must be filled."""
         name = collection_name(space, self._prefix)
-        connecting = partial(connect, running, name, space, self._timeouts, self._consistency)
+        connecting = partial(connect_collection, running, name, space, self._timeouts, self._consistency)
         return await asyncio.get_running_loop().run_in_executor(self._writer, connecting)
 
-    async def _supervise(self, session: Session) -> None:
-        """Start Milvus again whenever it ends."""
+    async def _restart_when_ended(self, session: Session) -> None:
+        """Restart Milvus whenever it ends."""
         pause_s = PAUSE_MIN_S
         while True:
             why = await session.running.ended()
-            self._abandon(session, why)
-            logger.warning("%s; starting it again", why)
+            self._drop_session(session, why)
+            logger.warning("%s; restarting it", why)
             await self._close_connection(session)
             if asyncio.get_running_loop().time() - session.begun_s > STEADY_S:
                 pause_s = PAUSE_MIN_S
@@ -341,20 +281,20 @@ class MilvusIndex:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
                 try:
-                    session, empty = await self._begin()
-                except Exception as error:  # whatever it is: no process or file to be had is no reason to end for ever
-                    self._why_not = str(error)
+                    session, empty = await self._start_session()
+                except Exception as error:  # a lack of processes or files must not end the supervisor
+                    self._unavailable_reason = str(error)
                     logger.warning("the vector index is not available: %s", error)
                 else:
                     self._lost = self._lost or empty
 
-    async def _leave(self, in_order: bool = True) -> None:
+    async def _close_session(self, in_order: bool = True) -> None:
         if self._supervisor is not None:
             self._supervisor.cancel()
-            # Not `await`: whoever waits here may be cancelled, too.
+            # Not `await`: the task that runs this may be cancelled, too.
             await asyncio.wait({self._supervisor})
             self._supervisor = None
-        session, self._session, self._why_not = self._session, None, "the index is not open"
+        session, self._session, self._unavailable_reason = self._session, None, "the index is not open"
         if session is not None:
             await self._close_connection(session)
             await (session.running.stop() if in_order else session.running.kill())
@@ -362,19 +302,6 @@ class MilvusIndex:
     async def _close_connection(self, session: Session) -> None:
         for collection in session.collections.values():
             await asyncio.get_running_loop().run_in_executor(self._readers, collection.close)
-
-
-def connect(
-    running: Running, name: str, space: Space, timeouts: Timeouts, consistency: str
-) -> tuple[MilvusCollection, bool]:
-    """Blocking: connect and make ready; the collection, and whether it is empty: made now, or before a crash that
-    came before it was filled."""
-    collection = MilvusCollection.connect(running.uri, running.token, name, space, timeouts, consistency)
-    try:
-        return collection, collection.make() or collection.empty()
-    except BaseException:
-        collection.close()
-        raise
 
 
 async def open_lite(
@@ -387,12 +314,12 @@ async def open_lite(
 ) -> MilvusIndex:
     """An index on Milvus Lite in `data_dir`/milvus, which `open` starts as a child process.
 
-    The data directory is made, for this user alone, if it is not there. lock_timeout_s is how long a start waits
-    for a predecessor that is still dying to let go of the directory's lock; it is part of start_timeout_s.
+    Creates the data directory, for this user only, if it is missing. lock_timeout_s: how long a start waits until a
+    previous process that is still exiting releases the directory's lock; part of start_timeout_s.
     """
     await asyncio.to_thread(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
 
-    async def start(collections: Sequence[str]) -> Running:
+    async def start(collections: Sequence[str]) -> RunningMilvus:
         return await LiteProcess.start(
             data_dir,
             collections,
@@ -419,19 +346,18 @@ def connect_milvus(
     timeouts: Timeouts | None = None,
     consistency: str = "Bounded",
 ) -> MilvusIndex:
-    """An index on a Milvus server or Zilliz; `open` connects. `prefix` begins the collections' names.
+    """An index on a Milvus server or Zilliz; `open` connects. `prefix` is the prefix of the collections' names.
 
-    `consistency` is that of searches: Bounded lags a few seconds behind writes and answers in 7 ms, where Strong
-    takes 400.
+    `consistency` is the level of searches: Bounded lags a few seconds behind writes and answers in 7 ms, Strong in 400.
 
-    Raises ValueError for a URI that is no http, https, tcp or unix one: pymilvus would run Lite in process for it.
+    Raises ValueError unless the scheme is http, https, tcp or unix: pymilvus would run Lite in this process.
     """
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https", "tcp", "unix") or uri.endswith(".db"):
         raise ValueError(f"not the URI of a Milvus server: {uri!r}")
 
-    async def start(_collections: Sequence[str]) -> Running:
-        return Remote(uri, token)
+    async def start(_collections: Sequence[str]) -> RunningMilvus:
+        return RemoteMilvus(uri, token)
 
-    name = f"milvus at {parts.hostname or parts.path}"  # never the user and password a URI may carry
+    name = f"milvus at {parts.hostname or parts.path}"  # without user and password
     return MilvusIndex(start, name=name, prefix=prefix, timeouts=timeouts or Timeouts(), consistency=consistency)

@@ -1,7 +1,7 @@
-"""One Milvus Lite child process as its parent sees it: start, readiness, end.
+"""Starts and ends one Milvus Lite child process, from the parent's side.
 
-In process, Lite's pure-Python searches would stall the event loop. A `LiteProcess` is never restarted: a restart
-is another one, at another address, so that a client of the old one can never reach the new one unaware.
+In the server's process, Lite's pure-Python searches would stall the event loop. A `LiteProcess` is never restarted: a
+restart is a new one with a new address, so a client of the old one cannot reach the new one by mistake.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memstream_server.core.printable import number_text
-from memstream_server.ports.index import IndexUnavailable
+from memstream_server.ports.index import INDEX_FOLDER, IndexUnavailable
 
 logger = logging.getLogger(__name__)
 
 CHILD = Path(__file__).with_name("child.py")
 
 SOCKET_PATH_MAX = 100
-"""Bytes of a unix socket's path; the kernels' limits are 104 to 108 with the closing zero."""
+"""Bytes of a unix socket's path; kernels allow 104 to 108, including the terminating zero."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a child is to listen: a unix socket, or a free loopback port where `path` is None."""
+    """The address a child listens on: a unix socket, or a free loopback port if `path` is None."""
 
     path: Path | None
     scratch: tempfile.TemporaryDirectory[str] | None = None
-    """Holds the socket where the data directory cannot."""
+    """Temporary directory of the socket, if its path in the data directory would be invalid."""
 
     def remove(self) -> None:
-        """Remove what listening has left behind; again is no error."""
+        """Remove the socket and its temporary directory. Idempotent."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
         if self.scratch is not None:
@@ -49,7 +49,7 @@ class Endpoint:
 
 
 class LiteProcess:
-    """A running child. Made by `start`."""
+    """A running child process. Made by `start`."""
 
     token = ""
     supervised = True
@@ -60,7 +60,7 @@ class LiteProcess:
         self._endpoint = endpoint
         self._stop_timeout_s = stop_timeout_s
         self._last_words: deque[str] = deque(maxlen=10)
-        self._listener = asyncio.create_task(self._listen())
+        self._listener = asyncio.create_task(self._log_stderr())
 
     @classmethod
     async def start(
@@ -73,10 +73,10 @@ class LiteProcess:
         stop_timeout_s: float,
     ) -> LiteProcess:
         """Start a child on `data_dir`/milvus and wait until it serves. Raises IndexUnavailable with the reason."""
-        endpoint = private_endpoint(data_dir)
+        endpoint = make_endpoint(data_dir)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", str(CHILD)),
-            *("--directory", str(data_dir / "milvus")),
+            *("--directory", str(data_dir / INDEX_FOLDER)),
             *(part for name in collections for part in ("--collection", name)),
             *(
                 "--socket",
@@ -94,7 +94,7 @@ class LiteProcess:
         child = cls(process, endpoint, stop_timeout_s)
         try:
             async with asyncio.timeout(start_timeout_s):
-                child.uri = await child._ready()
+                child.uri = await child._read_address()
         except TimeoutError:
             await child.kill()
             raise IndexUnavailable(f"Milvus Lite did not start within {number_text(start_timeout_s)} s") from None
@@ -109,21 +109,21 @@ class LiteProcess:
         return self._process.pid
 
     async def ended(self) -> str:
-        """Wait for the end of the child; why, for people."""
+        """Wait until the child ends; the reason, for display."""
         status = await self._process.wait()
-        await asyncio.wait({self._listener})  # not `await`: whoever waits here may be cancelled, the listener may not
+        await asyncio.wait({self._listener})  # not `await`: a cancelled caller must not cancel the listener
         self._endpoint.remove()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return ": ".join([f"Milvus Lite {how}", *list(self._last_words)[-1:]])
 
     async def kill(self) -> None:
-        """End the child at once, without the flush of an orderly stop."""
+        """Kill the child, without the flush of an orderly stop."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self.ended()
 
     async def stop(self) -> None:
-        """End the child in order, or by force when that takes too long."""
+        """Stop the child in order; kill it after the timeout."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -132,7 +132,7 @@ class LiteProcess:
         except TimeoutError:
             await self.kill()
 
-    async def _ready(self) -> str:
+    async def _read_address(self) -> str:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
@@ -142,7 +142,7 @@ class LiteProcess:
             raise IndexUnavailable(f"Milvus Lite cannot open its directory: {message['failed']}")
         return str(message["ready"])
 
-    async def _listen(self) -> None:
+    async def _log_stderr(self) -> None:
         assert self._process.stderr is not None
         while chunk := await self._process.stderr.read(4096):
             lines = chunk.decode(errors="replace").splitlines()
@@ -151,16 +151,16 @@ class LiteProcess:
 
 
 def remove_files(data_dir: Path) -> None:
-    """All that a child that has ended left in the data directory. One that is cut off is done again."""
-    for name in ("milvus", "milvus.dropped"):
+    """Remove the files of a child that has ended. After an interruption, call it again."""
+    for name in (INDEX_FOLDER, f"{INDEX_FOLDER}.dropped"):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(data_dir / name)
 
 
-def private_endpoint(data_dir: Path) -> Endpoint:
-    """A new unix socket in a directory of this user alone, where there are unix sockets.
+def make_endpoint(data_dir: Path) -> Endpoint:
+    """The path of a new unix socket that only this user can access; a loopback port on Windows.
 
-    In the data directory if gRPC's address syntax and the kernel's limit allow its path, else in a temporary one.
+    In the data directory if gRPC's address syntax and the kernel's limit allow its path, otherwise in a temporary one.
     """
     if sys.platform == "win32":
         return Endpoint(None)

@@ -1,4 +1,4 @@
-"""Names in Milvus: collections of embedding spaces, partitions of memories, and ids in the form they are stored."""
+"""Names in Milvus: collections of embedding spaces, partitions of memories, and encoded ids."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from urllib.parse import quote, unquote
 from memstream_server.ports.journal.spaces import Space
 
 SCHEMA_VERSION = 2
-"""Of the collection's columns. Lite cannot change a schema, so another version is another collection."""
+"""Version of the collection's columns. Lite cannot change a schema, so a new version needs a new collection."""
 
 KEY_LENGTH_MAX = 1025
 ID_LENGTH_MAX = 512
-"""Characters of a stored id; bytes too, because stored ids are ASCII (Lite counts characters, a server bytes)."""
+"""Characters of a stored id, which is ASCII: Lite limits characters, a server bytes."""
 
 
 def collection_name(space: Space, prefix: str) -> str:
-    """The collection of an embedding space: readable, and different for any two spaces by its hash."""
+    """The collection of an embedding space: readable, and unique by a hash."""
     identity = f"{space.model}\n{space.dimension}\n{space.partitions}\n{SCHEMA_VERSION}"
     readable = re.sub(r"[^a-z0-9]+", "_", space.model.lower()).strip("_")[:40]
     digest = blake2b(identity.encode(), digest_size=5).hexdigest()
@@ -25,40 +25,40 @@ def collection_name(space: Space, prefix: str) -> str:
 
 
 def partition_name(memory: str, partitions: int) -> str:
-    """The partition of a memory on Lite: a stable hash, never Python's own, which differs from run to run."""
+    """The partition of a memory on Lite, by a stable hash (Python's own differs from run to run)."""
     bucket = int.from_bytes(blake2b(memory.encode(), digest_size=8).digest(), "big") % partitions
-    return partition_of(bucket)
+    return bucket_name(bucket)
 
 
-def partition_of(bucket: int) -> str:
+def bucket_name(bucket: int) -> str:
     """The name of the bucket-th partition."""
     return f"p{bucket}"
 
 
-def stored(identifier: str) -> str:
-    """An id as Milvus holds it: percent-encoded, so that ULIDs stay as they are and nothing needs escaping in a
-    filter, where the engines' grammars differ. Raises ValueError when it is too long or no valid Unicode."""
+def encode_id(identifier: str) -> str:
+    """Percent-encode an id: ULIDs stay unchanged, and no filter needs escaping, whose syntax differs between engines.
+    Raises ValueError if it is too long or not valid Unicode."""
     encoded = quote(identifier, safe="")
     if len(encoded) > ID_LENGTH_MAX:
         raise ValueError(f"id too long for the index: {len(encoded)} characters encoded, {ID_LENGTH_MAX} at most")
     return encoded
 
 
-def original(identifier: str) -> str:
+def decode_id(identifier: str) -> str:
     """The inverse of `stored`."""
     return unquote(identifier)
 
 
-def key_of(memory: str, fragment: str) -> str:
-    """The primary key of a row. An imported memory keeps the ids of its fragments, so these alone tell no two apart."""
-    return f"{stored(memory)}/{stored(fragment)}"
+def make_key(memory: str, fragment: str) -> str:
+    """The primary key of a row. Fragment ids alone are not unique: an imported memory keeps them."""
+    return f"{encode_id(memory)}/{encode_id(fragment)}"
 
 
-def fragment_of(key: str) -> str:
-    """The fragment of a primary key."""
-    return original(key.partition("/")[2])
+def parse_fragment(key: str) -> str:
+    """The fragment id in a primary key."""
+    return decode_id(key.partition("/")[2])
 
 
-def literal(identifier: str) -> str:
-    """An id as a string literal of Milvus' filter language."""
-    return f'"{stored(identifier)}"'
+def quote_id(identifier: str) -> str:
+    """An id as a string literal in Milvus' filter language."""
+    return f'"{encode_id(identifier)}"'

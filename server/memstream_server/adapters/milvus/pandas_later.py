@@ -1,6 +1,6 @@
-"""Milvus' packages without pandas, which they import for callers who bring data frames; memstream brings none.
+"""Imports Milvus' packages without pandas, which they import to support data frames; memstream uses none.
 
-pandas, and pyarrow with it, are 70 MB of a process and half of the time that importing pymilvus takes.
+pandas and pyarrow take 70 MB of a process and half of pymilvus' import time.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from types import ModuleType
 from typing import Any
 
 _NAMES = ("pandas", "pandas.api", "pandas.api.types")
-"""What pymilvus imports, the parents first."""
+"""The modules that pymilvus imports, parents first."""
 
 
 class _Later(ModuleType):
-    """Stands for a module of pandas, which is imported when something of it is used."""
+    """A placeholder for a pandas module; imports the real one on first use."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__ = []
         self.importing = True
-        """Whether its importers are still being imported: what they take then is a name for later."""
+        """True while the importing modules load: names that they import resolve on first use."""
 
     def __getattr__(self, name: str) -> Any:
         if not self.importing:
             return getattr(importlib.import_module(self.__name__), name)
         if name.startswith("__"):
             raise AttributeError(name)
-        if name[0].isupper():  # a class, named in an annotation
+        if name[0].isupper():  # a class in an annotation
             return Any
         return _when_called(self.__name__, name)
 
@@ -44,17 +44,17 @@ def _when_called(module: str, name: str) -> Callable[..., Any]:
 
 
 class NoPandas(MetaPathFinder):
-    """Among the finders of a process that is to do without pandas: importers are told that it is not installed."""
+    """A meta path finder that makes pandas look uninstalled."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Raises ModuleNotFoundError for pandas; has nothing to say of others."""
+        """Raises ModuleNotFoundError for pandas; ignores other modules."""
         if name == "pandas":
             raise ModuleNotFoundError("this process does without pandas", name=name)
 
 
 @contextmanager
 def pandas_later() -> Iterator[None]:
-    """Import pymilvus in here: it does not import pandas with it. Whoever imports pandas afterwards gets pandas."""
+    """Import pymilvus inside the block without importing pandas. Later imports of pandas get the real package."""
     if {"pandas", "pymilvus"} & sys.modules.keys():
         yield
         return

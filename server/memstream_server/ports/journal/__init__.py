@@ -1,5 +1,10 @@
-"""The journal: the only truth. Everything else (RAM, Milvus) can be rebuilt from it.
+"""The journal: the source of truth. Everything else (RAM, Milvus) can be rebuilt from it.
 
-In reading order: records and rows (what it keeps), writing (the receipt and the commit), reading (what comes back),
-spaces (whose vectors), port (the protocol and its contract), errors.
+port: the protocol `Journal` and its contract
+records: what it keeps of a memory besides fragments, and waiting work
+rows: fragments with vectors and terms, by row or by column
+writing: the receipt (makes *received*) and the commit (makes *stored*)
+reading: queries, the image of a memory, the scan for exports
+spaces: embedding spaces, and vectors in the next one
+errors: what it raises
 """

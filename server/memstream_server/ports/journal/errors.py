@@ -1,24 +1,24 @@
-"""What a journal raises; what each leaves behind is the contract of the port (port.py)."""
+"""Errors of a journal; the port's contract says what each of them leaves (port.py)."""
 
 from __future__ import annotations
 
 
 class JournalError(Exception):
-    """Base of what a journal raises. Its text names places and conditions, never a value of a row."""
+    """Base of a journal's errors. The text names places and conditions, never a value of a row."""
 
     log_text = True
 
 
 class Conflict(JournalError):
-    """The memory is at another (epoch, revision), or was deleted: somebody else wrote, or the RAM state is stale."""
+    """The memory has another (epoch, revision) or was deleted: another process wrote, or the RAM state is stale."""
 
 
 class AlreadyExists(JournalError):
-    """A memory of that name, or a fragment of that external id, exists."""
+    """A memory with this name, or a fragment with this external id, exists."""
 
 
 class NamespaceFull(JournalError):
-    """The namespace holds as many memories as it may."""
+    """The namespace has reached its limit of memories."""
 
     def __init__(self, namespace: str, limit: int) -> None:
         super().__init__(f"namespace {namespace} holds {limit} memories, the most that are allowed")
@@ -26,12 +26,12 @@ class NamespaceFull(JournalError):
 
 
 class StorageFull(JournalError):
-    """The disk is (nearly) full; writes are refused while reads go on. Free space and retry."""
+    """The disk is (nearly) full: writes are rejected, reads work. Free space and retry."""
 
 
 class OutcomeUnknown(JournalError):
-    """The commit may or may not have happened. Read again before deciding anything."""
+    """The commit may or may not have happened. Read again before any decision."""
 
 
 class Unreadable(JournalError):
-    """The data directory is corrupt, of another format version, or held by another server. The text says what to do."""
+    """The data directory is damaged, of another format, or held by another server. The text says what to do."""

@@ -1,13 +1,13 @@
 """The journal as the engine sees it.
 
 Contract
-- Every write method returns only after its transaction is durable (power loss included). Writes are committed
-  in groups by one writer, in the order they were submitted; a refused one fails alone.
-- A write that raises `Conflict`, `AlreadyExists`, `NamespaceFull` or `StorageFull` left nothing behind. One that raises
-  `OutcomeUnknown` may or may not have been committed: the caller drops its RAM state and reads again.
-- Memory writes are a compare-and-set on (epoch, revision); nobody else may own the memory at that epoch.
-- Reads see every write that returned before they began. They never wait for the writer.
-- Methods may be called concurrently from one event loop; none blocks it.
+- A write returns only after its transaction is durable (power loss included). One writer commits writes in groups, in
+  the order of submission; a write that fails does not affect the others.
+- A write that raises `Conflict`, `AlreadyExists`, `NamespaceFull` or `StorageFull` leaves nothing. A write that raises
+  `OutcomeUnknown` may or may not be committed: the caller drops its RAM state and reads again.
+- Memory writes are a compare-and-set on (epoch, revision); no other process may own the memory at that epoch.
+- A read sees every write that returned before it began, and never waits for the writer.
+- Methods may be called concurrently from one event loop, and none blocks it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 
 class Journal(Protocol):
-    """Durable storage of everything. See the module's contract."""
+    """Durable storage. See the module's contract."""
 
     async def close(self) -> None:
-        """Finish the writes submitted, then release files and the directory's lock."""
+        """Finish submitted writes, then release the files and the directory's lock."""
         ...
 
     # ---- the store itself
@@ -51,36 +51,36 @@ class Journal(Protocol):
     async def spaces(self) -> Spaces: ...
 
     async def set_spaces(self, spaces: Spaces) -> None:
-        """All three at once. From here on a fragment read names the space in force, if it has a vector of that."""
+        """Set all three at once. From then on a fragment names the space in force if it has a vector in it."""
         ...
 
-    # ---- another space
+    # ---- vectors in another space
     async def lacking(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
         """Fragments (forgotten ones included) without a vector in that space, ascending by position after `after`.
 
-        `compared` adds held ones without a vector of their content in it.
+        `compared` adds held fragments whose content has no vector in it.
         """
         ...
 
     async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
-        """Keep these beside what there is, and enter them for the index; returns for how many fragments.
+        """Add vectors and enter them for the index; returns the number of fragments. Part of no revision.
 
-        Those that have changed since are passed over. No part of any revision.
+        Skips fragments that have changed since.
         """
         ...
 
     async def vectored(self, model: str) -> tuple[int, int]:
-        """(vectors in that space, fragments), of all memories."""
+        """(vectors in that space, fragments) of all memories."""
         ...
 
     async def drop_vectors(self, model: str, after: int, limit: int) -> int | None:
-        """Remove a slice of that space's vectors, `limit` at most; where to go on, or None when none is left."""
+        """Remove at most `limit` of that space's vectors; returns where to continue, or None if none are left."""
         ...
 
     async def scrub(self) -> None:
-        """Rewrite the journal's own files, so that nothing deleted before is left in them. Writes wait meanwhile.
+        """Rewrite the journal's files, so that no deleted bytes remain in them. Writes wait meanwhile.
 
-        A database that keeps its own log (PostgreSQL) sees to that by itself, in its own time.
+        A no-op on PostgreSQL, which reclaims space itself.
         """
         ...
 
@@ -92,25 +92,25 @@ class Journal(Protocol):
     async def create_memory(
         self, record: MemoryRecord, events: tuple[Event, ...], answer: Answer | None = None, namespace_max: int = 0
     ) -> None:
-        """At revision 1, with `events` as that revision. Raises AlreadyExists when the name is taken, NamespaceFull
-        when the namespace holds `namespace_max` memories (0: no limit), however many are made at once."""
+        """Create a memory at revision 1 with `events`. Raises AlreadyExists if the name is taken, NamespaceFull if the
+        namespace has `namespace_max` memories (0: no limit), also with concurrent creations."""
         ...
 
     async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:
-        """Everything of it goes, its Milvus rows by outbox entries that survive it.
+        """Delete a memory with all its rows. Outbox entries, which survive it, delete its rows in the vector index.
 
-        Raises Conflict when the memory is gone, or is at another epoch than the one given.
+        Raises Conflict if the memory does not exist, or has another epoch than `epoch`.
         """
         ...
 
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None: ...
 
     async def list_memories(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
-        """Ascending by name, names greater than `after` that begin with `prefix`."""
+        """Names greater than `after` that start with `prefix`, ascending."""
         ...
 
     async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
-        """Of every namespace, ascending by uid, uids greater than `after`."""
+        """Memories of all namespaces with uids greater than `after`, ascending."""
         ...
 
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
@@ -118,56 +118,56 @@ class Journal(Protocol):
         ...
 
     async def own(self, uid: str) -> MemoryRecord:
-        """Take ownership: raises and returns the epoch. Raises Conflict when the memory is gone."""
+        """Take ownership: raises the epoch and returns the record. Raises Conflict if the memory does not exist."""
         ...
 
     async def load(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
-        """Read an active memory's image at one revision, its blocks `into` that. Raises Conflict when the memory is
-        gone."""
+        """Read an active memory's image at one revision; `into` takes its blocks. Raises Conflict if the memory
+        does not exist."""
         ...
 
     async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
-        """Read all of a memory in one snapshot: `visit` runs in a thread, perhaps twice. Raises Conflict when the
-        memory is gone. Without `all_vectors` only those that clients gave come along."""
+        """Read a whole memory in one snapshot; `visit` runs in a thread, and may run twice. Raises Conflict if the
+        memory does not exist. Without `all_vectors` only vectors that clients supplied are read."""
         ...
 
     async def fragment_total(self, namespace: str, name: str) -> int:
         """Fragments of a memory, or (name empty) of a namespace, forgotten ones included."""
         ...
 
-    # ---- the way in
+    # ---- producers, receipts, commits
     async def open_producer(self, uid: str, epoch: int, name: str) -> Producer:
-        """Raise the producer's epoch (creating it) and return where it stands."""
+        """Raise the producer's epoch, creating the producer if necessary, and return its state."""
         ...
 
     async def receive(self, receipt: Receipt) -> None:
-        """Make a batch durable. Raises Conflict when the memory's epoch or the producer's epoch is another,
-        or first_sequence is not the producer's received + 1."""
+        """Make a batch durable. Raises Conflict if the memory or the producer has another epoch, or first_sequence is
+        not the producer's received + 1."""
         ...
 
     async def received_hashes(
         self, uid: str, producer: str, first: int, last: int
     ) -> list[tuple[int, bytes, Rejection | None]]:
-        """(sequence, content hash, rejection) received in that range, ascending; what was compacted is absent."""
+        """(sequence, content hash, rejection) received in that range, ascending; pruned ones are absent."""
         ...
 
     async def kept_receipts(self, uid: str, producer: str, after: int, limit: int) -> list[KeptReceipt]:
-        """Receipts with a number above `after`, ascending, `limit` at most; there is no gap between them."""
+        """At most `limit` receipts that end above `after`, ascending, without a gap."""
         ...
 
     async def last_without_outcomes(self, uid: str, producer: str, after: int, upto: int) -> int:
-        """The last number of the last receipt that ends in that range and has no outcomes; 0 where all have."""
+        """The last number of the last receipt that ends in that range without outcomes; 0 if all have outcomes."""
         ...
 
     async def commit(self, commit: Commit) -> None: ...
 
     async def touch(self, accesses: Accesses) -> None:
-        """Add access statistics. Raises Conflict when the memory is gone, or is at another epoch."""
+        """Add access statistics. Raises Conflict if the memory does not exist or has another epoch."""
         ...
 
     # ---- reads
     async def fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
-        """Those of `ids` that exist, in the order given."""
+        """The existing fragments of `ids`, in the order of `ids`."""
         ...
 
     async def vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]: ...
@@ -175,56 +175,56 @@ class Journal(Protocol):
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]: ...
 
     async def expiring(self, now_us: int, limit: int) -> list[tuple[str, str]]:
-        """(memory uid, fragment id) of live, unpinned fragments whose own expiry has come, the most overdue first."""
+        """(memory uid, fragment id) of live, unpinned fragments whose expiry time has passed, oldest first."""
         ...
 
     async def oldest_forgotten(self) -> list[tuple[str, int]]:
-        """(memory uid, least forget time) of every memory that has forgotten fragments."""
+        """(memory uid, least forget time) of every memory with forgotten fragments."""
         ...
 
     async def purgeable(self, uid: str, before_us: int, limit: int) -> list[str]:
-        """Ids of fragments forgotten at or before that time, the oldest first."""
+        """Ids of fragments forgotten at or before that time, oldest first."""
         ...
 
     async def prune_events(self, uid: str, before_us: int, limit: int) -> int:
-        """Drop the oldest transitions older than that time, `limit` at most; returns how many went.
+        """Delete at most `limit` transitions older than that time, oldest first; returns their number.
 
-        What is left has no gap. Raises Conflict when the memory is gone.
+        The rest has no gap. Raises Conflict if the memory does not exist.
         """
         ...
 
     async def counts(self, uid: str, now_us: int | None = None) -> Counts:
-        """Without those whose own expiry has come at `now_us`, though they are not forgotten yet."""
+        """Excludes fragments that have expired at `now_us`, even if they are not forgotten yet."""
         ...
 
     async def events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
-        """Committed transitions with a revision above `after_revision`, ascending; fewer than `limit` when they are
-        large, but one if there is any."""
+        """Committed transitions after `after_revision`, ascending; fewer than `limit` if they are large, but at least
+        one if there is any."""
         ...
 
     async def answer(self, request: str) -> Answer | None: ...
 
     async def put_answer(self, answer: Answer) -> None:
-        """Keep the answer to a request, in place of an older one."""
+        """Store the answer to a request, replacing an older one."""
         ...
 
     async def prune_answers(self, limit: int) -> int:
-        """Drop the oldest answers that are not served any more, `limit` at most; returns how many went."""
+        """Delete at most `limit` expired answers, oldest first; returns their number."""
         ...
 
     # ---- the index's outbox and jobs
     async def outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:
-        """Oldest entries with what to upsert; None when it is to be deleted or is gone."""
+        """The oldest entries, each with what to upsert; None if the entry is a deletion or the fragment is gone."""
         ...
 
     async def outbox_size(self) -> int: ...
 
     async def outbox_last(self) -> int:
-        """Id of the newest entry; 0 when there is none."""
+        """Id of the newest entry; 0 if there is none."""
         ...
 
     async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """(first, last) id of the entries of each of these memories that has any."""
+        """(first, last) entry id of each of these memories that has entries."""
         ...
 
     async def outbox_fragments(self, uid: str) -> set[str]:
@@ -232,23 +232,23 @@ class Journal(Protocol):
         ...
 
     async def outbox_done(self, ids: Sequence[int]) -> None:
-        """These entries are durable in the index. By id, never by a high-water mark."""
+        """Remove entries that are durable in the index, by id: a high-water mark could skip entries."""
         ...
 
     async def outbox_enter(self, entries: Sequence[IndexEntry]) -> None:
-        """Work for the index that no transition caused: what a reconciliation found."""
+        """Enter index work that no transition caused, as found by a reconciliation."""
         ...
 
     async def indexable(self, uid: str) -> list[str]:
-        """Ids that belong in the index: the memory's live long-term fragments with a vector. Empty when it is gone."""
+        """Ids that belong in the index: live long-term fragments with a vector. Empty if the memory is gone."""
         ...
 
     async def outbox_refill(self) -> int:
-        """Enter every live long-term fragment with a vector again: the index is rebuilt. Returns how many."""
+        """Enter all live long-term fragments with a vector, to rebuild the index; returns their number."""
         ...
 
     async def jobs(self, limit: int) -> list[Job]: ...
 
     async def pending_memories(self) -> list[str]:
-        """Uids with receipts not yet stored: to be activated at start."""
+        """Uids of memories with receipts that are not stored yet; a server activates them at start."""
         ...

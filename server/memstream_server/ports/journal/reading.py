@@ -1,4 +1,4 @@
-"""What is asked for and what comes back: a page of fragments, or a whole memory at one revision."""
+"""Queries and results: a page of fragments, a whole memory at one revision, the scan for an export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
 
 @dataclass(frozen=True, slots=True)
 class FragmentQuery:
-    """What `list_fragments` selects, ascending by position after `after`. Empty tuples select all."""
+    """Selects fragments for `list_fragments`, ascending by position after `after`. Empty tuples select all."""
 
     tiers: tuple[Tier, ...] = ()
     sessions: tuple[str, ...] = ()
@@ -28,14 +28,14 @@ class FragmentQuery:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """All that an active memory needs in RAM, read at one revision.
+    """The data of an active memory, read at one revision.
 
-    `blocks` are every fragment in order of position (forgotten ones included) with terms, and vectors of the space
-    asked for: all of them up to `vectors_max`, beyond it only those the index cannot have yet (fragments before
-    long-term, and fragments in the outbox). None are here where they were given to a Gathering.
-    `sensory` and `short_term` are the held ones in order, with content vectors and enhancements.
-    `pending` are receipts not yet stored, in order of position; one whose items were all rejected is never pending.
-    A producer's `stored` covers what was rejected behind its last stored item.
+    `blocks` are all fragments by position (forgotten ones included) with terms, and vectors of the requested space: all
+    vectors up to `vectors_max`; beyond that only those that may not be in the index yet (fragments before long-term,
+    and fragments in the outbox). Empty if a Gathering took the blocks.
+    `sensory` and `short_term` are the held fragments in order, with content vectors and enhancements.
+    `pending` are receipts that are not stored yet, by position; a receipt with only rejections is never pending.
+    A producer's `stored` includes rejections after its last stored item.
     """
 
     record: MemoryRecord
@@ -48,50 +48,50 @@ class Image:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What the blocks hold, one by one."""
+        """The rows of all blocks."""
         return tuple(row for block in self.blocks for row in block.rows())
 
 
 @dataclass(frozen=True, slots=True)
 class KeptReceipt:
-    """What is kept of a receipt: its numbers, what was refused, and what became of the rest."""
+    """What is kept of a receipt: sequence numbers, rejections, and outcomes."""
 
     first_sequence: int
     last_sequence: int
     rejections: tuple[Rejection, ...]
     outcomes: tuple[Outcome, ...] | None
-    """None where none are kept, or while the batch is not stored."""
+    """None if the receipt keeps no outcomes or the batch is not stored yet."""
 
 
 class Gathering(Protocol):
-    """Takes what a memory holds while it is read, a block at a time and in a thread of the journal's.
+    """Takes the blocks of a memory while it is read, in a thread of the journal.
 
-    Not all at once: what lives no longer than a block costs neither room nor the garbage collector's time.
+    Taken block by block, short-lived objects cost neither RAM nor garbage collection.
     """
 
     def begin(self, all_vectors: bool) -> None:
-        """Called first, and once more where the reading begins anew; whether every vector comes (see Image)."""
+        """Called first, and again if the read restarts; `all_vectors`: see Image."""
         ...
 
     def add(self, block: Block) -> None:
-        """The next ones in order of position; the block's arrays are the taker's."""
+        """The next fragments by position; the callee owns the block's arrays."""
         ...
 
     def end(self) -> None:
-        """That was all."""
+        """Called after the last block."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryScan:
-    """All of a memory at one revision, for as long as the scan lasts."""
+    """A whole memory at one revision; valid during the scan."""
 
     record: MemoryRecord
     total: int
-    """Fragments, forgotten ones included."""
+    """Number of fragments, forgotten ones included."""
     next_position: int
     first_pending: int | None
-    """Least position received and not stored."""
+    """Least position that is received and not stored."""
     anchors: Mapping[str, Anchor]
     pages: Callable[[], Iterator[list[tuple[Fragment, bytes | None]]]]
-    """Fragments in order of position, each with its vector where that was asked for."""
+    """Fragments by position, each with its vector if requested."""

@@ -1,4 +1,4 @@
-"""What a journal keeps of a memory beside its fragments, and of what is still to be done for it."""
+"""What a journal keeps of a memory besides fragments, and the work that waits for it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from memstream_server.core.values import MemoryKind
 
 @dataclass(frozen=True, slots=True)
 class MemoryRecord:
-    """One memory as the journal knows it."""
+    """A memory's record."""
 
     uid: str
-    """Identity; a memory made anew under the same name has another one, and so has one restored from a backup."""
+    """Identity; a memory recreated under the same name, or restored from a backup, gets a new one."""
     namespace: str
     name: str
     kind: MemoryKind
@@ -22,7 +22,7 @@ class MemoryRecord:
     seed: bytes
     labels: tuple[tuple[str, str], ...] = ()
     epoch: int = 0
-    """Raised whenever a process takes ownership."""
+    """Raised at every change of ownership."""
     revision: int = 0
     create_time_us: int = 0
     update_time_us: int = 0
@@ -31,19 +31,19 @@ class MemoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """Where one producer of a memory stands."""
+    """State of a memory's producer."""
 
     name: str
     epoch: int
     received: int = 0
-    """Last sequence number received; the next expected is one more."""
+    """Last sequence number received; the next must be one more."""
     stored: int = 0
     """Last sequence number up to which every item is stored or rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A committed transition as the event log has it."""
+    """A committed transition in the event log."""
 
     revision: int
     time_us: int
@@ -52,7 +52,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Statistics of a memory, forgotten fragments apart."""
+    """Statistics of a memory; `forgotten` is not part of the other counts."""
 
     sensory: int = 0
     short_term: int = 0
@@ -65,7 +65,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """Work for the vector index: a row of the outbox. `id` is the outbox row's own, 0 until the journal gives one."""
+    """An outbox row: work for the vector index. `id` is 0 until the journal assigns one."""
 
     memory: str
     fragment: str
@@ -75,17 +75,17 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class Indexable:
-    """What of a live fragment goes into the vector index."""
+    """A live fragment's data for the vector index."""
 
     model: str
-    """The space of `vector`: the one in force; empty without a vector."""
+    """The space of `vector`, which is the one in force; empty if there is no vector."""
     vector: bytes | None
     """float32 little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Background work, created in the transaction that causes it. Leaves by `finish_jobs` of a later commit."""
+    """Background work, created by the transaction that causes it and removed by a later commit's `finish_jobs`."""
 
     id: str
     memory: str
@@ -103,19 +103,19 @@ ANSWER_KEPT_S = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The stored answer to a `request_id`, served again to a repeat for ANSWER_KEPT_S."""
+    """The stored answer to a `request_id`, returned to repeats for ANSWER_KEPT_S."""
 
     request: str
-    """namespace, method and request_id, joined by newlines; that of an ObserveBatch is `batch_request`."""
+    """namespace, method and request_id, joined by newlines; for ObserveBatch see `batch_request`."""
     digest: bytes
-    """Hash of the request: the same id with another request is a conflict."""
+    """Hash of the request: another request with the same id is a conflict."""
     response: bytes
     time_us: int
 
 
 def batch_request(namespace: str, uid: str = "", request_id: str = "") -> str:
-    """`Answer.request` of an ObserveBatch. Those of a namespace, and those of a memory, have a beginning of their own.
+    """`Answer.request` of an ObserveBatch. Those of a namespace, or of a memory, share a prefix.
 
-    Their responses hold ids and numbers alone: unlike those of other calls an erasure leaves them, without the digest.
+    Their responses hold only ids and numbers, so an erasure keeps the responses and clears the digests.
     """
     return "\n".join((namespace, "ObserveBatchRequest", uid, request_id)).rstrip("\n")

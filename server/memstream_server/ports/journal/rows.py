@@ -1,4 +1,4 @@
-"""A fragment as it is written and read: one by one as a Row, many of them by column as a Block."""
+"""Fragments as they are written and read: one as a Row, many by column as a Block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memstream_server.core.values import Enhancement, Fragment
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """A text's lexical terms: parallel little-endian arrays, packed. hashes u64 ascending, counts u16."""
+    """Lexical terms of a text: parallel little-endian arrays. hashes: u64 ascending; counts: u16."""
 
     hashes: bytes
     counts: bytes
@@ -24,38 +24,38 @@ _NO_TERMS = Terms(b"", b"")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A fragment with what recall needs beside it."""
+    """A fragment with its terms and vectors."""
 
     fragment: Fragment
     terms: Terms | None = None
-    """None leaves the terms already stored for this id as they are."""
+    """None keeps the stored terms."""
     vector: bytes | None = None
-    """float32 little-endian in the space named by fragment.model; None leaves what is stored."""
+    """float32 little-endian in the space `fragment.model`; None keeps the stored vector."""
     beside: tuple[str, bytes] | None = None
-    """(space, vector): its vector in another space than fragment.model's."""
+    """(space, vector) in another space than fragment.model."""
     replaces: bool = False
-    """It says something else than before: whatever vector it had goes first."""
+    """The content changed: all its stored vectors are deleted first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Fragments with what recall needs beside them, by column: a memory has too many for several objects each."""
+    """Fragments with terms and vectors by column: several objects per fragment would be too many."""
 
     fragments: Sequence[Fragment]
     hashes: npt.NDArray[np.uint64]
-    """The terms of all, one fragment's after another's, as in Terms."""
+    """The terms of all fragments, concatenated, as in Terms."""
     counts: npt.NDArray[np.uint16]
-    """Beside `hashes`."""
+    """Parallel to `hashes`."""
     sizes: npt.NDArray[np.int64]
-    """How many terms each fragment has."""
+    """Number of terms of each fragment."""
     vectored: npt.NDArray[np.bool_]
-    """Which fragments have a vector here."""
+    """Which fragments have a vector in `vectors`."""
     vectors: npt.NDArray[np.float32]
-    """Those of these fragments, (count, dimension)."""
+    """Vectors of these fragments, (count, dimension)."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Block:
-        """The same by column; missing terms as none."""
+        """Convert rows to columns; a row without terms has none."""
         terms = [row.terms or _NO_TERMS for row in rows]
         packed = [row.vector for row in rows if row.vector is not None]
         return cls(
@@ -68,7 +68,7 @@ class Block:
         )
 
     def rows(self) -> Iterator[Row]:
-        """One by one; no terms as None."""
+        """Convert to rows; a fragment without terms has None."""
         ends, vectors = np.cumsum(self.sizes).tolist(), iter(self.vectors)
         for fragment, end, size, vectored in zip(self.fragments, ends, self.sizes, self.vectored, strict=True):
             hashes, counts = self.hashes[end - size : end], self.counts[end - size : end]
@@ -78,7 +78,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The short-term side of a held fragment: replaces what was stored for it."""
+    """The short-term data of a held fragment; replaces what is stored."""
 
     id: str
     vector: bytes | None
@@ -86,4 +86,4 @@ class Anchor:
     model: str = ""
     """The space of `vector`."""
     beside: tuple[str, bytes | None] | None = None
-    """(space, vector of the same content in another space); None keeps what is stored."""
+    """(space, vector of the same content in another space); None keeps the stored one."""

@@ -1,4 +1,4 @@
-"""The embedding spaces that a store knows, and vectors on their way from one to another."""
+"""Embedding spaces of a store, and vectors in the space that comes next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The embedding space in force: its model's name and dimension, and the Milvus collection's partitions."""
+    """An embedding space: its model's name, its dimension, and the number of the index's partitions."""
 
     model: str
     dimension: int
@@ -16,22 +16,22 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """The embedding spaces a store knows: recalls use the one in force alone."""
+    """The embedding spaces of a store. Recall uses only the one in force."""
 
     in_force: Space | None = None
     """None in a new store."""
     next: Space | None = None
-    """Being filled, to be put in force."""
+    """Being filled; will be put in force."""
     old: Space | None = None
-    """No longer used: its vectors and its collection are being removed."""
+    """No longer used; its vectors and its collection are being removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Vectors of a stored fragment in another space, made of what it said at `version`."""
+    """Vectors of a stored fragment in another space, computed from its content at `version`."""
 
     fragment: str
     version: int
     vector: bytes | None
     content_vector: bytes | None = None
-    """Of the content alone, for one that is held and compared."""
+    """Vector of the content alone, for a held fragment that is compared."""

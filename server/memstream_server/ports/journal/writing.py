@@ -1,4 +1,4 @@
-"""What is written: a Receipt makes observations *received*, a Commit makes a transition *stored*."""
+"""Writes: a Receipt makes observations *received*, a Commit makes a transition *stored*."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from memstream_server.ports.journal.rows import Anchor, Row
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """An item refused before *received*; it keeps its sequence number and its answer."""
+    """An observation refused before *received*; it keeps its sequence number and its answer."""
 
     sequence: int
     code: int
-    """A google.rpc.Code."""
+    """Value of google.rpc.Code."""
     reason: str
-    """A name of memstream.v1.ErrorReason."""
+    """Name of a memstream.v1.ErrorReason."""
     message: str
     details: Mapping[str, str] = field(default_factory=dict)
-    """For ErrorInfo.metadata."""
+    """Goes into ErrorInfo.metadata."""
 
 
 class Outcome(Struct, frozen=True, gc=False, array_like=True):
-    """What became of an observation when it was stored. Kept as an array of its fields: add new ones at the end."""
+    """The outcome of a stored observation. Encoded as an array of its fields: append new ones at the end."""
 
     sequence: int
     fragment: str
@@ -38,13 +38,13 @@ class Outcome(Struct, frozen=True, gc=False, array_like=True):
     tier: Tier | None
 
     def of(self, sequence: int) -> Outcome:
-        """The same of the observation with that number."""
+        """The same outcome for another sequence number."""
         return Outcome(sequence, self.fragment, self.type, self.other, self.tier)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What became of a receipt's observations, kept with it."""
+    """The outcomes of a receipt's observations, kept with the receipt."""
 
     producer: str
     last_sequence: int
@@ -53,17 +53,17 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A batch of one producer's observations, made durable together: what *received* means.
+    """A batch of one producer's observations, made durable together: *received*.
 
-    `fragments` are the accepted items with id, position and times given; `vectors` holds a client's own
-    vector for a fragment id. Sequence numbers of the batch are first_sequence .. first_sequence + count - 1;
-    `hashes` has one 16-byte content hash each, rejected ones included.
+    `fragments` are the accepted items with id, position and times; `vectors` has vectors that the client supplied, by
+    fragment id. The batch's sequence numbers are first_sequence .. first_sequence + count - 1; `hashes` has a 16-byte
+    content hash for each of them, rejected ones included.
     """
 
     memory: str
     epoch: int
     producer: str
-    """Empty for unsequenced writes (`ObserveBatch` without a producer, Put): nothing to repeat, no sequence kept."""
+    """Empty for writes without sequence numbers (`ObserveBatch` without a producer, Put)."""
     producer_epoch: int
     first_sequence: int
     hashes: tuple[bytes, ...]
@@ -71,18 +71,18 @@ class Receipt:
     sequences: tuple[int, ...]
     """The sequence number of each of `fragments`."""
     importances: tuple[float | None, ...] = ()
-    """The client's own importance of each of `fragments`; None asks the scorer or the default."""
+    """Importance that the client supplied for each of `fragments`; None: use the scorer or the default."""
     vectors: dict[str, bytes] = field(default_factory=dict)
     rejections: tuple[Rejection, ...] = ()
     model: str = ""
-    """The space of `vectors`; empty is the one in force."""
+    """The space of `vectors`; empty: the space in force."""
     position: int = 0
-    """Position of the first fragment (the next one when all were rejected): the batch's place in the order."""
+    """Position of the first fragment, or the next position if all were rejected: the batch's place in the order."""
     outcomes: bool = False
-    """Whether what becomes of its observations is to be kept with it (`Commit.outcomes`)."""
+    """Whether to keep the outcomes of its observations with it (`Commit.outcomes`)."""
     answer: Answer | None = None
-    """The answer to the call that brought it, written with it. One with an empty response is not given yet: the commit
-    that stores the batch completes it (`Commit.answers`)."""
+    """The answer to the call, written with the receipt. An empty response is a placeholder that the commit which stores
+    the batch replaces (`Commit.answers`)."""
 
     @property
     def last_sequence(self) -> int:
@@ -91,27 +91,27 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One transition of one memory. All of it or nothing; raises its revision by exactly one."""
+    """One transition of one memory, atomic. Raises its revision by one."""
 
     memory: str
     epoch: int
     revision: int
-    """Expected before; revision + 1 after."""
+    """Expected revision; the commit sets revision + 1."""
     time_us: int
     events: tuple[Event, ...] = ()
     rows: tuple[Row, ...] = ()
-    """Fragments that are new or changed, whole, in their final form. Of one that exists, the access statistics are
-    left to `touch`, so that none is lost or counted twice."""
+    """New or changed fragments, complete. For existing ones `touch` writes the access statistics, so that none are lost
+    or counted twice."""
     removed: tuple[str, ...] = ()
-    """Ids that left for good: fragment, vectors, terms, anchor and lineage rows go."""
+    """Ids of fragments to delete, with vectors, terms, anchors and lineage."""
     anchors: tuple[Anchor, ...] = ()
     released: tuple[str, ...] = ()
-    """Ids whose anchor rows go: they left short-term."""
+    """Ids whose anchors are deleted, because they left short-term."""
     receipts: tuple[Receipt, ...] = ()
-    """Batches that are received by being stored: numbered as `receive` does it, without a payload that waits. Nothing
-    that was received before them waits either: their producers have stored all up to them."""
+    """Batches that this commit receives and stores at once: numbered as by `receive`, without a pending payload.
+    Nothing received before them is pending: their producers' earlier batches are stored."""
     stored_positions: tuple[int, ...] = ()
-    """Positions of the receipts consumed: their payloads go."""
+    """Positions of receipts that are stored now; their payloads are deleted."""
     producers: tuple[tuple[str, int], ...] = ()
     """(producer, stored) to set."""
     index: tuple[IndexEntry, ...] = ()
@@ -121,22 +121,22 @@ class Commit:
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
     name: tuple[str, str] | None = None
-    """(namespace, name) to go by from now on. Raises AlreadyExists when another memory has it."""
+    """New (namespace, name). Raises AlreadyExists if another memory has it."""
     namespace_max: int = 0
-    """Memories that namespace may hold with it, 0: no limit. Raises NamespaceFull."""
+    """Limit of memories in that namespace, 0: none. Raises NamespaceFull."""
     answer: Answer | None = None
     answers: tuple[Answer, ...] = ()
-    """Answers to the calls whose batches are stored; in place of what `receive` wrote of them."""
+    """Answers to calls whose batches are stored; they replace the placeholders of `receive`."""
     outcomes: tuple[Outcomes, ...] = ()
     erased: tuple[str, ...] = ()
-    """Ids of which nothing they said before is to be kept: stored answers that name them are emptied (a repeat finds a
-    digest that is nobody's), and the receipts of what the memory's producers have stored go. Of the memory's answers
-    to ObserveBatch, which hold ids alone, only the digests go."""
+    """Ids of which no trace may remain. Stored answers that name them are emptied (a repeat finds a digest that never
+    matches), and receipts of stored observations of the memory are deleted. Answers to ObserveBatch of the memory hold
+    only ids and lose only their digests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Access statistics of one fragment. Counts add, times take the later."""
+    """Access statistics of one fragment: the count is added, the later time wins."""
 
     fragment: str
     count: int
@@ -145,7 +145,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Accesses:
-    """Of a memory's fragments, written without a revision: lost ones are not an error."""
+    """Access statistics of a memory's fragments, written without a revision. Losing them is no error."""
 
     memory: str
     epoch: int

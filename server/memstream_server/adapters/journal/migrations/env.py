@@ -1,4 +1,4 @@
-"""Run by Alembic: migrates over the connection, and in the transaction, that migrate.py hands in."""
+"""Alembic's entry point: migrates over migrate.py's connection and in its transaction."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""Operations: long work that goes on after a restart."""
+"""Operations: long-running work that continues after a restart."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Several embedding spaces: the vector of a held fragment's content names its own, and has room for another's."""
+"""Several embedding spaces: an anchor names the space of its vector, and can hold a vector of the next space."""
 
 import json
 
@@ -19,6 +19,6 @@ def upgrade() -> None:
     op.add_column("anchors", sa.Column("next_vector", sa.LargeBinary()))
     connection = op.get_bind()
     space = connection.execute(sa.text("SELECT value FROM meta WHERE name = 'space'")).scalar_one_or_none()
-    if space is not None:  # until now there was only one
+    if space is not None:  # all existing vectors belong to the only space
         model = json.loads(space)["model"]
         connection.execute(sa.text("UPDATE anchors SET model = :model"), {"model": model})

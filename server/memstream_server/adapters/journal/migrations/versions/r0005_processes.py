@@ -1,4 +1,4 @@
-"""Several servers on one database: their leases, and which of them owns which memory."""
+"""Several servers on one database: their leases, and the owner of each memory."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Producers that stand for a request_id end with it; of those there are already nobody knows which they are."""
+"""Producers that represent a request_id are deleted with it; existing ones cannot be told apart and stay."""
 
 import sqlalchemy as sa
 from alembic import op

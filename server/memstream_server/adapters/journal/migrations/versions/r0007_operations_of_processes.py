@@ -1,4 +1,4 @@
-"""Which of several servers does an operation."""
+"""The process that runs an operation."""
 
 import sqlalchemy as sa
 from alembic import op

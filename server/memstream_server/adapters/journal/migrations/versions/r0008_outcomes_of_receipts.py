@@ -1,4 +1,4 @@
-"""Receipts keep what became of their observations; a request_id is no producer any more."""
+"""Receipts keep the outcomes of their observations; a request_id is no longer a producer."""
 
 import sqlalchemy as sa
 from alembic import op
