@@ -17,7 +17,7 @@ import memstream
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import operation_service_pb2, stream_service_pb2
 from memstream_server.rpc.access.caller import Verb
-from memstream_server.rpc.access.rules import RULES
+from memstream_server.rpc.rpc_table import RPC_RULES
 from tests.access.calls import METHODS, called, namespace_paths, path_of, put, request_of
 from tests.access.conftest import Guarded
 from tests.support.waiting import until
@@ -83,7 +83,7 @@ async def test_an_identity_without_a_grant_may_do_nothing(guarded: Guarded, chan
 @pytest.mark.parametrize("verb", Verb)
 async def test_a_verb_allows_its_rpcs_and_no_other(guarded: Guarded, channel: grpc.aio.Channel, verb: Verb) -> None:
     for method in METHODS:
-        needs = RULES[path_of(method)].needs
+        needs = RPC_RULES[path_of(method)].needs
         if not needs or method.name in NO_NAMESPACE:
             continue
         outcome = await called(channel, method, [_in("v", method)], guarded.keys[f"only-{verb.value}"])

@@ -34,6 +34,7 @@ from memstream_server.engine.errors import (
 from memstream_server.rpc.calls import REQUEST_ID, Tracing, Untraced, current_id, gave_up, heard_in_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PUSHBACK_KEY, STATUS_KEY, OwnerUntrusted
+from memstream_server.rpc.rpc_table import RPC_RULES, names_memory, path_of
 
 if TYPE_CHECKING:
     from memstream_server.engine.ownership import Ownership
@@ -51,8 +52,6 @@ PATIENCE_S = 15.0
 CALLS_OF_CONNECTION = 100
 """Calls after which a further connection to the owner is used: the owner's server takes some number on one."""
 PAUSE_S = 0.1
-_LOCAL = frozenset({"CreateMemory", "GetMemory", "ListMemories", "ListFragments", "ListOperations", "CloneMemory"})
-"""Calls that name a memory and are answered from the journal, which every server reads."""
 _NOT_OURS = ("grpc-", "user-agent", ":", "te", "content-type", REQUEST_ID, "traceparent", "tracestate")
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", -1),
@@ -111,7 +110,7 @@ class Forwarding:
 
     def wrap(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         """The handler of an rpc, or one that first looks where its memory is owned."""
-        if not self._ownership.shared or method.name in _LOCAL or not _may_name(method):
+        if not self._ownership.shared or RPC_RULES[path_of(method)].served_anywhere or not names_memory(method):
             return behaviour
         return self._streaming(method, behaviour) if method.server_streaming else self._answering(method, behaviour)
 
@@ -220,7 +219,7 @@ class Forwarding:
     ) -> Any:
         """The owner's answers, as bytes. Raises OwnerUnreachable; ends the call with the owner's status."""
         channel = await self._connected(owner)
-        path = f"/{method.containing_service.full_name}/{method.name}"
+        path = path_of(method)
         metadata = (*self._peers.metadata(_metadata(context), path), *self._tracing.passed_on())
         timeout = context.time_remaining()
         call: _Call
@@ -393,12 +392,6 @@ async def _joined(first: Message | None, rest: AsyncIterator[Message]) -> AsyncI
         yield first
     async for message in rest:
         yield message
-
-
-def _may_name(method: MethodDescriptor) -> bool:
-    fields = method.input_type.fields_by_name
-    opening = fields["open"].message_type if "open" in fields else None
-    return "memory" in (fields if opening is None else opening.fields_by_name)
 
 
 def _named(request: Any) -> tuple[str, str] | None:

@@ -17,22 +17,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from memstream.v1 import server_service_pb2 as pb
 from memstream_server.engine.errors import CapabilityMissing
+from memstream_server.rpc.rpc_table import RPC_RULES, path_of
 
-_CAPABILITY_OF_SERVICE = {"ConversationService": "CONVERSATIONS", "OperationService": "OPERATIONS"}
-_CAPABILITY_OF_RPC = {
-    "Watch": "WATCH",
-    "CloneMemory": "LIFECYCLE",
-    "ClearMemory": "LIFECYCLE",
-    "PutFragment": "LIFECYCLE",
-    "UpdateFragment": "LIFECYCLE",
-    "ForgetFragments": "LIFECYCLE",
-    "RestoreFragments": "LIFECYCLE",
-    "EraseFragments": "ERASE",
-    "ReflectMemory": "REFLECTION",
-    "ExportMemories": "EXPORT",
-    "ImportMemories": "EXPORT",
-    "Recall": "SUBSCRIBE",  # the standing queries among its own
-}
 Services = Iterable[tuple[ServiceDescriptor, object]]
 
 
@@ -52,7 +38,7 @@ def capabilities(services: Services) -> list[pb.Capability.ValueType]:
     missing: set[str] = set()
     for service, servicer in services:
         for method in service.methods:
-            if capability := _capability(method):
+            if capability := RPC_RULES[path_of(method)].capability:
                 (have if hasattr(servicer, method_name(method)) else missing).add(capability)
     return sorted(pb.Capability.Value(f"CAPABILITY_{each}") for each in have - missing)
 
@@ -60,10 +46,6 @@ def capabilities(services: Services) -> list[pb.Capability.ValueType]:
 def method_name(method: MethodDescriptor) -> str:
     """Of the servicer: `RecallOnce` is `recall_once`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
-
-
-def _capability(method: MethodDescriptor) -> str:
-    return _CAPABILITY_OF_RPC.get(method.name) or _CAPABILITY_OF_SERVICE.get(method.containing_service.name, "")
 
 
 def _handler(method: MethodDescriptor, servicer: object, wrap: Wrap | None) -> grpc.RpcMethodHandler[Any, Any]:
@@ -86,7 +68,7 @@ def _serialised(message: Any) -> bytes:
 
 
 def _refusing(method: MethodDescriptor) -> Any:
-    capability = _capability(method)
+    capability = RPC_RULES[path_of(method)].capability
     text = f"this server does not implement {method.full_name}"
 
     async def answer(_request: object, _context: object) -> None:

@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError, Message
 
 from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import InvalidField, ProtocolViolation, QuotaExceeded
+from memstream_server.rpc.rpc_table import RPC_RULES
 from memstream_server.rpc.wire.scan import Table, exceeds_fields, may_exceed, sub_messages
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ ANYBODY = ""
 """The holder of calls that ask nobody who calls."""
 ANYBODY_READS_MAX = 16
 """Messages of such calls that are being received at once."""
-_LARGE = frozenset({"Observe", "ObserveBatch", "ImportMemories", "SavePlans"})
-"""Rpcs whose messages may be as large as the server takes any."""
 _SMALL_FIELDS = 8
 """By this the fields are divided that a message of the other rpcs may have."""
 _GZIP_WINDOW_BITS = 31
@@ -135,7 +134,9 @@ class RequestReader:
             service, _, name = path[1:].rpartition("/")
             method = descriptor_pool.Default().FindMethodByName(f"{service}.{name}")
             table = sub_messages(method.input_type)
-            bounds = (self.message_bytes_max, self._fields_max) if name in _LARGE else self._small
+            rule = RPC_RULES.get(path)
+            large = rule is not None and rule.large_messages
+            bounds = (self.message_bytes_max, self._fields_max) if large else self._small
             found = self._rpcs[path] = _Rpc(*bounds, table)
         return found
 

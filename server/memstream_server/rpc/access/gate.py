@@ -30,8 +30,8 @@ from memstream_server.rpc.access.files import Watched
 from memstream_server.rpc.access.identities import Identities, Metadata
 from memstream_server.rpc.access.peers import CALLER_HEADER
 from memstream_server.rpc.access.policy import AccessPolicy
-from memstream_server.rpc.access.rules import RULES, VERB_OF_OPERATION, Rule, namespace_at
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated
+from memstream_server.rpc.rpc_table import RPC_RULES, VERB_OF_OPERATION, RpcRule, find_namespace
 
 if TYPE_CHECKING:
     from memstream_server.ports.operations import Operation
@@ -68,10 +68,10 @@ class Gate(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(handler_call_details)
         path = handler_call_details.method
-        rule = RULES.get(path)
+        rule = RPC_RULES.get(path)
         if handler is None:
             return None
-        if rule is not None and rule.open:
+        if rule is not None and rule.public:
             return visited(handler, OpenVisit(self.admission, path))
         return visited(handler, Visit(self, path, rule, tuple(handler_call_details.invocation_metadata or ())))
 
@@ -167,7 +167,7 @@ class OpenVisit:
 class Visit:
     """One call at the gate."""
 
-    def __init__(self, gate: Gate, path: str, rule: Rule | None, metadata: Metadata) -> None:
+    def __init__(self, gate: Gate, path: str, rule: RpcRule | None, metadata: Metadata) -> None:
         self._gate = gate
         self._path = path
         self._rule = rule
@@ -209,7 +209,7 @@ class Visit:
         assert self._rule is not None  # _enter has looked
         self._first = request
         for need in self._rule.needs:
-            namespace = namespace_at(request, need)
+            namespace = find_namespace(request, need)
             if namespace or not need.optional:
                 self._check(need.verb, namespace)
         if self._rule.operation is not None:
