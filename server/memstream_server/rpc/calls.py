@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 import re
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
@@ -146,8 +146,11 @@ class Calls(grpc.aio.ServerInterceptor):
 
 def identified(context: _Context, method: str, metadata: Metadata) -> str:
     """The call's request id, as given or made: on its log lines from here on, and in what its caller gets back."""
-    found = (value for key, value in metadata if key == REQUEST_ID and isinstance(value, str))
-    given = next((value for value in found if _GIVEN.fullmatch(value)), "") or secrets.token_hex(8)
+    given = f"{random.getrandbits(64):016x}"  # distinguishes calls; nothing is derived from it
+    for key, value in metadata:
+        if key == REQUEST_ID and isinstance(value, str) and _GIVEN.fullmatch(value):
+            given = value
+            break
     structlog.contextvars.bind_contextvars(rpc=method, request_id=given)
     context.set_trailing_metadata(((REQUEST_ID, given),))
     return given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,7 @@ def _status(status: ModelStatus, whole: bool) -> pb.ModelStatus:
     return shown
 
 
+@cache
 def server_version() -> str:
     """As installed."""
     try:

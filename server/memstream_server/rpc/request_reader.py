@@ -65,14 +65,21 @@ class ByteBudget:
         self.bytes_max = bytes_max
         self._accounts: dict[str, _Account] = {}
 
-    async def take(self, holder: str, size: int) -> None:
-        """Returns once the holder may have `size` bytes more, which it gives back by `give`."""
+    def try_take(self, holder: str, size: int) -> bool:
+        """Takes `size` bytes if the holder may have them now, without an await; `give` returns them."""
         account = self._accounts.get(holder)
         if account is None:
             account = self._accounts[holder] = _Account()
-        if not account.waiting and self._fits(account, size):
-            account.used += size
+        if account.waiting or not self._fits(account, size):
+            return False
+        account.used += size
+        return True
+
+    async def take(self, holder: str, size: int) -> None:
+        """Waits until the holder may have `size` bytes more; `give` returns them."""
+        if self.try_take(holder, size):
             return
+        account = self._accounts[holder]
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         account.waiting.append((size, turn))
         try:
@@ -187,7 +194,7 @@ class Requests:
 
     async def only(self) -> Message:
         """Raises InvalidField, ProtocolViolation, QuotaExceeded."""
-        if self._holder:
+        if self._holder and not self._try_take(self._reader.message_bytes_max):
             await self._take(self._reader.message_bytes_max)
         try:
             data = await self._reader.message(self._holder, self._context)
@@ -198,7 +205,9 @@ class Requests:
             raise ProtocolViolation("the call has no message")
         if self._held:
             self._give(max(0, self._held - len(data)))
-        message = await self._parsed(data)
+        message = self._parse_small(data)
+        if message is None:
+            message = await self._parse(data)
         del data  # of what is raised below, the frames keep what they hold until the garbage collector comes
         return self._checked(message)
 
@@ -210,23 +219,22 @@ class Requests:
         data = await (self._first() if self._check is not None else self._context.read())
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
-        if self._holder:
+        if self._holder and not self._try_take(len(data)):
             await self._take(len(data))
-        message = await self._parsed(data)
+        message = self._parse_small(data)
+        if message is None:
+            message = await self._parse(data)
         del data
         return self._checked(message)
 
     # ---- inside
     async def _first(self) -> Any:
         """The first message, for which a stream is not kept for ever."""
-        reading = asyncio.ensure_future(self._context.read())
         try:
-            await asyncio.wait({reading}, timeout=self._reader.opening_max_s)
-            if reading.done():
-                return reading.result()
-        finally:
-            reading.cancel()
-        raise self._overdue()
+            async with asyncio.timeout(self._reader.opening_max_s):
+                return await self._context.read()
+        except TimeoutError:
+            raise self._overdue() from None
 
     def _overdue(self) -> Exception:
         if self._holder == ANYBODY:
@@ -236,7 +244,14 @@ class Requests:
         what = "the stream's first message" if self._check is not None else "the call's message"
         return ProtocolViolation(f"{what} did not come within {number_text(self._reader.opening_max_s)} s")
 
-    async def _parsed(self, data: bytes) -> Message | str:
+    def _parse_small(self, data: bytes) -> Message | str | None:
+        """As `_parse`, for data that need no await: not compressed, and too short for too many fields; else None."""
+        rpc = self._reader.rpc(self._path)
+        if data[:2] == GZIP or len(data) > rpc.bytes_max or may_exceed(data, rpc.fields_max):
+            return None
+        return self._decode_message(data)
+
+    async def _parse(self, data: bytes) -> Message | str:
         """The message, or why it is none."""
         rpc = self._reader.rpc(self._path)
         if data[:2] == GZIP:
@@ -251,6 +266,9 @@ class Requests:
             async with self._alone():
                 if await _counted(exceeds_fields(data, rpc.table, rpc.fields_max)):
                     return f"the message has more than {rpc.fields_max} fields"
+        return self._decode_message(data)
+
+    def _decode_message(self, data: bytes) -> Message | str:
         try:
             return self._decode(data)
         except DecodeError:
@@ -272,6 +290,12 @@ class Requests:
         if check is not None:
             check(message)
         return message
+
+    def _try_take(self, size: int) -> bool:
+        taken = self._reader.budget.try_take(self._holder, size)
+        if taken:
+            self._held += size
+        return taken
 
     async def _take(self, size: int) -> None:
         await self._reader.budget.take(self._holder, size)
