@@ -90,7 +90,7 @@ def test_a_policy_that_is_wrong_is_refused_whole(text: str, complaint: str) -> N
 def test_a_file_that_could_not_be_read_for_a_while_is_read_once_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memstream_server.rpc.access.files.LOOK_S", 0.0)
+    monkeypatch.setattr("memstream_server.rpc.access.files.POLL_INTERVAL_S", 0.0)
     file = tmp_path / "policy.toml"
     file.write_text("before", "utf-8")
     watched = Watched(file, str)

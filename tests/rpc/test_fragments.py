@@ -12,7 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch
-from memstream_server.rpc.repeats import answered, repeatable
+from memstream_server.rpc.repeats import answered, idempotent_call
 from tests.rpc.wire import Wire, refused
 from tests.support.fake_engine import FakeEngine
 
@@ -115,7 +115,7 @@ async def test_a_repeat_gets_the_first_answer(wire: Wire) -> None:
 async def test_a_repeat_that_overtook_its_first_try_gets_that_ones_answer() -> None:
     """The first try was cut off and went on: the repeat finds no answer yet, and is then refused for what that did."""
     engine: Any = FakeEngine()
-    call = repeatable(pb.ClearMemoryRequest(**NAMED), "ns", "r", pb.ClearMemoryResponse)
+    call = idempotent_call(pb.ClearMemoryRequest(**NAMED), "ns", "r", pb.ClearMemoryResponse)
     assert call is not None
     first = pb.ClearMemoryResponse(cleared=3, revision=7)
 

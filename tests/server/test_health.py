@@ -45,7 +45,7 @@ class Parts:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "LOOK_S", 0.01)
+    monkeypatch.setattr(health, "POLL_INTERVAL_S", 0.01)
 
 
 @pytest.mark.usefixtures("quick")

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 REQUEST_ID = "x-request-id"
 """Metadata: of a request, who calls; of an answer, under which request_id the log has the call."""
-HEARD_S = 0.5
+DEADLINE_MARGIN_S = 0.5
 """How long before its deadline a call that waits is given up, a fifth of its time at most: to be heard in time."""
 AFTER_CLOSE_S = 0.02
 """How long a stream waits, after `close`, for the end of its client's side: it refuses what comes instead."""
-_GIVEN = re.compile(r"[\x21-\x7e]{1,64}")
-_OURS = "/memstream."
+_REQUEST_ID_FORMAT = re.compile(r"[\x21-\x7e]{1,64}")
+_OUR_PREFIX = "/memstream."
 _Context = grpc.aio.ServicerContext[Any, Any]
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -86,44 +86,44 @@ class Calls(grpc.aio.ServerInterceptor):
         coders = handler.request_deserializer, handler.response_serializer
         if handler.request_streaming and handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._streaming(handler.stream_stream, method, metadata), *coders
+                self._wrap_stream(handler.stream_stream, method, metadata), *coders
             )
         if handler.request_streaming:
             return grpc.stream_unary_rpc_method_handler(
-                self._answering(handler.stream_unary, method, metadata), *coders
+                self._wrap_unary(handler.stream_unary, method, metadata), *coders
             )
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                self._streaming(handler.unary_stream, method, metadata), *coders
+                self._wrap_stream(handler.unary_stream, method, metadata), *coders
             )
-        return grpc.unary_unary_rpc_method_handler(self._answering(handler.unary_unary, method, metadata), *coders)
+        return grpc.unary_unary_rpc_method_handler(self._wrap_unary(handler.unary_unary, method, metadata), *coders)
 
-    def _answering(self, behaviour: Callable[..., Awaitable[Any]], method: str, metadata: Metadata) -> Any:
+    def _wrap_unary(self, handle: Callable[..., Awaitable[Any]], method: str, metadata: Metadata) -> Any:
         async def answer(request: Any, context: _Context) -> Any:
-            identified(context, method, metadata)
-            with self._seen(method, metadata, context):
-                return await behaviour(request, context)
+            bind_request_id(context, method, metadata)
+            with self._observe_call(method, metadata, context):
+                return await handle(request, context)
 
         return answer
 
-    def _streaming(self, behaviour: Callable[..., Any], method: str, metadata: Metadata) -> Any:
-        if not inspect.isasyncgenfunction(behaviour):  # a coroutine that writes: health's Watch
-            return self._answering(behaviour, method, metadata)
+    def _wrap_stream(self, handle: Callable[..., Any], method: str, metadata: Metadata) -> Any:
+        if not inspect.isasyncgenfunction(handle):  # a coroutine that writes: health's Watch
+            return self._wrap_unary(handle, method, metadata)
 
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
-            given = identified(context, method, metadata)
+            given = bind_request_id(context, method, metadata)
             await context.send_initial_metadata(((REQUEST_ID, given),))  # the end may be hours away
-            with self._seen(method, metadata, context):
-                async with aclosing(behaviour(request, context)) as responses:
+            with self._observe_call(method, metadata, context):
+                async with aclosing(handle(request, context)) as responses:
                     async for response in responses:
                         yield response
 
         return stream
 
     @contextmanager
-    def _seen(self, method: str, metadata: Metadata, context: _Context) -> Iterator[None]:
+    def _observe_call(self, method: str, metadata: Metadata, context: _Context) -> Iterator[None]:
         """Counts, times and traces what runs inside; handlers have a task of their own each."""
-        if not method.startswith(_OURS):
+        if not method.startswith(_OUR_PREFIX):
             yield
             return
         started_s, code = time.perf_counter(), grpc.StatusCode.OK
@@ -131,7 +131,7 @@ class Calls(grpc.aio.ServerInterceptor):
             try:
                 yield
             except grpc.aio.AbortError:
-                code = _code(context)
+                code = _status_code(context)
                 raise
             except (asyncio.CancelledError, GeneratorExit):
                 code = grpc.StatusCode.CANCELLED
@@ -144,11 +144,11 @@ class Calls(grpc.aio.ServerInterceptor):
                     self._metrics.call_seconds.labels(rpc).observe(time.perf_counter() - started_s)
 
 
-def identified(context: _Context, method: str, metadata: Metadata) -> str:
+def bind_request_id(context: _Context, method: str, metadata: Metadata) -> str:
     """The call's request id, as given or made: on its log lines from here on, and in what its caller gets back."""
     given = f"{random.getrandbits(64):016x}"  # distinguishes calls; nothing is derived from it
     for key, value in metadata:
-        if key == REQUEST_ID and isinstance(value, str) and _GIVEN.fullmatch(value):
+        if key == REQUEST_ID and isinstance(value, str) and _REQUEST_ID_FORMAT.fullmatch(value):
             given = value
             break
     structlog.contextvars.bind_contextvars(rpc=method, request_id=given)
@@ -156,29 +156,29 @@ def identified(context: _Context, method: str, metadata: Metadata) -> str:
     return given
 
 
-def current_id() -> str:
+def current_request_id() -> str:
     """Of the call that this is done for; empty where it is done for none."""
     return str(structlog.contextvars.get_contextvars().get("request_id", ""))
 
 
-def heard_in_s(remaining_s: float) -> float:
+def wait_limit_s(remaining_s: float) -> float:
     """How long a call of that much time may wait, and still say in time that it waited for nothing."""
-    return max(0.0, remaining_s - min(HEARD_S, remaining_s / 5))
+    return max(0.0, remaining_s - min(DEADLINE_MARGIN_S, remaining_s / 5))
 
 
-def is_cancelled() -> bool:
+def is_task_cancelled() -> bool:
     """Whether the present task is to end. Asked of a CancelledError, which may be that of something the task waited
     for: whoever ends with one of those leaves a client without any answer."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-def gave_up(context: _Context) -> bool:
+def is_abandoned(context: _Context) -> bool:
     """Whether who called has gone, or the call was ended here."""
-    return bool(context.cancelled()) or is_cancelled()
+    return bool(context.cancelled()) or is_task_cancelled()
 
 
-def _code(context: _Context) -> grpc.StatusCode:
+def _status_code(context: _Context) -> grpc.StatusCode:
     code: object = context.code()  # a number, whatever its type says
     if isinstance(code, grpc.StatusCode):
         return code

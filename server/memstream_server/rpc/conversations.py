@@ -26,8 +26,8 @@ from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.patience import patiently
-from memstream_server.rpc.repeats import Repeatable, answered, repeatable
+from memstream_server.rpc.patience import end_if_stalled
+from memstream_server.rpc.repeats import IdempotentCall, answered, idempotent_call
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire import scalars
@@ -99,7 +99,7 @@ class ConversationService:
         found.check()
         watch = _Watch(named, max(progress_s, PROGRESS_MIN_S), self._drain, self._limits.page_bytes_max)
         told = watch.responses(self._conversations.watch(named, after))
-        async with aclosing(patiently(told, context, self._limits.watch_stalled_max_s, _stalled)) as responses:
+        async with aclosing(end_if_stalled(told, context, self._limits.watch_stalled_max_s, _stalled)) as responses:
             async for response in responses:
                 yield response
 
@@ -206,7 +206,9 @@ class ConversationService:
         response: Callable[[T], R],
     ) -> R:
         """Writes and answers; a repeat of a request_id gets what the first one got, also when both run at once."""
-        call: Repeatable[R] | None = repeatable(request, namespace, request.request_id, _response_type(request))
+        call: IdempotentCall[R] | None = idempotent_call(
+            request, namespace, request.request_id, _response_type(request)
+        )
 
         async def act() -> R:
             return response(await write(None if call is None else lambda done: call.answer(response(done))))

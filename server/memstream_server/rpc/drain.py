@@ -35,7 +35,7 @@ class Drain:
             self._memories.begun = self.begun
         return self._memories
 
-    def leave_memories(self, description: str) -> None:
+    def end_memory_streams(self, description: str) -> None:
         """The memories are not this server's any more: their streams end at once, others may be opened."""
         left, self._memories = self._memories, None
         if left is not None:

@@ -27,45 +27,45 @@ SERVICE = "grpc.health.v1.Health"
 JOURNAL, INDEX, WHOLE = "memstream.journal", "memstream.index", ""
 MODEL = "memstream.model."
 """Before the role of a model."""
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 _ALIVE = "memstream.v1.ServerService"
 _Status = health_pb2.HealthCheckResponse
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Health:
-    """The servicer. `look` says what serves; without it everything does until `end`."""
+    """The servicer. `read_serving` says what serves; without it everything does until `end`."""
 
-    def __init__(self, services: Sequence[str], look: Callable[[], Awaitable[Serving]] | None = None) -> None:
+    def __init__(self, services: Sequence[str], read_serving: Callable[[], Awaitable[Serving]] | None = None) -> None:
         self._services = tuple(services)
-        self._look = look
+        self._read_serving = read_serving
         self._serving = dict.fromkeys((*services, JOURNAL, INDEX, WHOLE), False)
         self._changed = asyncio.Event()
         self._ended = self._closed = False
-        self._watching: asyncio.Task[None] | None = None
+        self._poll_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """From here on what `look` says is told; every second it is asked again."""
-        if self._look is None:
-            self._tell(True, True, {})
+        """From here on what `read_serving` says is told; every second it is asked again."""
+        if self._read_serving is None:
+            self._set_serving(True, True, {})
             return
-        seen = await self._look()
-        self._tell(seen.journal, seen.index, seen.models)
-        self._watching = asyncio.create_task(self._watch(self._look))
+        seen = await self._read_serving()
+        self._set_serving(seen.journal, seen.index, seen.models)
+        self._poll_task = asyncio.create_task(self._poll_serving(self._read_serving))
 
     def end(self) -> None:
         """The server drains: nothing serves, and nothing will again."""
         models = {name.removeprefix(MODEL): False for name in self._serving if name.startswith(MODEL)}
-        self._tell(False, False, models, alive=False)
+        self._set_serving(False, False, models, alive=False)
         self._ended = True
 
     async def close(self) -> None:
         """No more looking, and no more telling: watches end."""
         self._closed = True
         self._changed.set()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._poll_task is not None:
+            self._poll_task.cancel()
+            await asyncio.gather(self._poll_task, return_exceptions=True)
 
     def serves(self, service: str) -> bool:
         """Whether a service serves now; a name that there is not does not."""
@@ -97,13 +97,13 @@ class Health:
             return _Status(status=_Status.SERVICE_UNKNOWN)
         return _Status(status=_Status.SERVING if self._serving[service] else _Status.NOT_SERVING)
 
-    async def _watch(self, look: Callable[[], Awaitable[Serving]]) -> None:
+    async def _poll_serving(self, read_serving: Callable[[], Awaitable[Serving]]) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
-            seen = await look()
-            self._tell(seen.journal, seen.index, seen.models)
+            await asyncio.sleep(POLL_INTERVAL_S)
+            seen = await read_serving()
+            self._set_serving(seen.journal, seen.index, seen.models)
 
-    def _tell(self, journal: bool, index: bool, models: Mapping[str, bool], *, alive: bool = True) -> None:
+    def _set_serving(self, journal: bool, index: bool, models: Mapping[str, bool], *, alive: bool = True) -> None:
         if self._ended:
             return
         now = dict.fromkeys(self._services, journal) | {_ALIVE: alive, JOURNAL: journal, INDEX: index}

@@ -12,7 +12,7 @@ from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import readable
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.repeats import answered, repeatable
+from memstream_server.rpc.repeats import answered, idempotent_call
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire.operations import operation_message
 
@@ -33,7 +33,7 @@ class OperationService:
         found = Violations()
         identifier(found, "request_id", request.request_id, self._limits)
         found.check()
-        call = repeatable(request, "", request.request_id, pb.StartReindexResponse)
+        call = idempotent_call(request, "", request.request_id, pb.StartReindexResponse)
 
         def response(operation: Operation) -> pb.StartReindexResponse:
             return pb.StartReindexResponse(operation=operation_message(operation))
@@ -49,7 +49,7 @@ class OperationService:
         namespace, memory = self._where(found, request.namespace, request.memory)
         identifier(found, "request_id", request.request_id, self._limits)
         found.check()
-        call = repeatable(request, namespace, request.request_id, pb.StartPurgeResponse)
+        call = idempotent_call(request, namespace, request.request_id, pb.StartPurgeResponse)
 
         def response(operation: Operation) -> pb.StartPurgeResponse:
             return pb.StartPurgeResponse(operation=operation_message(operation))

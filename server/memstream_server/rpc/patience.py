@@ -24,12 +24,15 @@ _ending: set[asyncio.Task[None]] = set()
 """Statuses on their way: a loop keeps only weak references."""
 
 
-async def patiently(
-    responses: AsyncGenerator[R, None], context: _Context, patience_s: float, error: Callable[[R, float], EngineError]
+async def end_if_stalled(
+    responses: AsyncGenerator[R, None],
+    context: _Context,
+    stalled_max_s: float,
+    error: Callable[[R, float], EngineError],
 ) -> AsyncGenerator[R, None]:
-    """`responses`, until one is not taken for `patience_s`: then the call ends with `error` of that one.
+    """`responses`, until one is not taken for `stalled_max_s`: then the call ends with `error` of that one.
 
-    `error` is given the response and `patience_s`.
+    `error` is given the response and `stalled_max_s`.
 
     To be iterated over in the call's own task, which is cancelled then.
     """
@@ -37,20 +40,20 @@ async def patiently(
     assert handler is not None
     async with aclosing(responses):
         async for response in responses:
-            timer = loop.call_later(patience_s, _begin_end, handler, context, error(response, patience_s))
+            timer = loop.call_later(stalled_max_s, _start_ending, handler, context, error(response, stalled_max_s))
             try:
                 yield response
             finally:
                 timer.cancel()
 
 
-def _begin_end(handler: asyncio.Task[Any], context: _Context, error: EngineError) -> None:
-    task = asyncio.create_task(_end(handler, context, error))
+def _start_ending(handler: asyncio.Task[Any], context: _Context, error: EngineError) -> None:
+    task = asyncio.create_task(_end_call(handler, context, error))
     _ending.add(task)
     task.add_done_callback(_ending.discard)
 
 
-async def _end(handler: asyncio.Task[Any], context: _Context, error: EngineError) -> None:
+async def _end_call(handler: asyncio.Task[Any], context: _Context, error: EngineError) -> None:
     """Lasts until the client has read the status, or is gone."""
     structlog.get_logger(__name__).info("stalled_stream_ends", reason=error)
     sending = asyncio.create_task(abort(context, status_of(error)))

@@ -27,7 +27,7 @@ class Answers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Repeatable(Generic[R]):
+class IdempotentCall(Generic[R]):
     """One mutation's identity: the namespace, the rpc and the client's request_id."""
 
     request: Message
@@ -53,24 +53,26 @@ class Repeatable(Generic[R]):
         return digest_of(self.request.SerializeToString(deterministic=True))
 
 
-def repeatable(request: Message, namespace: str, request_id: str, response_type: type[R]) -> Repeatable[R] | None:
+def idempotent_call(
+    request: Message, namespace: str, request_id: str, response_type: type[R]
+) -> IdempotentCall[R] | None:
     """None where the client gave no request_id."""
     if not request_id:
         return None
-    return Repeatable(request, "\n".join((namespace, request.DESCRIPTOR.name, request_id)), response_type)
+    return IdempotentCall(request, "\n".join((namespace, request.DESCRIPTOR.name, request_id)), response_type)
 
 
-async def first_answer(call: Repeatable[R] | None, answers: Answers) -> R | None:
+async def first_answer(call: IdempotentCall[R] | None, answers: Answers) -> R | None:
     """The stored answer, if this is a repeat."""
     return None if call is None else await call.first_answer(answers)
 
 
-def once_of(call: Repeatable[R] | None, response: Callable[[T], R]) -> Once[T] | None:
+def commit_with_answer(call: IdempotentCall[R] | None, response: Callable[[T], R]) -> Once[T] | None:
     """What the engine needs to commit the call's answer with what it changes."""
     return None if call is None else Once(call.key, lambda result: call.answer(response(result)))
 
 
-async def answered(call: Repeatable[R] | None, answers: Answers, act: Callable[[], Awaitable[R]]) -> R:
+async def answered(call: IdempotentCall[R] | None, answers: Answers, act: Callable[[], Awaitable[R]]) -> R:
     """The first answer if this is a repeat, else that of `act`.
 
     A repeat may overtake the call it repeats, whose client gave up: then `act` is refused for what that call did, or
@@ -86,6 +88,6 @@ async def answered(call: Repeatable[R] | None, answers: Answers, act: Callable[[
         raise
 
 
-def answer_of(call: Repeatable[R] | None, response: Callable[[], R]) -> Answer | None:
+def answer_of(call: IdempotentCall[R] | None, response: Callable[[], R]) -> Answer | None:
     """The answer to store, if repeats of the call are to get it."""
     return None if call is None else call.answer(response())

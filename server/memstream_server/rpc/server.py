@@ -18,7 +18,7 @@ from memstream.v1 import (
     server_service_pb2,
     stream_service_pb2,
 )
-from memstream_server.rpc.access.gate import NoGate
+from memstream_server.rpc.access.gate import OpenAccessInterceptor
 from memstream_server.rpc.access.opening import Access
 from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.calls import Calls, Tracing
@@ -27,7 +27,7 @@ from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.forwarding import Forwarding
 from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.info import ServerService
-from memstream_server.rpc.interceptor import Guard
+from memstream_server.rpc.interceptor import ErrorAndLimitsInterceptor
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.operations import OperationService
 from memstream_server.rpc.registration import capabilities, register
@@ -115,7 +115,7 @@ def create_server(
 ) -> RpcServer:
     """A server of `engine` with the limits of `settings`, not yet listening. To be called in the running event loop."""
     drain = Drain(settings.drain_grace_s)
-    engine.ownership.on_loss(lambda: drain.leave_memories("this server lost its lease on the memory"))
+    engine.ownership.on_loss(lambda: drain.end_memory_streams("this server lost its lease on the memory"))
     access = access or Access(Peers())
     forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3, access.peers, tracing)
     return build_server(
@@ -135,17 +135,17 @@ def build_server(
     look: Callable[[], Awaitable[Serving]] | None = None,
 ) -> RpcServer:
     """As `create_server`, from its parts; without conversations their service is refused."""
-    guard = Guard(drain, limits, metrics)
-    gate = None if access is None else access.gate(lambda id: engine.operations.get(id))
-    interceptors = (Calls(metrics, tracing), guard, gate or NoGate())
+    limits_interceptor = ErrorAndLimitsInterceptor(drain, limits, metrics)
+    authorization = None if access is None else access.gate(lambda id: engine.operations.get(id))
+    interceptors = (Calls(metrics, tracing), limits_interceptor, authorization or OpenAccessInterceptor())
     server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
     info = ServerService(engine, limits)
-    talk = object() if conversations is None else ConversationService(conversations, limits, drain)
+    conversation_service = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
     services = [
         (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], TransferringMemoryService(engine, limits)),
         (stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"], StreamService(engine, limits, drain)),
-        (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], talk),
+        (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], conversation_service),
         (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], operations),
         (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),
     ]

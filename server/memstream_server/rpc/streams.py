@@ -14,7 +14,7 @@ from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
 from memstream_server.rpc import observe, recall, watch
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.patience import patiently
+from memstream_server.rpc.patience import end_if_stalled
 from memstream_server.rpc.validation import Violations, identifier, memory_name
 from memstream_server.rpc.wire import observations, queries
 from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages
@@ -70,7 +70,7 @@ class StreamService:
         """See rpc/watch.py."""
         stream = watch.WatchStream(self._engine, watch.read_request(request, self._limits), self._drain.memories)
         patience_s = self._limits.watch_stalled_max_s
-        async with aclosing(patiently(stream.responses(), context, patience_s, watch.stalled)) as responses:
+        async with aclosing(end_if_stalled(stream.responses(), context, patience_s, watch.stalled)) as responses:
             async for response in responses:
                 yield response
 
@@ -127,7 +127,7 @@ class StreamService:
         found.check()
         query = queries.read_query(request.query, session, limits, self._engine.dimension)
         answer = await recall.recall_once(
-            self._engine, namespace, memory, query, recall.timeout_of(request.query), context.time_remaining()
+            self._engine, namespace, memory, query, recall.query_timeout_s(request.query), context.time_remaining()
         )
         whole = pb.Recollections(query_id=query_id)
         for part in queries.recollections(query_id, answer, query.explain):

@@ -18,7 +18,7 @@ from memstream_server.engine.transfer.intake import Intake
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc import validation
 from memstream_server.rpc.memories import MemoryService
-from memstream_server.rpc.repeats import Repeatable, answered
+from memstream_server.rpc.repeats import IdempotentCall, answered
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire.operations import operation_message
 
@@ -139,10 +139,10 @@ def _checked(opening: pb.ImportOpen, summary: Summary) -> Operation:
     )
 
 
-def _repeatable(opening: pb.ImportOpen, summary: Summary) -> Repeatable[pb.ImportMemoriesResponse] | None:
+def _repeatable(opening: pb.ImportOpen, summary: Summary) -> IdempotentCall[pb.ImportMemoriesResponse] | None:
     """A repeat has the same names and the same lines."""
     if not opening.request_id:
         return None
     same = pb.ImportMemoriesRequest(lines=f"{opening.namespace}\n{opening.memory}\n{summary.sha256}".encode())
     key = "\n".join((opening.namespace, same.DESCRIPTOR.name, opening.request_id))
-    return Repeatable(same, key, pb.ImportMemoriesResponse)
+    return IdempotentCall(same, key, pb.ImportMemoriesResponse)

@@ -12,7 +12,7 @@ import structlog
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """A changed file is noticed after this at the latest, by the next call."""
 _Signature = tuple[int, int, int]
 
@@ -30,41 +30,41 @@ class Watched(Generic[T]):
         """`parse` raises ValueError. Raises AccessError."""
         self._path = path
         self._parse = parse
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
         try:
-            self._signature = _signature(path)
-            self._said = parse(path.read_text(encoding="utf-8"))
+            self._signature = _read_signature(path)
+            self._parsed = parse(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise AccessError(f"cannot read {path}: {error.strerror}") from error
         except ValueError as error:
             raise AccessError(f"{path}: {error}") from error
 
     def current(self) -> T:
-        """As of the last LOOK_S."""
+        """As of the last POLL_INTERVAL_S."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= LOOK_S:
-            self._looked_s = now_s
-            self._look()
-        return self._said
+        if now_s - self._checked_s >= POLL_INTERVAL_S:
+            self._checked_s = now_s
+            self._reload_if_changed()
+        return self._parsed
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         try:
-            signature = _signature(self._path)
+            signature = _read_signature(self._path)
             if signature == self._signature:
                 return
             data = self._path.read_bytes()
             self._signature = signature  # of what was read: a file that could not be is tried again
-            self._said = self._parse(data.decode("utf-8"))
+            self._parsed = self._parse(data.decode("utf-8"))
         except (OSError, ValueError) as error:
-            self._complain(error)
+            self._log_failure(error)
         else:
             log.info("read_again", file=str(self._path))
 
-    def _complain(self, error: OSError | ValueError) -> None:
+    def _log_failure(self, error: OSError | ValueError) -> None:
         why = error.strerror if isinstance(error, OSError) else str(error)
         log.error("still_as_before", file=str(self._path), reason=why)
 
 
-def _signature(path: Path) -> _Signature:
+def _read_signature(path: Path) -> _Signature:
     status = path.stat()
     return status.st_mtime_ns, status.st_size, status.st_ino

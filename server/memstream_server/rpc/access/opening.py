@@ -9,7 +9,7 @@ import grpc
 
 from memstream_server.rpc.access.admission import Admission
 from memstream_server.rpc.access.files import AccessError, Watched
-from memstream_server.rpc.access.gate import Gate, OperationOf
+from memstream_server.rpc.access.gate import AuthorizationInterceptor, OperationOf
 from memstream_server.rpc.access.identities import Identities
 from memstream_server.rpc.access.keys import parse_keys
 from memstream_server.rpc.access.peers import Peers
@@ -33,11 +33,11 @@ class Access:
     policy: Watched[AccessPolicy] | None = None
     admission: Admission = field(default_factory=Admission)
 
-    def gate(self, operation_of: OperationOf) -> Gate | None:
+    def gate(self, operation_of: OperationOf) -> AuthorizationInterceptor | None:
         """None where everybody may do everything."""
         if self.identities is None or self.policy is None:
             return None
-        return Gate(self.identities, self.policy, operation_of, self.admission)
+        return AuthorizationInterceptor(self.identities, self.policy, operation_of, self.admission)
 
 
 def open_access(settings: Settings) -> Access:

@@ -23,9 +23,9 @@ ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "E
 """Asymmetric ones alone: with a shared secret whoever verifies could also issue."""
 REFRESH_S = 300.0
 """Keys of a URL are asked for again after this; the ones there serve meanwhile."""
-PAUSE_S = 3.0
+REFETCH_PAUSE_S = 3.0
 """How long after asking a URL it is asked again for a key that is not among those it gave."""
-FETCH_S = 5.0
+FETCH_TIMEOUT_S = 5.0
 LEEWAY_S = 30.0
 """How far the issuer's clock may be from ours."""
 _JWKS_BYTES_MAX = 1 << 20
@@ -41,8 +41,8 @@ class JwtIdentities:
         """`jwks` is an https URL (http on loopback), or a path. Raises AccessError for a file that is not right."""
         self._issuer = issuer
         self._audience = audience
-        self._remote = _Remote(jwks) if "://" in jwks else None
-        self._file = None if self._remote else Watched(Path(jwks), _parse)
+        self._remote = _RemoteKeys(jwks) if "://" in jwks else None
+        self._file = None if self._remote else Watched(Path(jwks), _parse_keys)
 
     async def subject(self, token: str) -> str:
         """Of a token that is signed by the issuer, for us, and valid now. Raises Unauthenticated."""
@@ -53,12 +53,12 @@ class JwtIdentities:
         algorithm = header.get("alg")
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:  # a header may hold anything
             raise Unauthenticated("the bearer token is neither an API key nor a JWT signed by an asymmetric key")
-        key = await self._key(header.get("kid"))
+        key = await self._find_issuer_key(header.get("kid"))
         if key is None or key.algorithm_name not in ALGORITHMS:
             raise Unauthenticated("the issuer of the JWT has no such key")
-        return self._verified(token, key)
+        return self._verify_token(token, key)
 
-    def _verified(self, token: str, key: jwt.PyJWK) -> str:
+    def _verify_token(self, token: str, key: jwt.PyJWK) -> str:
         try:
             claims = jwt.decode(
                 token,
@@ -79,54 +79,54 @@ class JwtIdentities:
             raise Unauthenticated("the JWT has no subject")
         return claims["sub"]
 
-    async def _key(self, kid: object) -> jwt.PyJWK | None:
+    async def _find_issuer_key(self, kid: object) -> jwt.PyJWK | None:
         if self._file is not None:
-            return _found(self._file.current(), kid)
+            return _find_key(self._file.current(), kid)
         assert self._remote is not None
-        if (key := _found(self._remote.keys, kid)) is None:
-            await self._remote.asked_again()
-            key = _found(self._remote.keys, kid)
+        if (key := _find_key(self._remote.keys, kid)) is None:
+            await self._remote.fetch_again()
+            key = _find_key(self._remote.keys, kid)
         self._remote.refresh()
         return key
 
 
-class _Remote:
+class _RemoteKeys:
     """The keys at a URL. What it gave last stays good while it does not answer."""
 
     def __init__(self, url: str) -> None:
-        if not _is_safe(url):
+        if not _is_safe_url(url):
             raise AccessError(f"jwt_jwks is {url!r}: keys are taken over https, or from a file")
         self._url = url
-        self._asked_s = -PAUSE_S - REFRESH_S
-        self._asking: asyncio.Task[None] | None = None
+        self._fetched_s = -REFETCH_PAUSE_S - REFRESH_S
+        self._fetching: asyncio.Task[None] | None = None
         self.keys: _Keys | None = None
 
-    async def asked_again(self) -> None:
+    async def fetch_again(self) -> None:
         """Waits for an answer, unless there was one a moment ago."""
-        if self._asking is not None or time.monotonic() - self._asked_s >= PAUSE_S:
-            await asyncio.shield(self._begun())
+        if self._fetching is not None or time.monotonic() - self._fetched_s >= REFETCH_PAUSE_S:
+            await asyncio.shield(self._start_fetch())
 
     def refresh(self) -> None:
         """Asks, beside the calls, when the last answer is old."""
-        if self._asking is None and time.monotonic() - self._asked_s >= REFRESH_S:
-            self._begun()
+        if self._fetching is None and time.monotonic() - self._fetched_s >= REFRESH_S:
+            self._start_fetch()
 
-    def _begun(self) -> asyncio.Task[None]:
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
-        return self._asking
+    def _start_fetch(self) -> asyncio.Task[None]:
+        if self._fetching is None:
+            self._fetching = asyncio.create_task(self._fetch())
+        return self._fetching
 
-    async def _ask(self) -> None:
+    async def _fetch(self) -> None:
         try:
-            self.keys = await asyncio.to_thread(_fetched, self._url)
+            self.keys = await asyncio.to_thread(_download_keys, self._url)
         except (OSError, HTTPException, ValueError) as error:
             log.warning("no_keys_of_the_issuer", url=self._url, reason=error)
         finally:
-            self._asked_s = time.monotonic()
-            self._asking = None
+            self._fetched_s = time.monotonic()
+            self._fetching = None
 
 
-def _found(keys: _Keys | None, kid: object) -> jwt.PyJWK | None:
+def _find_key(keys: _Keys | None, kid: object) -> jwt.PyJWK | None:
     """The key of that id; a token that names none means the only one there is."""
     if keys is None:
         return None
@@ -135,21 +135,21 @@ def _found(keys: _Keys | None, kid: object) -> jwt.PyJWK | None:
     return next((key for key in keys.keys if key.key_id == kid), None)
 
 
-def _fetched(url: str) -> _Keys:
-    with urllib.request.urlopen(url, timeout=FETCH_S) as answer:
-        if not _is_safe(answer.geturl()):
+def _download_keys(url: str) -> _Keys:
+    with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as answer:
+        if not _is_safe_url(answer.geturl()):
             raise AccessError("was sent on to an address without TLS")
-        return _parse(answer.read(_JWKS_BYTES_MAX).decode())
+        return _parse_keys(answer.read(_JWKS_BYTES_MAX).decode())
 
 
-def _parse(text: str) -> _Keys:
+def _parse_keys(text: str) -> _Keys:
     try:
         return jwt.PyJWKSet.from_dict(json.loads(text))
     except (jwt.PyJWTError, AttributeError, TypeError, json.JSONDecodeError):
         raise AccessError("is not a JSON web key set with usable keys") from None
 
 
-def _is_safe(url: str) -> bool:
+def _is_safe_url(url: str) -> bool:
     parts = urlsplit(url)
     if parts.scheme == "https":
         return True
