@@ -1,11 +1,12 @@
-"""The interceptor of every call: its errors become statuses, its routing header is checked, and it is counted.
+"""Turns errors of calls into statuses, checks the routing header, and bounds the number of calls and streams.
 
-Rule 1. Nothing but a status of errors.py leaves: a defect's text stays in the log, under an incident id.
-Rule 2. AbortError (a status was set already) and a CancelledError of the call itself (the client is gone) pass, and
-gRPC's InternalError, by which a read or write fails then, is the same. A CancelledError of something that the call
-waited for is a defect as others are: grpc would leave the client without any answer.
-Rule 3. A refusal that is to wait is told once it has, within the call's deadline; it counts as no call meanwhile.
-Rule 4. A handler is given `Requests` and not a message: the innermost interceptor has it read once it knows who calls.
+Rule 1. Only statuses of errors.py reach clients: the text of a defect stays in the log, under an incident id.
+Rule 2. Three exceptions pass unchanged: AbortError (a status is already set), a CancelledError of the call itself (the
+client is gone), and gRPC's InternalError, which a read or write raises in that case. A CancelledError from something
+that the call awaited is a defect like any other: grpc would leave the client without a status.
+Rule 3. A delayed refusal is sent after its delay, within the call's deadline; meanwhile it does not count as a call.
+Rule 4. A handler gets `Requests`, not a message: the innermost interceptor reads the message after it has authenticated
+the caller.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 ROUTING_KEY = "memstream-memory"
 DELAYED_REFUSALS_MAX = 1_024
-"""Refusals that wait; beyond them all are told at once."""
+"""Maximum number of delayed refusals that wait; beyond it refusals are sent at once."""
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -59,7 +60,8 @@ class ErrorAndLimitsInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         call = _Call(self, handler_call_details, handler.request_deserializer)
-        # A handler of a stream of bytes, also where the rpc has one request: gRPC would read and parse that by itself.
+        # Every handler becomes one of a stream of bytes, even if the rpc has one request: otherwise gRPC would read and
+        # parse that request before the handler runs.
         if handler.response_streaming:
             handle = handler.stream_stream if handler.request_streaming else handler.unary_stream
             return grpc.stream_stream_rpc_method_handler(call.wrap_stream(handle), None, handler.response_serializer)
@@ -85,7 +87,7 @@ class ErrorAndLimitsInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def count_call(self) -> Iterator[None]:
-        """Counts a call of one answer. Raises QuotaExceeded."""
+        """Counts a call with one response. Raises QuotaExceeded."""
         if self._calls >= self._calls_max:
             raise QuotaExceeded(
                 f"{self._calls_max} calls are under way, more at once are not allowed: try again soon",
@@ -99,10 +101,10 @@ class ErrorAndLimitsInterceptor(grpc.aio.ServerInterceptor):
             self._calls -= 1
 
     async def end_call(self, error: BaseException, context: _Context) -> None:
-        """Ends a call by the error that its handler ended with. Raises AbortError, CancelledError."""
+        """Ends a call with the status of its handler's error. Raises AbortError, CancelledError."""
         if isinstance(error, asyncio.CancelledError) and is_abandoned(context):
             raise error
-        if isinstance(error, grpc.aio.InternalError):  # a message could not be sent or read: the client has gone
+        if isinstance(error, grpc.aio.InternalError):  # a read or write failed: the client is gone
             raise asyncio.CancelledError from None
         status = status_of_any(error)
         release_frames(error)
@@ -110,7 +112,7 @@ class ErrorAndLimitsInterceptor(grpc.aio.ServerInterceptor):
         await abort(context, status)
 
     async def wait_refusal_delay(self, error: BaseException, context: _Context) -> None:
-        """Waits until the caller may be told."""
+        """Waits for the delay of a refusal, at most until shortly before the deadline."""
         if (
             not isinstance(error, QuotaExceeded)
             or not error.told_in_s
@@ -127,7 +129,7 @@ class ErrorAndLimitsInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    """One call: what its headers say, and the wrapping of its handler."""
+    """One call: its routing header and its wrapped handler."""
 
     def __init__(
         self, interceptor: ErrorAndLimitsInterceptor, details: grpc.HandlerCallDetails, decode: Decode
@@ -141,7 +143,7 @@ class _Call:
                 self._routing.append(value if isinstance(value, str) else value.decode(errors="replace"))
 
     def wrap_unary(self, handle: Callable[..., Awaitable[Any]]) -> Callable[[Any, _Context], Awaitable[Any]]:
-        """Wraps a handler of one answer."""
+        """Wraps a handler of one response."""
 
         async def answer(_raw: Any, context: _Context) -> Any:
             try:
@@ -158,7 +160,7 @@ class _Call:
         return answer
 
     def wrap_stream(self, handle: Callable[..., Any]) -> Callable[[Any, _Context], Any]:
-        """Wraps a handler of a streamed answer: an async generator, or a coroutine that writes (health's Watch)."""
+        """Wraps a handler of a streamed response: an async generator, or a coroutine that writes (health's Watch)."""
         if not inspect.isasyncgenfunction(handle):
             return self.wrap_unary(handle)
 
@@ -176,14 +178,14 @@ class _Call:
         return stream
 
     def _count_if_ours(self, opened: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-        """Health and reflection are always answered, and end with the server."""
+        """Health and reflection are not limited, and do not delay the end of the server."""
         return opened() if self._method.startswith("/memstream.") else nullcontext()
 
     def _count_stream(self) -> AbstractContextManager[None]:
         return self._interceptor.count_stream(self._method.rpartition("/")[2])
 
     def _check_routing(self, request: Message) -> None:
-        """Of the first message. Raises RoutingMismatch."""
+        """Checks the first message. Raises RoutingMismatch."""
         if not self._routing:
             return
         named = _memory_of(request)
@@ -193,9 +195,9 @@ class _Call:
 
 
 def release_frames(error: BaseException) -> None:
-    """Lets go of the requests that the frames of an error hold, once it is logged.
+    """Releases the requests that the frames of a logged error hold.
 
-    gRPC keeps the error in a cycle (call, AbortError, its context), which only the garbage collector ends.
+    gRPC keeps the error in a reference cycle (call, AbortError, its context), which only the garbage collector breaks.
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -204,7 +206,7 @@ def release_frames(error: BaseException) -> None:
 
 
 def _memory_of(request: Any) -> str | None:
-    """ "namespace/memory" as the request names it; None where it names none. A stream names it in `open`."""
+    """Returns "namespace/memory" of the request, or None. A stream names it in `open`."""
     fields = request.DESCRIPTOR.fields_by_name
     if "open" in fields:
         return _memory_of(request.open) if request.HasField("open") else None

@@ -1,8 +1,8 @@
-"""Ending a stream whose client leaves unread what was sent to it.
+"""Ends a stream whose client does not read the responses.
 
-grpc takes a response when the connection has room for it, and until then a generator stands at its `yield` and cannot
-be told anything. So the status is sent beside it: it stands behind what is on its way, so that the client reads
-everything, then why the stream ended. Whatever the handler held is let go at once.
+grpc takes a response once the connection has room for it; until then the generator is suspended at its `yield` and
+cannot raise. A separate task therefore sends the status. It follows the responses that are already queued, so that the
+client reads all of them and then the reason. The handler's resources are released at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memstream_server.rpc.errors import abort, status_of
 R = TypeVar("R")
 _Context = grpc.aio.ServicerContext[Any, Any]
 _ending: set[asyncio.Task[None]] = set()
-"""Statuses on their way: a loop keeps only weak references."""
+"""Tasks that send a status: the event loop keeps only weak references."""
 
 
 async def end_if_stalled(
@@ -30,11 +30,9 @@ async def end_if_stalled(
     stalled_max_s: float,
     error: Callable[[R, float], EngineError],
 ) -> AsyncGenerator[R, None]:
-    """`responses`, until one is not taken for `stalled_max_s`: then the call ends with `error` of that one.
+    """Yields `responses`. If one is not taken for `stalled_max_s`, ends the call with `error(response, stalled_max_s)`.
 
-    `error` is given the response and `stalled_max_s`.
-
-    To be iterated over in the call's own task, which is cancelled then.
+    Iterate over it in the call's own task, which is then cancelled.
     """
     loop, handler = asyncio.get_running_loop(), asyncio.current_task()
     assert handler is not None
@@ -57,7 +55,7 @@ async def _end_call(handler: asyncio.Task[Any], context: _Context, error: Engine
     """Lasts until the client has read the status, or is gone."""
     structlog.get_logger(__name__).info("stalled_stream_ends", reason=error)
     sending = asyncio.create_task(abort(context, status_of(error)))
-    await asyncio.sleep(0)  # it has been handed to grpc
+    await asyncio.sleep(0)  # grpc now has the status
     handler.cancel()
     await asyncio.wait({sending})
-    sending.exception()  # AbortError, or what came of a client that is gone
+    sending.exception()  # AbortError, or the error of a client that is gone

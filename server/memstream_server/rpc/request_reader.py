@@ -1,13 +1,14 @@
-"""Reads the messages of calls, whose size and number of fields are bounded before they are parsed.
+"""Reads the messages of calls and bounds their size and number of fields before it parses them.
 
-Rule 1. Nothing of a call is read before its caller is known: what a client sends of it waits in the window of HTTP/2.
-Rule 2. What one caller has in RAM is bounded: what is being received counts as the largest message, what was received
-as its bytes until its call ends or its stream reads on. Those who ask for more wait, in order, for their own calls.
-Rule 3. gRPC does not decompress, as it would before a handler is asked. A gzip member begins with bytes that no message
-begins with (a field of wire type 7), and is decompressed here, up to the limit of its rpc.
-Rule 4. What takes long before a message is parsed is done for one message of a caller at a time, and with pauses.
-Rule 5. The message of a call with one request must come within `opening_max_s`, as the first of a stream must. Of calls
-that anybody may make, those that have waited longest for their message end first.
+Rule 1. The server reads no message before it has authenticated the caller: unread data stay in the HTTP/2 window.
+Rule 2. The bytes that one caller has in RAM are bounded. A message that is being received counts as the largest allowed
+message; a received one counts as its bytes until the call ends or the stream reads the next. Further reads of that
+caller wait, in order.
+Rule 3. gRPC does not decompress, because it would do so before authentication. A gzip member begins with bytes that no
+message begins with (a field of wire type 7); this module decompresses it, up to the limit of its rpc.
+Rule 4. Slow checks before parsing run for one message of a caller at a time, and with pauses.
+Rule 5. The message of a call with one request must arrive within `opening_max_s`, like the first message of a stream.
+Among calls without identification, those that have waited longest for their message are ended first.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ if TYPE_CHECKING:
     from memstream_server.rpc.limits import Limits
 
 COMPRESSION_ALGORITHMS = 1 << 0 | 1 << 2
-"""As gRPC core numbers them: none, and gzip."""
+"""gRPC core's numbers of no compression and gzip."""
 GZIP = b"\x1f\x8b"
 ANYBODY = ""
-"""The holder of calls that ask nobody who calls."""
+"""The account of calls without identification."""
 ANYBODY_READS_MAX = 16
-"""Messages of such calls that are being received at once."""
+"""Messages of such calls that the server receives at once."""
 _SMALL_FIELDS = 8
-"""By this the fields are divided that a message of the other rpcs may have."""
+"""Divides the maximum number of fields for rpcs with small messages."""
 _GZIP_WINDOW_BITS = 31
 _INFLATED_AT_ONCE = 65_536
-"""Bytes that are decompressed by the event loop itself."""
+"""Bytes that are decompressed on the event loop; a thread decompresses the rest."""
 _PAUSE_S = 0.001
-"""Between two steps of a scan, so that it takes a third of the event loop at most."""
+"""Pause between two steps of a scan, so that it takes at most a third of the event loop."""
 _CANCELLED_S = 0.05
 """How long after the end of its messages a call may learn that it was cancelled."""
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -59,7 +60,7 @@ class _Account:
 
 
 class ByteBudget:
-    """Bytes that each holder may have at once; who asks for more waits, in order. Something is always allowed."""
+    """Bytes that each holder may have at once; further requests wait, in order. A holder with nothing gets any size."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -85,7 +86,7 @@ class ByteBudget:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # its turn came in the same moment
+            if turn.done() and not turn.cancelled():  # it was granted in the same moment
                 self.give(holder, size)
             raise
 
@@ -110,7 +111,7 @@ class ByteBudget:
 
 @dataclass(frozen=True, slots=True)
 class _Rpc:
-    """What the messages of an rpc may hold."""
+    """Bounds of an rpc's messages."""
 
     bytes_max: int
     fields_max: int
@@ -118,7 +119,7 @@ class _Rpc:
 
 
 class RequestReader:
-    """Of one server."""
+    """Reads the requests of one server."""
 
     def __init__(self, limits: Limits) -> None:
         self.opening_max_s = limits.opening_max_s
@@ -135,7 +136,7 @@ class RequestReader:
         self._read = 0
 
     def rpc(self, path: str) -> _Rpc:
-        """Of a method that the server has."""
+        """The bounds of a method that the server has."""
         found = self._rpcs.get(path)
         if found is None:
             service, _, name = path[1:].rpartition("/")
@@ -148,7 +149,7 @@ class RequestReader:
         return found
 
     async def message(self, holder: str, context: _Context) -> Any:
-        """The bytes of the only message of a call. Raises TimeoutError where it does not come."""
+        """The bytes of a call's only message. Raises TimeoutError if it does not arrive in time."""
         async with asyncio.timeout(self.opening_max_s) as timeout:
             if holder:
                 return await context.read()
@@ -166,10 +167,10 @@ class RequestReader:
 
 
 class Requests:
-    """The messages of one call: an async iterator for a stream, `only` for the message of a call that has one."""
+    """The messages of one call: an async iterator for a stream, `only` for a call with one message."""
 
     def __init__(self, reader: RequestReader, path: str, decode: Decode, check: Callable[[Message], None]) -> None:
-        """`check` is given the first message, and may raise."""
+        """`check` gets the first message, and may raise."""
         self._reader = reader
         self._path = path
         self._decode = decode
@@ -179,12 +180,12 @@ class Requests:
         self._held = 0
 
     def read_from(self, context: _Context) -> Requests:
-        """Sets where bytes come from: the method's deserializer is none."""
+        """Sets the context to read bytes from: the method has no deserializer."""
         self._context = context
         return self
 
     def hold_for(self, holder: str) -> None:
-        """On whose account messages are from now on."""
+        """Sets whose account further messages are charged to."""
         if not self._held:
             self._holder = holder
 
@@ -201,14 +202,14 @@ class Requests:
         except TimeoutError:
             raise self._overdue() from None
         if data is grpc.aio.EOF:
-            await asyncio.sleep(_CANCELLED_S)  # raises where the client has cancelled, which ends the messages, too
+            await asyncio.sleep(_CANCELLED_S)  # raises if the client has cancelled, which also ends the messages
             raise ProtocolViolation("the call has no message")
         if self._held:
             self._give(max(0, self._held - len(data)))
         message = self._parse_small(data)
         if message is None:
             message = await self._parse(data)
-        del data  # of what is raised below, the frames keep what they hold until the garbage collector comes
+        del data  # the frames of an error raised below would keep it until the garbage collector runs
         return self._checked(message)
 
     def __aiter__(self) -> Requests:
@@ -227,9 +228,8 @@ class Requests:
         del data
         return self._checked(message)
 
-    # ---- inside
     async def _first(self) -> Any:
-        """The first message, for which a stream is not kept for ever."""
+        """The first message, which must arrive in time."""
         try:
             async with asyncio.timeout(self._reader.opening_max_s):
                 return await self._context.read()
@@ -252,7 +252,7 @@ class Requests:
         return self._decode_message(data)
 
     async def _parse(self, data: bytes) -> Message | str:
-        """The message, or why it is none."""
+        """The message, or the reason why the data are not one."""
         rpc = self._reader.rpc(self._path)
         if data[:2] == GZIP:
             async with self._alone():
@@ -276,7 +276,7 @@ class Requests:
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """While no other message of the caller is examined."""
+        """Waits until no other message of the caller is being examined."""
         await self._reader.examined.take(self._holder, 1)
         try:
             yield
@@ -308,7 +308,7 @@ class Requests:
 
 
 async def _counted(scan: Generator[None, None, bool]) -> bool:
-    """The scan's answer."""
+    """The result of the scan."""
     while True:
         try:
             next(scan)
@@ -318,7 +318,7 @@ async def _counted(scan: Generator[None, None, bool]) -> bool:
 
 
 async def _unzipped(data: bytes, bytes_max: int) -> bytes | str:
-    """What a gzip member holds, or why it cannot be read."""
+    """The decompressed data, or the reason why they cannot be decompressed."""
     member = zlib.decompressobj(_GZIP_WINDOW_BITS)
     try:
         found = member.decompress(data, min(bytes_max + 1, _INFLATED_AT_ONCE))

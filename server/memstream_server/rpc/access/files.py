@@ -1,4 +1,4 @@
-"""Files of the operator that are read again once they have changed."""
+"""Operator files that are reloaded when they change."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 POLL_INTERVAL_S = 1.0
-"""A changed file is noticed after this at the latest, by the next call."""
+"""Maximum age of the last check: a call after it notices a changed file."""
 _Signature = tuple[int, int, int]
 
 
 class AccessError(ValueError):
-    """A file or setting of this package is missing or wrong; the text says which, and never what is secret in it."""
+    """A file or setting of this package is missing or invalid; the text names it and shows no secret."""
 
     log_text = True
 
 
 class Watched(Generic[T]):
-    """What a file says. One that cannot be read any more, or is broken, leaves in force what it said before."""
+    """The parsed contents of a file. If the file becomes unreadable or invalid, the last valid contents stay in force."""
 
     def __init__(self, path: Path, parse: Callable[[str], T]) -> None:
         """`parse` raises ValueError. Raises AccessError."""
@@ -40,7 +40,7 @@ class Watched(Generic[T]):
             raise AccessError(f"{path}: {error}") from error
 
     def current(self) -> T:
-        """As of the last POLL_INTERVAL_S."""
+        """At most POLL_INTERVAL_S old."""
         now_s = time.monotonic()
         if now_s - self._checked_s >= POLL_INTERVAL_S:
             self._checked_s = now_s
@@ -53,7 +53,7 @@ class Watched(Generic[T]):
             if signature == self._signature:
                 return
             data = self._path.read_bytes()
-            self._signature = signature  # of what was read: a file that could not be is tried again
+            self._signature = signature  # set only after a read, so that an unreadable file is tried again
             self._parsed = self._parse(data.decode("utf-8"))
         except (OSError, ValueError) as error:
             self._log_failure(error)

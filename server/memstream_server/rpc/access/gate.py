@@ -1,12 +1,11 @@
-"""The interceptor before every handler: who calls, what the call needs, and whether the policy grants it.
+"""Authenticates the caller before every handler, and checks that the policy grants what the call requires.
 
-Rule 1. Nothing of a handler runs before its caller may do what the first message asks for. Later messages of a stream
-cannot ask for another memory. Who calls is decided by the headers alone: no message of anybody else is read.
-Rule 2. A stream is asked again every RECHECK_S, when a message passes in either direction: a revoked key, an expired
-token and a policy that was changed end it.
-Rule 3. An operation of a namespace that the caller has no right in is not there.
-Rule 4. A caller that has sent too much in a second is held back by not being read, or refused where it waits for one
-answer.
+Rule 1. No handler runs before the policy grants what the first message requires. Later messages of a stream cannot name
+another memory. Authentication uses the headers alone: messages of other callers are not read.
+Rule 2. A stream is rechecked when a message passes in either direction and RECHECK_S have passed: a revoked key, an
+expired token or a changed policy ends it.
+Rule 3. An operation in a namespace where the caller has no right does not exist for that caller.
+Rule 4. A caller over its rate is slowed down on streams, by delayed reads; calls with one response are refused.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ OperationOf = Callable[[str], Awaitable["Operation"]]
 
 
 class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
-    """To stand behind the interceptor that makes statuses of errors, and before every handler."""
+    """Runs inside the interceptor that turns errors into statuses, and before every handler."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
 
 
 class OpenAccessInterceptor(grpc.aio.ServerInterceptor):
-    """In the place of a interceptor where everybody may do everything."""
+    """Replaces AuthorizationInterceptor if the server has no authentication."""
 
     def __init__(self) -> None:
         self._admission = Admission()
@@ -98,7 +97,7 @@ class OpenAccessInterceptor(grpc.aio.ServerInterceptor):
 
 
 def wrap_handler(handler: Any, call: UnidentifiedCall | AuthorizedCall) -> Any:
-    """The handler behind a call, which reads the one request of a call or admits the requests of a stream."""
+    """Wraps a handler; the wrapper reads the one request of a call, or authorizes the requests of a stream."""
     given, written = handler.request_deserializer, handler.response_serializer
     many = handler.request_streaming
     if many and handler.response_streaming:
@@ -124,7 +123,7 @@ def _wrap_unary(
 def _wrap_stream(
     call: UnidentifiedCall | AuthorizedCall, handle: Callable[..., Any], many: bool
 ) -> Callable[[Requests, _Context], Any]:
-    if not inspect.isasyncgenfunction(handle):  # one that writes by itself
+    if not inspect.isasyncgenfunction(handle):  # a coroutine that writes
         return _wrap_unary(call, handle, many, "streams")
 
     async def stream(requests: Requests, context: _Context) -> AsyncIterator[Any]:
@@ -139,10 +138,10 @@ def _wrap_stream(
 
 
 class UnidentifiedCall:
-    """A call that asks nobody who calls.
+    """A call that needs no identity.
 
-    Each connection has an account for what it sends. Health checks are on nobody's account, so that those give way that
-    wait longest for their message.
+    Each connection has an account for its requests. Health checks are on a shared account, in which the calls that have
+    waited longest for their message give way.
     """
 
     def __init__(self, admission: Admission, path: str) -> None:
@@ -151,27 +150,27 @@ class UnidentifiedCall:
         self._peer = ""
 
     async def identify_caller(self, requests: Requests, context: _Context) -> None:
-        """By the connection that it comes from."""
+        """Identifies the connection."""
         self._peer = context.peer()
         if self._on_account:
             requests.hold_for(self._peer)
 
     def count_open(self, what: str) -> AbstractContextManager[None]:
-        """Only streams of nobody in particular are counted. Raises QuotaExceeded."""
+        """Counts public streams only. Raises QuotaExceeded."""
         if self._on_account or what != "streams":
             return nullcontext()
         return self._admission.open_stream(self._peer)
 
     async def read_request(self, requests: Requests, _context: _Context, many: bool) -> Any:
-        """What the handler is to be given."""
+        """The handler's input."""
         return requests if many else await requests.only()
 
     async def recheck(self, _context: _Context) -> None:
-        """Nothing can have changed."""
+        """Does nothing: there is no identity that could change."""
 
 
 class AuthorizedCall:
-    """One call at the interceptor."""
+    """One call with an identity."""
 
     def __init__(
         self, interceptor: AuthorizationInterceptor, path: str, rule: RpcRule | None, metadata: Metadata
@@ -185,7 +184,7 @@ class AuthorizedCall:
         self._checked_s = 0.0
 
     async def identify_caller(self, requests: Requests, context: _Context) -> None:
-        """By the headers alone. Raises Unauthenticated, PermissionDenied."""
+        """Uses the headers alone. Raises Unauthenticated, PermissionDenied."""
         await self._identify_caller(context)
         if self._rule is None:
             raise PermissionDenied(f"{self._path} is not in the server's table of rights")
@@ -196,7 +195,7 @@ class AuthorizedCall:
         return self._interceptor.admission.admitted(self._caller.principal, what)
 
     async def read_request(self, requests: Requests, context: _Context, many: bool) -> Any:
-        """What the handler is to be given. Raises PermissionDenied, OperationNotFound, QuotaExceeded."""
+        """The handler's input. Raises PermissionDenied, OperationNotFound, QuotaExceeded."""
         if many:
             return _AuthorizedRequests(self, requests, context)
         request = await requests.only()
@@ -213,8 +212,8 @@ class AuthorizedCall:
         CALLER.set(self._caller)
 
     async def authorize(self, request: Any) -> None:
-        """Whether the first message may ask for what it does."""
-        assert self._rule is not None  # _enter has looked
+        """Checks that the caller may do what the first message asks for."""
+        assert self._rule is not None  # identify_caller has checked it
         self._first = request
         for need in self._rule.needs:
             namespace = find_namespace(request, need)
@@ -224,27 +223,27 @@ class AuthorizedCall:
             await self._check_operation(request.id, self._rule.operation)
 
     async def recheck(self, context: _Context) -> None:
-        """Asks again, when it was long ago."""
+        """Authenticates and authorizes again if the last check is old."""
         if time.monotonic() - self._checked_s < RECHECK_S:
             return
         self._checked_s = time.monotonic()
-        if not any(key == CALLER_HEADER for key, _ in self._metadata):  # else the server that passed it on asks again
+        if not any(key == CALLER_HEADER for key, _ in self._metadata):  # else the forwarding server rechecks
             await self._identify_caller(context)
         if self._first is not None:
             await self.authorize(self._first)
 
     async def _recheck_and_charge(self, context: _Context) -> None:
-        """As if the stream had just asked once more."""
+        """Checks and charges as for another request of the stream."""
         await self.recheck(context)
         await self.charge(self._first, first=True)
 
     async def charge(self, message: Any, *, first: bool) -> None:
-        """Counts a message of a stream, and waits until what the caller has sent of its kind is paid for."""
+        """Counts a message of a stream, and waits until the caller's rate allows it."""
         owed_s = self._interceptor.admission.sent(self._caller.principal, message, first=first)
         if owed_s:
             await asyncio.sleep(owed_s)
 
-    # ---- the policy
+    # ---- policy
     def _may(self, verb: Verb, namespace: str) -> bool:
         return self._interceptor.policy.current().may(self._caller.principal, verb, namespace)
 
@@ -271,7 +270,7 @@ class AuthorizedCall:
 
 
 class _AuthorizedRequests:
-    """A request stream: the first message is looked up in the table, no later one may open anything."""
+    """A request stream: the first message is authorized, later ones cannot open another memory."""
 
     def __init__(self, call: AuthorizedCall, requests: Any, context: _Context) -> None:
         self._call = call

@@ -1,4 +1,4 @@
-"""JSON web tokens: the issuer's public keys (JWKS) from a URL or a file, and the subject of a token they verify."""
+"""JSON web tokens: fetches the issuer's public keys (JWKS) from a URL or file, and verifies tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from memstream_server.settings import is_loopback
 log = structlog.get_logger(__name__)
 
 ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
-"""Asymmetric ones alone: with a shared secret whoever verifies could also issue."""
+"""Asymmetric ones only: with a shared secret every verifier could also issue tokens."""
 REFRESH_S = 300.0
-"""Keys of a URL are asked for again after this; the ones there serve meanwhile."""
+"""Keys of a URL are fetched again after this time; calls use the old keys meanwhile."""
 REFETCH_PAUSE_S = 3.0
-"""How long after asking a URL it is asked again for a key that is not among those it gave."""
+"""Minimum time between two fetches when a token names an unknown key."""
 FETCH_TIMEOUT_S = 5.0
 LEEWAY_S = 30.0
-"""How far the issuer's clock may be from ours."""
+"""Tolerated difference between the issuer's clock and the server's."""
 _JWKS_BYTES_MAX = 1 << 20
 _TOKEN_CHARS_MAX = 8_192
 
@@ -38,20 +38,21 @@ class JwtIdentities:
     """Verifies tokens of one issuer for one audience."""
 
     def __init__(self, jwks: str, issuer: str, audience: str) -> None:
-        """`jwks` is an https URL (http on loopback), or a path. Raises AccessError for a file that is not right."""
+        """`jwks` is an https URL (http on loopback), or a path. Raises AccessError for an invalid file."""
         self._issuer = issuer
         self._audience = audience
         self._remote = _RemoteKeys(jwks) if "://" in jwks else None
         self._file = None if self._remote else Watched(Path(jwks), _parse_keys)
 
     async def subject(self, token: str) -> str:
-        """Of a token that is signed by the issuer, for us, and valid now. Raises Unauthenticated."""
+        """The subject of a token that the issuer signed for this audience and that is valid now. Raises
+        Unauthenticated."""
         try:
             header = jwt.get_unverified_header(token) if len(token) <= _TOKEN_CHARS_MAX else {}
         except jwt.InvalidTokenError:
             header = {}
         algorithm = header.get("alg")
-        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:  # a header may hold anything
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:  # a header may hold any JSON value
             raise Unauthenticated("the bearer token is neither an API key nor a JWT signed by an asymmetric key")
         key = await self._find_issuer_key(header.get("kid"))
         if key is None or key.algorithm_name not in ALGORITHMS:
@@ -91,7 +92,7 @@ class JwtIdentities:
 
 
 class _RemoteKeys:
-    """The keys at a URL. What it gave last stays good while it does not answer."""
+    """The keys of a URL. The last fetched keys stay in use while the URL does not respond."""
 
     def __init__(self, url: str) -> None:
         if not _is_safe_url(url):
@@ -102,12 +103,12 @@ class _RemoteKeys:
         self.keys: _Keys | None = None
 
     async def fetch_again(self) -> None:
-        """Waits for an answer, unless there was one a moment ago."""
+        """Fetches and waits, unless the last fetch is recent."""
         if self._fetching is not None or time.monotonic() - self._fetched_s >= REFETCH_PAUSE_S:
             await asyncio.shield(self._start_fetch())
 
     def refresh(self) -> None:
-        """Asks, beside the calls, when the last answer is old."""
+        """Fetches in the background if the last fetch is old."""
         if self._fetching is None and time.monotonic() - self._fetched_s >= REFRESH_S:
             self._start_fetch()
 
@@ -127,7 +128,7 @@ class _RemoteKeys:
 
 
 def _find_key(keys: _Keys | None, kid: object) -> jwt.PyJWK | None:
-    """The key of that id; a token that names none means the only one there is."""
+    """The key with that id; a token without a key id means the only key."""
     if keys is None:
         return None
     if kid is None:
