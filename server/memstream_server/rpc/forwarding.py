@@ -1,10 +1,11 @@
-"""Passing calls on to the server that owns their memory, once, where several servers share a database.
+"""Forwards calls to the server that owns their memory, where several servers share a database.
 
-Rule 1. A call goes where its memory is owned now; a memory that nobody owns is served here, and taken by that.
-Rule 2. A call that was passed on is not passed on again: where it finds no owner either it fails, and the server that
-passed it on looks again.
-Rule 3. Messages pass as they are, with deadline, cancellation, metadata and status. What cannot have begun is tried
-again; what may have is the client's to repeat.
+Rule 1. A call goes to the current owner of its memory; if a memory has no owner, the server that gets the call takes
+it.
+Rule 2. A forwarded call is not forwarded again: if it does not reach the owner it fails, and the server that forwarded
+it looks the owner up again.
+Rule 3. Messages, deadline, cancellation, metadata and status are forwarded unchanged. Calls that cannot have begun are
+retried; for others the client decides whether to retry.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MARK = "memstream-forwarded"
-"""Metadata of a call that another server passed on."""
+"""Metadata of a forwarded call."""
 CONNECT_S = 2.0
-"""How long the owner's server may take to accept a connection."""
+"""Timeout of a connection to the owner's server."""
 RETRY_S = 15.0
-"""How long a unary call that has not begun is tried again, at the most until shortly before its deadline."""
+"""How long a unary call that has not begun is retried, at most until shortly before its deadline."""
 CALLS_OF_CONNECTION = 100
-"""Calls after which a further connection to the owner is used: the owner's server takes some number on one."""
+"""Calls after which another connection to the owner is opened: a server limits the streams of a connection."""
 RETRY_PAUSE_S = 0.1
 _NOT_OURS = ("grpc-", "user-agent", ":", "te", "content-type", REQUEST_ID, "traceparent", "tracestate")
 _OPTIONS: list[tuple[str, int | str]] = [
@@ -58,8 +59,8 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.enable_retries", 0),  # a call that may have begun is not ours to repeat
-    ("grpc.use_local_subchannel_pool", 1),  # a channel made anew connects anew, whatever came of the one before
+    ("grpc.enable_retries", 0),  # the call may have begun, and only the client may repeat it
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel gets a new connection, whatever the state of the last one
 ]
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Call = Any
@@ -67,7 +68,7 @@ _Call = Any
 
 @dataclass(slots=True, eq=False)
 class _ForwardedCall:
-    """A call on its way to an owner."""
+    """A call that was sent to an owner."""
 
     owner: int
     channel: grpc.aio.Channel
@@ -76,13 +77,13 @@ class _ForwardedCall:
 
 @dataclass(slots=True, eq=False)
 class _Retries:
-    """How long a call that has not begun is tried."""
+    """The retries of a call that has not begun."""
 
     until_s: float
     tries: int = field(default=0)
 
     async def exhausted(self) -> bool:
-        """Whether to give up; otherwise it is time for the next try."""
+        """Waits until the next try is due, or returns True if the time is over."""
         loop = asyncio.get_running_loop()
         self.tries += 1
         pause_s = min(1.0, RETRY_PAUSE_S * self.tries)
@@ -93,7 +94,7 @@ class _Retries:
 
 
 class Forwarding:
-    """Wraps handlers. `watch` runs beside them; `close` ends the channels."""
+    """Wraps handlers. A task watches the owners of forwarded calls; `close` ends it and closes the channels."""
 
     def __init__(
         self, ownership: Ownership, drain: Drain, poll_interval_s: float, peers: Peers, tracing: Tracing | None = None
@@ -104,18 +105,18 @@ class Forwarding:
         self._drain = drain
         self._poll_interval_s = poll_interval_s
         self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
-        """By address, and which of the connections to it."""
+        """By address and number of the connection to it."""
         self._forwarded: set[_ForwardedCall] = set()
         self._watch_task: asyncio.Task[None] | None = None
 
     def wrap(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler of an rpc, or one that first looks where its memory is owned."""
+        """The handler of an rpc, or one that first looks up the owner of the memory."""
         if not self._ownership.shared or RPC_RULES[path_of(method)].served_anywhere or not names_memory(method):
             return behaviour
         return self._wrap_stream(method, behaviour) if method.server_streaming else self._wrap_unary(method, behaviour)
 
     async def close(self) -> None:
-        """Ends what is passed on."""
+        """Ends the forwarded calls."""
         if self._watch_task is not None:
             self._watch_task.cancel()
             await asyncio.gather(self._watch_task, return_exceptions=True)
@@ -123,9 +124,9 @@ class Forwarding:
             await channel.close()
         self._channels.clear()
 
-    # ---- where
+    # ---- owners
     async def _find_owner(self, request: object, context: _Context) -> Owner | None:
-        """Whom to pass the call on to; None: serve it here."""
+        """The server to forward the call to; None: this server handles it."""
         named = _memory_of(request)
         if named is None:
             return None
@@ -138,7 +139,7 @@ class Forwarding:
             raise OwnerUnreachable("the server that owns the memory has not said yet where it is")
         return owner
 
-    # ---- calls with one answer
+    # ---- calls with one response
     def _wrap_unary(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         async def answer(request: Any, context: _Context) -> Any:
             requests, first = None, request
@@ -152,7 +153,7 @@ class Forwarding:
                         return await behaviour(request if requests is None else _prepend(first, requests), context)
                     return await self._forward_unary(method, owner, first, requests, context)
                 except (OwnedElsewhere, OwnerUnreachable, LeaseLost) as error:
-                    # The memory moves just now, or the owner has just ended: somebody will have it in a moment.
+                    # The memory is moving, or its owner has just ended: another server will own it in a moment.
                     passes = requests is None and not _is_marked(context) and _is_retryable(error)
                     if not passes or await wait.exhausted():
                         raise
@@ -169,7 +170,7 @@ class Forwarding:
                 return only
         raise OwnerUnreachable("the server that owns the memory gave no answer")
 
-    # ---- calls with a stream of answers
+    # ---- calls with streamed responses
     def _wrap_stream(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
             requests, first = None, request
@@ -187,7 +188,7 @@ class Forwarding:
         return stream
 
     async def _add_going_away(self, method: MethodDescriptor, answers: AsyncGenerator[bytes, None]) -> Any:
-        """The owner's answers, and `going_away` among them when it is this server that goes."""
+        """The owner's responses; adds `going_away` if this server shuts down."""
         drained = asyncio.Event()
         waiting: asyncio.Task[Any] = asyncio.create_task(drained.wait())
         following: asyncio.Task[bytes | None] = asyncio.create_task(_next_or_none(answers))
@@ -213,11 +214,11 @@ class Forwarding:
             await asyncio.gather(following, waiting, return_exceptions=True)
             await answers.aclose()
 
-    # ---- passing on
+    # ---- forwarding
     async def _forward(
         self, method: MethodDescriptor, owner: Owner, first: Message, requests: Any, context: _Context
     ) -> Any:
-        """The owner's answers, as bytes. Raises OwnerUnreachable; ends the call with the owner's status."""
+        """The owner's responses, as bytes. Raises OwnerUnreachable; ends the call with the owner's status."""
         channel = await self._connected_channel(owner)
         path = path_of(method)
         metadata = (*self._peers.metadata(_forwarded_metadata(context), path), *self._tracing.passed_on())
@@ -237,10 +238,10 @@ class Forwarding:
                 yield response
         except asyncio.CancelledError:
             if pumping is not None and pumping.done() and not pumping.cancelled() and pumping.exception() is not None:
-                raise pumping.exception() from None  # type: ignore[misc]  # looked at above
+                raise pumping.exception() from None  # type: ignore[misc]  # checked above
             if is_abandoned(context):
                 raise
-            # By _watch_owners, or by `close`.
+            # Cancelled by _watch_owners or by `close`.
             text = "the server that owned the memory ended or lost it: what was asked may have been done"
             raise OwnerUnreachable(text, begun="yes") from None
         except grpc.aio.AioRpcError as error:
@@ -254,8 +255,8 @@ class Forwarding:
             await self._close_unused(channel)
 
     async def _connected_channel(self, owner: Owner) -> grpc.aio.Channel:
-        """A channel that is connected. Raises OwnerUnreachable, at once where nobody listens: who drains leaves its
-        memories in the same moment, and they are looked up again."""
+        """A connected channel. Raises OwnerUnreachable, at once if nothing listens at the address: a server that drains
+        releases its memories at the same moment, and the caller looks the owner up again."""
         under_way = sum(each.owner == owner.number for each in self._forwarded)
         key = (owner.address, under_way // CALLS_OF_CONNECTION)
         channel = self._channels.get(key)
@@ -267,7 +268,7 @@ class Forwarding:
                 connected = await _try_connect(channel)
             if not connected:
                 problem = await self._peers.certificate_problem(channel, owner.address)
-        except (TimeoutError, grpc.aio.UsageError):  # closed by another call
+        except (TimeoutError, grpc.aio.UsageError):  # another call has closed it
             connected = False
         if connected:
             return channel
@@ -280,8 +281,8 @@ class Forwarding:
         raise OwnerUnreachable(text, retry_after_s=0.2)
 
     async def _close_unused(self, channel: grpc.aio.Channel) -> None:
-        """Closes a channel that is given to no call any more, once the last call has left it: closing ends calls, and
-        a server that drains accepts no connection but answers what it has."""
+        """Closes a channel that gets no further calls, once its last call has ended. Closing earlier would end calls,
+        and a server that drains accepts no new connection but completes its open calls."""
         if channel not in self._channels.values() and all(each.channel is not channel for each in self._forwarded):
             await channel.close()
 
@@ -290,7 +291,7 @@ class Forwarding:
             self._watch_task = asyncio.create_task(self._watch_owners(), context=contextvars.Context())
 
     async def _watch_owners(self) -> None:
-        """A server that stopped without closing its connections answers nothing: its calls end with its lease."""
+        """Cancels the calls to a server whose lease has expired: a hung server may keep its connections open."""
         while self._forwarded:
             await asyncio.sleep(self._poll_interval_s)
             try:
@@ -304,7 +305,8 @@ class Forwarding:
 
 
 async def _try_connect(channel: grpc.aio.Channel) -> bool:
-    """Whether a channel's next attempt leads to a connection; it makes others by itself, but after a second or more."""
+    """Whether the channel's next connection attempt succeeds; the channel makes later attempts only after a second or
+    more."""
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
             return False
@@ -322,7 +324,7 @@ async def _sleep(seconds: float) -> bool:
 
 
 async def _send_requests(call: _Call, first: Message | None, requests: AsyncIterator[Message]) -> None:
-    """Requests on to the owner. What is wrong with one of them ends the call; a broken call tells its reader."""
+    """Forwards requests to the owner. An invalid request ends the call; a broken call ends its reader."""
     try:
         if first is not None:
             await call.write(first)
@@ -337,10 +339,11 @@ async def _send_requests(call: _Call, first: Message | None, requests: AsyncIter
 
 
 async def _relay_status(error: grpc.aio.AioRpcError, context: _Context) -> None:
-    """End the call as the owner ended it. Raises OwnerUnreachable where the owner did not say anything."""
+    """Ends the call with the owner's status. Raises OwnerUnreachable if the owner sent none."""
     given = error.trailing_metadata() or ()
     rich = [(key, value) for key, value in given if key == STATUS_KEY and isinstance(value, bytes)]
-    # CANCELLED is what is left of a call when the owner's grace ends; a client that cancels never gets here.
+    # CANCELLED is the status of a call that is left when the owner's grace ends; a call that the client cancels does
+    # not get here.
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         if not rich:
             text = "the server that owns the memory ended, or the connection to it: what was asked may have been done"
@@ -362,7 +365,7 @@ def _error_info(status: bytes) -> error_details_pb2.ErrorInfo:
 
 
 def _is_retryable(error: EngineError) -> bool:
-    """Whether to try again: the call has changed nothing, and time may help."""
+    """Whether to retry: the call has changed nothing, and a later try may succeed."""
     return "begun" not in error.details and not isinstance(error, OwnerUntrusted)
 
 
@@ -393,7 +396,7 @@ async def _prepend(first: Message | None, rest: AsyncIterator[Message]) -> Async
 
 
 def _memory_of(request: Any) -> tuple[str, str] | None:
-    """(namespace, name) of the memory a request is for; None where it names none (whoever serves it says so)."""
+    """(namespace, name) of the request's memory; None if it names none, which its handler refuses."""
     if request is None:
         return None
     fields = request.DESCRIPTOR.fields_by_name

@@ -1,4 +1,4 @@
-"""MemoryService's fragments: read, put, changed, forgotten, restored."""
+"""Fragment rpcs of MemoryService: get, list, put, update, forget, restore, erase."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MASKED = ("content", "structured", "importance", "metadata", "expire_time", "pi
 
 
 class FragmentMethods:
-    """What of MemoryService is about fragments."""
+    """The handlers."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine = engine
@@ -148,7 +148,7 @@ class FragmentMethods:
     def _which(
         self, request: pb.ForgetFragmentsRequest | pb.RestoreFragmentsRequest | pb.EraseFragmentsRequest
     ) -> tuple[str, str, list[str] | Filter]:
-        """(namespace, memory, ids or a filter that restricts something). Raises InvalidField."""
+        """(namespace, memory, ids or a filter that is not empty). Raises InvalidField."""
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         identifier(found, "request_id", request.request_id, self._limits)
@@ -169,7 +169,7 @@ class FragmentMethods:
 
 
 def _change(found: Violations, request: pb.UpdateFragmentRequest, limits: Limits) -> FragmentChange:
-    """What the mask names, from the message; an expire_time that is named and not set takes the expiry away."""
+    """The masked fields of the message; a masked expire_time that is not set removes the expiry."""
     message, paths = request.fragment, set(request.update_mask.paths)
     validation.fragment_id(found, "fragment.id", message.id)
     _check_mask(found, request.update_mask.paths)
@@ -233,7 +233,7 @@ def _erasing(operation: Operation) -> pb.EraseFragmentsResponse:
 
 
 def _fitting(messages: list[fragment_pb2.Fragment], bytes_max: int) -> list[fragment_pb2.Fragment]:
-    """The first of them that fit together, at least one."""
+    """As many of the first messages as fit, at least one."""
     size = 0
     for number, message in enumerate(messages):
         size += message.ByteSize()

@@ -1,4 +1,4 @@
-"""ServerService: what this server is."""
+"""ServerService: version, capabilities, limits and models of the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REFLECTION = pb.Capability.CAPABILITY_REFLECTION
 
 
 class ServerService:
-    """Version, capabilities, limits and models."""
+    """The servicer."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine = engine
@@ -75,7 +75,7 @@ class ServerService:
 
 
 def _status(status: ModelStatus, whole: bool) -> pb.ModelStatus:
-    """`whole`: whether the caller may know when and how often others ask."""
+    """`whole`: whether the caller may see when and how often models are called."""
     shown = pb.ModelStatus(role=status.role, model=status.model, state=_STATES[status.state], last_error=status.error)
     if whole:
         shown.consecutive_failures = status.failures
@@ -88,8 +88,8 @@ def _status(status: ModelStatus, whole: bool) -> pb.ModelStatus:
 
 @cache
 def server_version() -> str:
-    """As installed."""
+    """The installed version."""
     try:
         return version("memstream")
-    except PackageNotFoundError:  # run from a source tree that was not installed
+    except PackageNotFoundError:  # a source tree without an installed package
         return "unknown"

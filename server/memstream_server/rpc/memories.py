@@ -1,4 +1,4 @@
-"""MemoryService: memories as resources; their fragments are in fragments.py."""
+"""Memory rpcs of MemoryService; the fragment rpcs are in fragments.py."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _UPDATE_TRIES = 5
-"""An update without an etag is decided anew when another came between reading and writing."""
+"""An update without an etag is retried if another update came between its read and its write."""
 
 
 class MemoryService(FragmentMethods):
-    """What of the service this server has; the rest is refused by rpc/registration.py."""
+    """The handlers; rpc/registration.py refuses rpcs that are missing."""
 
     # ---- memories
     async def create_memory(self, request: pb.CreateMemoryRequest, _context: _Context) -> pb.CreateMemoryResponse:
@@ -142,7 +142,7 @@ class MemoryService(FragmentMethods):
     async def clear_memory(self, request: pb.ClearMemoryRequest, _context: _Context) -> pb.ClearMemoryResponse:
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        if 0 in request.tiers:  # elsewhere it stands for any; what clears for good takes no chances
+        if 0 in request.tiers:  # UNSPECIFIED means any tier in other rpcs; a permanent removal must name its tiers
             found.add("tiers", "has TIER_UNSPECIFIED: name the tiers, or none for all")
         tiers = TIERS.read_all(found, "tiers", request.tiers)
         request_id = identifier(found, "request_id", request.request_id, self._limits)
@@ -193,7 +193,6 @@ class MemoryService(FragmentMethods):
 
         return await answered(call, self._engine, start)
 
-    # ---- inside
     def _named(self, request: pb.GetMemoryRequest | pb.GetMemoryStatsRequest) -> tuple[str, str]:
         found = Violations()
         named = memory_name(found, request.namespace, request.memory, self._limits)
@@ -214,7 +213,7 @@ def _answering(call: IdempotentCall[Any] | None, response: Any) -> AnswerOf | No
 
 
 def _check_same(request: pb.CreateMemoryRequest, record: MemoryRecord) -> None:
-    """Raises MemoryExists where an existing memory is not what the request asks for."""
+    """Raises MemoryExists if an existing memory differs from the request."""
     differing = policies.differences(request, policies.memory_message(record))
     if differing:
         named = ", ".join(f"{field} ({how})" for field, how in differing.items())

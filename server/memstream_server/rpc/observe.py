@@ -1,11 +1,11 @@
-"""Observe: a producer's observations in, cumulative acknowledgements out.
+"""Observe: observations of a producer in, cumulative acknowledgements out.
 
-Rule 1. One task reads requests; the generator follows the session, and alone writes. They meet in this object's fields,
-so acknowledgements coalesce by themselves and nothing queues up behind a slow client.
-Rule 2. Credits are given back by the acknowledgement that tells of *received*, not before: a client that does not
-read its acknowledgements runs out of window instead of filling the server's memory.
-Rule 3. An error of the client ends the stream only after what it sent before was received and acknowledged.
-Rule 4. A request stream that ends without `close` is an abandoned producer: nothing waits for *stored*.
+Rule 1. One task reads requests; the generator follows the session and is the only writer. They share this object's
+fields, so acknowledgements are merged while a client is slow, and no queue grows.
+Rule 2. The acknowledgement of *received* returns flow-control credit, and nothing else does: a client that does not
+read acknowledgements runs out of window instead of filling the server's memory.
+Rule 3. A client error ends the stream only after everything that the client sent before was received and acknowledged.
+Rule 4. A request stream that ends without `close` is an abandoned producer: the server does not wait for *stored*.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ class ObserveOpening:
     level: AckLevel
     outcomes: bool
     known: int | None = None
-    """Up to which number the client knows refusals and outcomes; None: it does not ask for what it missed."""
+    """The sequence number up to which the client knows rejections and outcomes; None: it does not ask for missed ones.
+    """
 
 
 def read_open(message: pb.ObserveRequest, limits: Limits) -> ObserveOpening:
-    """The first message of a stream. Raises ProtocolViolation, InvalidField."""
+    """Validates the first message of a stream. Raises ProtocolViolation, InvalidField."""
     if message.WhichOneof("message") != "open":
         raise ProtocolViolation("the first message of an Observe stream must be `open`")
     given, found = message.open, Violations()
@@ -71,7 +72,7 @@ def read_open(message: pb.ObserveRequest, limits: Limits) -> ObserveOpening:
 
 
 def check_numbers(first: int, count: int, limits: Limits, prefix: str = "") -> None:
-    """A batch's size and numbers. Raises InvalidField."""
+    """Validates a batch's size and numbers. Raises InvalidField."""
     if count == 0:
         raise invalid(f"{prefix}observations", "is empty")
     if count > limits.batch_max:
@@ -86,12 +87,12 @@ class _InFlight:
     count: int
     size: int
     repeat: bool
-    """All of it was received before: an acknowledgement is owed though no number moves."""
+    """Whether the whole batch is a repeat: it needs an acknowledgement although no number advances."""
     received: asyncio.Future[None]
 
 
 class ObserveStream:
-    """One open stream. `responses` is run once."""
+    """One open stream. `responses` runs once."""
 
     def __init__(
         self, session: ObserveSession, opening: ObserveOpening, limits: Limits, drain: Drain, dimension: int
@@ -107,19 +108,19 @@ class ObserveStream:
         self._indexed = 0
         self._revision = opened.revision
         self._last_sent = opened.received
-        """Last number sent on this stream, or received before it."""
+        """Highest sequence number that this stream sent, or that was received before it."""
         self._in_flight: deque[_InFlight] = deque()
         self._observations_in_flight = 0
         self._bytes_in_flight = 0
         self._rejected: list[Rejection] = []
         self._outcomes: list[Outcome] = []
         self._flushes: deque[tuple[int, int]] = deque()
-        """(flush_id, number that must have reached the level)."""
+        """(flush_id, sequence number that must have reached the level)."""
         self._flushed = 0
         self._outcomes_resumed_to = opened.stored if opening.known is not None else 0
         """Outcomes up to this number were sent again when the stream opened, ..."""
         self._resumed_to = 0
-        """... and refusals up to this one."""
+        """... and rejections up to this one."""
         self._ack_due = False
         self._throttle_s = 0.0
         self._closing = False
@@ -128,8 +129,8 @@ class ObserveStream:
         self._wake = session.news
 
     async def responses(self, requests: AsyncIterator[pb.ObserveRequest]) -> AsyncGenerator[pb.ObserveResponse, None]:
-        """Every message of the server, until `closed`, the end of the requests, or an error."""
-        self._poll_progress()  # what `opened` does not say: where indexed stands, and what has moved since
+        """Yields every message of the server, until `closed`, the end of the requests, or an error."""
+        self._poll_progress()  # `opened` lacks *indexed*, and progress since the session opened
         self._wake.set()
         reader = asyncio.create_task(self._read_requests(requests))
         reader.add_done_callback(lambda _: self._wake.set())
@@ -141,7 +142,7 @@ class ObserveStream:
                 while True:
                     await self._wake.wait()
                     self._wake.clear()
-                    if self._drain.begun and not self._going_away:  # first: what is due may raise
+                    if self._drain.begun and not self._going_away:  # first, because pending responses may raise
                         self._going_away = True
                         yield pb.ObserveResponse(going_away=self._drain.message())
                     ended = self._poll_progress()
@@ -153,7 +154,7 @@ class ObserveStream:
                     if self._grace_over:
                         raise self._drain.error()
                     if due:
-                        self._wake.set()  # look again: while it was written, more may have become due
+                        self._wake.set()  # more responses may be pending by now
                     elif self._is_finished(reader):
                         break
             if self._closing:
@@ -164,7 +165,7 @@ class ObserveStream:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
-    # ---- what is read
+    # ---- requests
     async def _read_requests(self, requests: AsyncIterator[pb.ObserveRequest]) -> None:
         async for message in requests:
             kind = message.WhichOneof("message")
@@ -202,7 +203,7 @@ class ObserveStream:
 
     def _on_received(self, received: asyncio.Future[None]) -> None:
         if not received.cancelled():
-            received.exception()  # looked at here, so that a stream that is gone leaves no warning behind
+            received.exception()  # retrieved here, so that an ended stream causes no warning
         self._wake.set()
 
     def _check_window(self, count: int, size: int) -> None:
@@ -218,7 +219,7 @@ class ObserveStream:
     def _submit_batch(
         self, first: int, items: Sequence[NewObservation | Refusal]
     ) -> asyncio.Future[None] | BacklogFull:
-        """Gives the batch to the engine."""
+        """Submits the batch to the engine."""
         try:
             return self._session.submit(first, items, self._opening.level)
         except BacklogFull as full:
@@ -227,7 +228,7 @@ class ObserveStream:
     async def _submit_later(
         self, full: BacklogFull, first: int, items: Sequence[NewObservation | Refusal]
     ) -> asyncio.Future[None]:
-        """While the backlog is full, holds the batch for a while and throttles the client."""
+        """Retries while the backlog is full, for a limited time, and throttles the client."""
         deadline = asyncio.get_running_loop().time() + self._limits.backlog_wait_s
         while True:
             delay_s = max(0.01, full.retry_after_s or RETRY_S[full.reason])
@@ -245,15 +246,15 @@ class ObserveStream:
         if flush.flush_id < 1:
             raise invalid("flush.flush_id", f"is {flush.flush_id}: it must be 1 or more")
         flush_id = flush.flush_id
-        if self._flushes and self._flushes[-1][1] == self._last_sent:  # they are reached together
+        if self._flushes and self._flushes[-1][1] == self._last_sent:  # they complete together
             flush_id = max(flush_id, self._flushes.pop()[0])
         elif len(self._flushes) >= self._limits.window_observations:
             raise WindowExceeded(f"{len(self._flushes)} flushes wait, more are not allowed; wait for acknowledgements")
         self._flushes.append((flush_id, self._last_sent))
 
-    # ---- what is heard of the engine
+    # ---- progress of the session
     def _poll_progress(self) -> EngineError | None:
-        """What ended the session, if anything did."""
+        """Returns the error that ended the session, if any."""
         try:
             self._merge_progress(self._session.progress())
         except EngineError as error:
@@ -280,7 +281,7 @@ class ObserveStream:
         self._grace_over = True
         self._wake.set()
 
-    # ---- what is written
+    # ---- responses
     def _pending_responses(self) -> list[pb.ObserveResponse]:
         responses = []
         self._return_credits()
@@ -296,7 +297,7 @@ class ObserveStream:
         return responses
 
     def _return_credits(self) -> None:
-        """Give back the credits of batches that are received. Raises what the engine says of one that is not."""
+        """Returns the credit of received batches. Raises the engine's error of a failed one."""
         while self._in_flight:
             batch = self._in_flight[0]
             if batch.received.done():
@@ -315,7 +316,7 @@ class ObserveStream:
             AckLevel.STORED: self._stored,
             AckLevel.INDEXED: self._indexed,
         }[self._opening.level]
-        if self._in_flight:  # a batch that repeats numbers is first compared with what was received under them
+        if self._in_flight:  # a repeated batch must first be compared with the received one
             first = self._in_flight[0]
             reached = min(reached, first.last - first.count)
         while self._flushes and self._flushes[0][1] <= reached:
@@ -323,7 +324,7 @@ class ObserveStream:
             self._ack_due = True
 
     def _is_finished(self, reader: asyncio.Task[None]) -> bool:
-        """Whether the stream is over. Raises what the reader raised once everything before it is acknowledged."""
+        """Whether the stream is over. Raises the reader's error once all batches before it are acknowledged."""
         if reader.done() and not self._in_flight:
             _raise_failure(reader)
             if not self._closing:
@@ -331,7 +332,7 @@ class ObserveStream:
         return self._closing and not self._in_flight and self._stored >= self._last_sent
 
     async def _opening_messages(self) -> AsyncGenerator[pb.ObserveResponse, None]:
-        """`opened`, and acknowledgements with the rest of what the client asks to have again."""
+        """`opened`, then acknowledgements with the missed rejections and outcomes that the client asked for."""
         opened = self._opened_message()
         if self._opening.known is None:
             yield pb.ObserveResponse(opened=opened)

@@ -1,4 +1,4 @@
-"""OperationService: long work is started, followed and cancelled."""
+"""OperationService: start, follow and cancel long operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class OperationService:
-    """All rpcs of the service."""
+    """The servicer."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine = engine
@@ -94,7 +94,7 @@ class OperationService:
         return id
 
     def _where(self, found: Violations, namespace: str, memory: str) -> tuple[str, str]:
-        """Both may be empty; a memory is in a namespace."""
+        """Validates (namespace, memory). Both may be empty; a memory needs a namespace."""
         if memory and not namespace:
             found.add("namespace", "is required with memory")
         elif memory:

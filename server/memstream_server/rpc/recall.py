@@ -1,14 +1,14 @@
-"""Recall: many queries in flight on one stream, each answered, failed or cancelled by itself.
+"""Recall: many concurrent queries on one stream; each completes, fails or is cancelled on its own.
 
-Rule 1. Every query is a task and writes its answer itself, one message of the stream at a time: a queue to the
-generator would be a turn of the event loop more. The generator begins the stream and ends it.
-Rule 2. A query that fails ends alone, with `failed` under its id, also if the id is empty or in flight; only messages
-out of order end the stream.
-Rule 3. A standing query is told its answer, and then changes of it, until it is cancelled or the stream is closed. Each
-ranking of it counts as a request: who may no longer ask is told nothing more, and the stream ends.
-Rule 4. A query is over when its `done` (in its last part where the client reads it there, else by itself) or `failed`
-is given to the transport; its id is free again. A query that is cancelled before ends with a `failed` that follows
-what was already being written. So each ends with exactly one of these, and nothing of it comes after that.
+Rule 1. Every query is a task and writes its own answer, one message of the stream at a time: a queue to the generator
+would cost one more event-loop iteration. The generator starts and ends the stream.
+Rule 2. A failed query ends alone, with `failed` under its id, even if the id is empty or in use; only messages in the
+wrong order end the stream.
+Rule 3. A standing query sends its answer and then changes of it, until it is cancelled or the stream is closed. Each
+ranking counts as a request: if the caller loses the right to ask, the stream ends.
+Rule 4. A query is over when its `done` (inside the last part if the client reads it there, otherwise alone) or `failed`
+is passed to the transport; its id is then free. A query that is cancelled earlier ends with `failed`, after the message
+that is being written. Each query ends with exactly one of these messages, and nothing follows it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RecallOpening:
 
 
 def read_open(message: pb.RecallRequest, limits: Limits) -> RecallOpening:
-    """The first message of a stream. Raises ProtocolViolation, InvalidField."""
+    """Validates the first message of a stream. Raises ProtocolViolation, InvalidField."""
     if message.WhichOneof("message") != "open":
         raise ProtocolViolation("the first message of a Recall stream must be `open`")
     found = Violations()
@@ -70,8 +70,8 @@ def read_open(message: pb.RecallRequest, limits: Limits) -> RecallOpening:
 
 
 class RecallStream:
-    """One open stream. `responses` is run once; what it does not yield goes to `write`, which returns when the
-    transport has taken it."""
+    """One open stream. `responses` runs once; other messages go to `write`, which returns when the transport has taken
+    them."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class RecallStream:
         self._limits = limits
         self._drain = drain
         self._queries: dict[str, asyncio.Task[None]] = {}
-        """Those that are not over, by id."""
+        """Tasks of unfinished queries, by id."""
         self._answering: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        """These and all others."""
+        """All tasks of the stream."""
         self._send = write
         self._time_remaining = time_remaining
         self._closing = False
@@ -98,15 +98,15 @@ class RecallStream:
         """Set when no more queries come."""
         self._writing = asyncio.Lock()
         self._writer: asyncio.Task[Any] | None = None
-        """Whose message the transport is being given."""
+        """The task whose message the transport is taking."""
         self._ended = asyncio.Event()
         self._error: Exception | None = None
 
     async def responses(self, requests: AsyncIterator[pb.RecallRequest]) -> AsyncGenerator[pb.RecallResponse, None]:
-        """The first message of the server; ends when all queries are answered after `close`, or with an error."""
+        """Yields the first message of the server; ends when all queries are answered after `close`, or with an error."""
         record = await self._engine.memories.get(self._opening.namespace, self._opening.memory)
         opened = pb.RecallOpened(memory_uid=record.uid, revision=record.revision, limits=self._limits.message())
-        yield pb.RecallResponse(opened=opened)  # before anything else is written
+        yield pb.RecallResponse(opened=opened)  # before any other message is written
         try:
             with self._drain.told(self._on_drain):
                 self._start_task(self._wait_for_end(self._start_task(self._read_requests(requests))))
@@ -124,14 +124,14 @@ class RecallStream:
             self._ended.set()
 
     async def _write_message(self, message: pb.RecallResponse, over: str = "") -> None:
-        """`over` is the query whose last message it is: its id is free before the client can have read that."""
+        """`over` is the query whose last message this is: its id is free before the client can read the message."""
         async with self._writing:
             self._writer = asyncio.current_task()
             if over and self._queries.get(over) is self._writer:
                 del self._queries[over]
             try:
                 await self._send(message)
-            except Exception as error:  # there is no more to say on this stream
+            except Exception as error:  # nothing more can be sent on this stream
                 self._end_stream(error)
                 raise
             finally:
@@ -152,7 +152,7 @@ class RecallStream:
             self._end_stream(error)
 
     async def _wait_for_end(self, reader: asyncio.Task[None]) -> None:
-        """Once the client has closed or its side has ended, the queries in flight are answered and the stream ends."""
+        """Ends the stream once the client has closed it or its side has ended, and the queries in flight are answered."""
         reader.add_done_callback(lambda _: self._closed.set())
         await self._closed.wait()
         await asyncio.gather(*self._answering, return_exceptions=True)
@@ -191,7 +191,7 @@ class RecallStream:
         task.add_done_callback(lambda done: self._on_query_done(query_id, done))
 
     def _check_new_query(self, query_id: str) -> EngineError | None:
-        """Why a query of that id is not begun."""
+        """The reason why a query with this id cannot start."""
         found = Violations()
         identifier(found, "query.query_id", query_id, self._limits, required=True)
         try:
@@ -206,8 +206,8 @@ class RecallStream:
         return None
 
     async def _cancel_query(self, query_id: str) -> None:
-        """Ends the query with `failed`, unless its last message is already being written. No more is read meanwhile: a
-        client that does not read the ends of its queries cannot pile them up."""
+        """Ends the query with `failed`, unless its last message is already being written. The stream reads nothing
+        meanwhile, so a client that does not read cannot pile up ended queries."""
         task = self._queries.pop(query_id, None)
         if task is None:
             return
@@ -224,7 +224,7 @@ class RecallStream:
         try:
             query = queries.read_query(message, self._opening.session, self._limits, self._engine.dimension)
             await (self._follow_changes if message.subscribe else self._answer_once)(message, query)
-        except (OwnedElsewhere, LeaseLost) as error:  # the memory moved: the stream has to move with it
+        except (OwnedElsewhere, LeaseLost) as error:  # the memory moved, and the client must reconnect
             await self._write_message(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
             self._end_stream(error)
         except (Unauthenticated, PermissionDenied) as error:
@@ -264,7 +264,7 @@ class RecallStream:
                 change = await anext(changes, None)
 
     def _is_wanted(self, message: pb.RecallQuery) -> bool:
-        """Whether the query that runs was not cancelled."""
+        """Whether the running query has not been cancelled."""
         return self._queries.get(message.query_id) is asyncio.current_task()
 
     async def _fail_query(self, query_id: str, error: BaseException) -> None:
@@ -278,12 +278,12 @@ class RecallStream:
 
 
 def query_timeout_s(message: pb.RecallQuery) -> float | None:
-    """A valid query's own time; None where it gives none."""
+    """The timeout of a valid query; None without one."""
     return message.timeout.ToMicroseconds() / 1e6 if message.HasField("timeout") else None
 
 
 def _with_time(query: Query, timeout_s: float | None, remaining_s: float | None) -> Query:
-    """The query, knowing how much time it has."""
+    """The query with its time limits set."""
     if timeout_s is None:
         return query if remaining_s is None else replace(query, time_s=remaining_s)
     time_s = timeout_s if remaining_s is None else min(timeout_s, remaining_s)
@@ -291,7 +291,8 @@ def _with_time(query: Query, timeout_s: float | None, remaining_s: float | None)
 
 
 async def _limit_time(answering: Awaitable[T], timeout_s: float | None) -> T:
-    """Raises QueryTimeout when it takes longer. Never around the reading or writing of a stream, which it would end."""
+    """Raises QueryTimeout after `timeout_s`. Must not wrap reads or writes of a stream, because it would end the
+    stream."""
     try:
         async with asyncio.timeout(timeout_s) as limit:
             return await answering
@@ -309,7 +310,7 @@ async def recall_once(
     timeout_s: float | None,
     time_remaining_s: float | None,
 ) -> RecallAnswer:
-    """One query, within its own time and the call's."""
+    """Answers one query within its own timeout and the call's."""
     query = _with_time(query, timeout_s, time_remaining_s)
     return await _limit_time(_recall_once(engine, namespace, memory, query, query.time_s), timeout_s)
 
@@ -317,7 +318,7 @@ async def recall_once(
 async def _recall_once(
     engine: Engine, namespace: str, memory: str, query: Query, time_remaining_s: float | None
 ) -> RecallAnswer:
-    """One that waits for a revision gives up shortly before its deadline, so that the client hears why."""
+    """If the query waits for a revision, gives up shortly before the deadline, so that the client gets the reason."""
     if not query.min_revision or time_remaining_s is None:
         return await engine.recall(namespace, memory, query)
     answering = asyncio.create_task(engine.recall(namespace, memory, query))

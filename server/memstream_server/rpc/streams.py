@@ -26,7 +26,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class StreamService:
-    """Observing, recalling, watching."""
+    """The servicer: Observe, Recall, Watch, ObserveBatch, RecallOnce."""
 
     def __init__(self, engine: Engine, limits: Limits, drain: Drain) -> None:
         self._engine = engine
@@ -41,7 +41,7 @@ class StreamService:
         if first is None:
             raise ProtocolViolation("the stream ended before `open`")
         opening = observe.read_open(first, self._limits)
-        drain = self._drain.memories  # before there is a session: it ends with the lease that is there now
+        drain = self._drain.memories  # before the session opens, so that the stream ends with the current lease
         session = await self._engine.open_observe(opening.namespace, opening.memory, opening.producer, opening.outcomes)
         try:
             stream = observe.ObserveStream(session, opening, self._limits, drain, self._engine.dimension)
@@ -75,7 +75,8 @@ class StreamService:
                 yield response
 
     async def observe_batch(self, request: pb.ObserveBatchRequest, _context: _Context) -> pb.ObserveBatchResponse:
-        """One batch. Without a producer, whose numbers would keep a refusal, one malformed item refuses them all."""
+        """One batch. Without a producer, whose numbers would keep a rejection, one malformed item refuses the whole
+        batch."""
         limits, found = self._limits, Violations()
         namespace, memory = memory_name(found, request.namespace, request.memory, limits)
         producer = identifier(found, "producer", request.producer, limits)

@@ -24,7 +24,7 @@ class AccessError(ValueError):
 
 
 class Watched(Generic[T]):
-    """The parsed contents of a file. If the file becomes unreadable or invalid, the last valid contents stay in force."""
+    """The parsed contents of a file. An unreadable or invalid file leaves the last valid contents in force."""
 
     def __init__(self, path: Path, parse: Callable[[str], T]) -> None:
         """`parse` raises ValueError. Raises AccessError."""
