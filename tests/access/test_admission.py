@@ -22,7 +22,7 @@ from tests.server.conftest import MakeServer, started
 from tests.support.waiting import until
 
 
-def test_what_has_ended_counts_no_more_and_each_principal_for_itself() -> None:
+def test_ended_calls_are_released_per_principal() -> None:
     admission = Admission(streams_max=1, calls_max=2)
     with (
         admission.admitted("key:a", "streams"),
@@ -39,7 +39,7 @@ def test_what_has_ended_counts_no_more_and_each_principal_for_itself() -> None:
     assert not admission._under_way
 
 
-def test_a_second_ahead_is_allowed_and_a_debt_is_paid_by_waiting() -> None:
+def test_rate_allows_one_second_then_waits() -> None:
     now_s = 100.0
     admission = Admission(observations_per_s=10, bytes_per_s=1e9, now_s=lambda: now_s)
     five = pb.ObserveRequest(batch=pb.ObservationBatch(observations=[Observation(content="x")] * 5))
@@ -58,7 +58,7 @@ def test_a_second_ahead_is_allowed_and_a_debt_is_paid_by_waiting() -> None:
     assert [admission.sent("key:a", five) for _ in range(3)] == pytest.approx([0, 0, 0.5])
 
 
-def test_bytes_are_counted_of_every_request_and_accounts_that_owe_nothing_are_forgotten(
+def test_every_request_is_charged_and_full_buckets_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("memstream_server.rpc.access.admission.ACCOUNTS_MAX", 3)
@@ -87,7 +87,7 @@ def test_what_asks_for_something_anew_is_a_request() -> None:
         assert [admission.sent(who, message, first=first) for _ in range(2)] == [0, owed_s]
 
 
-def test_who_is_refused_again_and_again_is_told_so_later_and_later_up_to_a_bound() -> None:
+def test_refusal_delay_grows_up_to_a_bound() -> None:
     now_s = 100.0
     admission = Admission(calls_max=1, requests_per_s=1, now_s=lambda: now_s)
 
@@ -109,9 +109,7 @@ def test_who_is_refused_again_and_again_is_told_so_later_and_later_up_to_a_bound
         assert told_in_s("key:c") == 0
 
 
-async def test_a_refusal_that_waits_is_told_before_the_deadline_and_keeps_nobody_else_out(
-    tmp_path: Path, make_server: MakeServer
-) -> None:
+async def test_delayed_refusal_meets_deadline_and_takes_no_slot(tmp_path: Path, make_server: MakeServer) -> None:
     keys_file, policy_file, keys = guarded_files(tmp_path / "access")
     settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
     server = await started(make_server(**settings, caller_requests_per_s=1.0, calls_in_flight_max=2))
@@ -128,9 +126,7 @@ async def test_a_refusal_that_waits_is_told_before_the_deadline_and_keeps_nobody
         assert len(refused) > REFUSALS_PER_S
 
 
-async def test_who_asks_too_much_waits_on_its_streams_and_is_refused_elsewhere(
-    tmp_path: Path, make_server: MakeServer
-) -> None:
+async def test_excess_requests_wait_on_streams_else_refused(tmp_path: Path, make_server: MakeServer) -> None:
     keys_file, policy_file, keys = guarded_files(tmp_path / "access")
     settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
     server = await started(make_server(**settings, caller_requests_per_s=20.0))
@@ -186,7 +182,7 @@ async def _asked(memory: memstream.Memory) -> bool:
     return True
 
 
-async def test_who_sends_too_much_is_read_slowly_and_loses_nothing(tmp_path: Path, make_server: MakeServer) -> None:
+async def test_excess_stream_data_is_slowed_and_kept(tmp_path: Path, make_server: MakeServer) -> None:
     keys_file, policy_file, keys = guarded_files(tmp_path / "access")
     settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
     server = await started(make_server(**settings, caller_observations_per_s=50.0))

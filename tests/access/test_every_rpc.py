@@ -55,9 +55,7 @@ async def test_health_is_told_to_everybody(channel: grpc.aio.Channel) -> None:
     await until(serving)
 
 
-async def test_no_namespace_field_of_any_request_leads_to_another_namespace(
-    guarded: Guarded, channel: grpc.aio.Channel
-) -> None:
+async def test_no_namespace_field_reaches_another_namespace(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     tried = set()
     for method in METHODS:
         for path in namespace_paths(method.input_type):
@@ -71,7 +69,7 @@ async def test_no_namespace_field_of_any_request_leads_to_another_namespace(
     assert tried == {method.name for method in METHODS} - NO_NAMESPACE
 
 
-async def test_an_identity_without_a_grant_may_do_nothing(guarded: Guarded, channel: grpc.aio.Channel) -> None:
+async def test_identity_without_grant_has_no_rights(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     for method in METHODS:
         outcome = await called(channel, method, [_in("a", method)], guarded.keys["nobody"])
         if method.name in NO_NAMESPACE - {"StartReindex"}:
@@ -90,9 +88,7 @@ async def test_a_verb_allows_its_rpcs_and_no_other(guarded: Guarded, channel: gr
         assert outcome.refused is ({need.verb for need in needs} != {verb}), (method.name, outcome)
 
 
-async def test_what_concerns_the_whole_server_needs_every_namespace(
-    guarded: Guarded, channel: grpc.aio.Channel
-) -> None:
+async def test_server_wide_rpcs_need_every_namespace(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     by_name = {method.name: method for method in METHODS}
     for name in ("StartReindex", "StartPurge"):
         request = request_of(by_name[name])
@@ -219,9 +215,7 @@ def _fill(message: Message, loot: dict[str, list[str]], draw: random.Random, dep
             setattr(message, field.name, True)
 
 
-async def test_nothing_that_was_got_hold_of_opens_another_namespace(
-    guarded: Guarded, channel: grpc.aio.Channel
-) -> None:
+async def test_leaked_ids_open_no_other_namespace(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     world = World(guarded, channel)
     await world.fill()
     before = await world.seen()
@@ -251,7 +245,7 @@ def _conversation(method: MethodDescriptor, loot: dict[str, list[str]], draw: ra
     return [first]
 
 
-async def test_lists_over_namespaces_show_those_of_the_caller(guarded: Guarded, channel: grpc.aio.Channel) -> None:
+async def test_lists_show_only_callers_namespaces(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     async with memstream.connect(guarded.server.address, token=guarded.keys["root"]) as root:
         for path in ("a/listed", "a-2/listed", "b/listed", "c/listed"):
             await root.create_memory(path, exist_ok=True)
@@ -268,7 +262,7 @@ async def test_lists_over_namespaces_show_those_of_the_caller(guarded: Guarded, 
             _ = [each async for each in alice.operations("b")]
 
 
-async def test_an_operation_of_another_namespace_is_not_there(guarded: Guarded, channel: grpc.aio.Channel) -> None:
+async def test_foreign_operation_is_not_found(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     by_name = {method.name: method for method in METHODS}
     async with memstream.connect(guarded.server.address, token=guarded.keys["bob"]) as bob:
         theirs = (await bob.start_purge("b")).id

@@ -100,7 +100,7 @@ async def drains(pair: Pair) -> asyncio.Task[None]:
     return ending
 
 
-async def test_a_draining_owner_answers_what_it_has_though_it_takes_no_new_calls(pair: Pair) -> None:
+async def test_draining_owner_completes_its_open_calls(pair: Pair) -> None:
     call = await waits(pair)
     ending = await drains(pair)
     error = await refused(pair.front.streams.RecallOnce(ASKING, timeout=1.0))
@@ -112,7 +112,7 @@ async def test_a_draining_owner_answers_what_it_has_though_it_takes_no_new_calls
     await ending
 
 
-async def test_a_call_goes_to_the_next_owner_as_soon_as_there_is_one(pair: Pair) -> None:
+async def test_call_follows_memory_to_its_next_owner(pair: Pair) -> None:
     call = await waits(pair)
     ending = await drains(pair)
     moved = asyncio.ensure_future(pair.front.streams.RecallOnce(ASKING, timeout=20))
@@ -140,7 +140,7 @@ async def test_a_call_whose_owner_is_dead_is_answered(pair: Pair) -> None:
     assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "OWNER_UNAVAILABLE")
 
 
-async def test_what_a_call_waits_for_may_be_cancelled_and_the_call_is_answered(pair: Pair) -> None:
+async def test_cancelled_dependency_does_not_cancel_the_call(pair: Pair) -> None:
     pair.engine.script.fail_recalls.append(asyncio.CancelledError())
     error = await refused(pair.front.streams.RecallOnce(ASKING, timeout=5))
     assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
@@ -179,7 +179,7 @@ async def test_request_id_is_answered_through_another_server(tmp_path: Path) -> 
         await owner.stop(0.1)
 
 
-async def test_more_streams_pass_than_one_connection_takes(pair: Pair) -> None:
+async def test_forwarding_opens_further_connections(pair: Pair) -> None:
     streams = []
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(3):

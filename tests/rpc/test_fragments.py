@@ -112,7 +112,7 @@ async def test_a_repeat_gets_the_first_answer(wire: Wire) -> None:
     assert await listed(wire) == []
 
 
-async def test_a_repeat_that_overtook_its_first_try_gets_that_ones_answer() -> None:
+async def test_overtaking_repeat_gets_first_response() -> None:
     """The first try was cut off and went on: the repeat finds no answer yet, and is then refused for what that did."""
     engine: Any = FakeEngine()
     call = idempotent_call(pb.ClearMemoryRequest(**NAMED), "ns", "r", pb.ClearMemoryResponse)

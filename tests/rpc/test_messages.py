@@ -58,7 +58,7 @@ def test_names_that_fit_are_taken(name: str) -> None:
     assert told(lambda found: validation.name(found, "memory", name, LIMITS)) == ""
 
 
-def test_identifiers_say_which_character_does_not_fit() -> None:
+def test_identifier_error_names_the_character() -> None:
     message = told(lambda found: validation.identifier(found, "session", "mon\x07day", LIMITS))
     assert (
         message == "session: is 'mon\\x07day', with '\\x07' (U+0007) as character 4: control characters are not allowed"

@@ -72,7 +72,7 @@ async def test_streams_keep_their_memories(make_server: MakeServer) -> None:
             assert await contents(memory) == [f"{memory.name} said {number}" for number in range(100)]
 
 
-async def test_a_memory_that_outgrows_ram_keeps_answering(make_server: MakeServer) -> None:
+async def test_memory_larger_than_ram_keeps_answering(make_server: MakeServer) -> None:
     """Past twice the bound vectors leave RAM for Milvus; nothing is hidden while they do."""
     server = await started(make_server(dense_in_memory_max=40))
     vectors = {number: _vector(number) for number in range(120)}
@@ -153,7 +153,7 @@ async def test_settings_bound_what_a_request_holds(make_server: MakeServer) -> N
         assert len(await contents(memory)) == 1
 
 
-async def test_calls_beyond_the_bound_are_refused_and_streams_go_on(make_server: MakeServer) -> None:
+async def test_excess_calls_are_refused_and_streams_continue(make_server: MakeServer) -> None:
     """Two calls wait for a revision that a stream is to bring: a third is told to come again, then there is room."""
     server = await started(make_server(calls_in_flight_max=2))
     async with memstream.connect(server.address) as client:

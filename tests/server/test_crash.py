@@ -116,7 +116,7 @@ def _numbers(producer: Producer) -> range:
     return range(1, producer.ledger.received + 1)
 
 
-async def test_what_was_received_is_stored_after_a_kill_without_any_client(make_server: MakeServer) -> None:
+async def test_received_is_stored_after_kill_without_client(make_server: MakeServer) -> None:
     """Received, and nothing more: the acknowledgement was for the journal alone."""
     server = await started(make_server())
     async with memstream.connect(server.address) as client:

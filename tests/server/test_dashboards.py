@@ -46,7 +46,7 @@ EXPRESSIONS = [*((title, one) for title, each in PANELS.items() for one in each)
 
 
 @pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=[name for name, _ in EXPRESSIONS])
-def test_an_expression_names_series_and_labels_that_there_are(where: str, expression: str) -> None:
+def test_alert_expressions_name_existing_series(where: str, expression: str) -> None:
     series = exposed()
     if where == "MemstreamDown":
         assert "up{" in expression  # Prometheus' own
@@ -77,7 +77,7 @@ def test_every_metric_is_on_the_dashboard() -> None:
     assert set(exposed()) <= shown
 
 
-def test_outcomes_and_codes_that_alerts_wait_for_can_come() -> None:
+def test_alerts_use_possible_outcomes_and_codes() -> None:
     codes = {one for each in re.findall(r'code=~?"([A-Z_|]+)"', " ".join(ALERTS.values())) for one in each.split("|")}
     assert codes <= {code.name for code in grpc.StatusCode}
     assert len(ALERTS) == len([rule for group in RULES["groups"] for rule in group["rules"]])

@@ -26,9 +26,7 @@ async def test_now_is_not_the_time_the_memory_was_made(client: memstream.Client,
     assert times[0] != times[1]
 
 
-async def test_an_observation_may_bring_its_own_time_and_a_query_its_own_now(
-    client: memstream.Client, path: str
-) -> None:
+async def test_observation_time_and_query_now_can_be_set(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
     day = datetime(2020, 5, 8, 12, tzinfo=UTC)
     await memory.observe_batch(
@@ -104,7 +102,7 @@ async def test_reading_feeds_no_copies_back(client: memstream.Client, path: str)
         assert await observed_once(memory) == 9
 
 
-async def test_an_echo_of_what_was_recalled_makes_no_memory(client: memstream.Client, path: str) -> None:
+async def test_echo_of_recalled_text_is_not_stored(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
     await memory.observe_batch([Observation("Bob likes tea", session="monday")])
     assert len(await memory.recall_once("tea", session="monday")) == 1
@@ -128,7 +126,7 @@ async def test_clear_empties_and_deleting_deletes(client: memstream.Client, path
     assert len(await anew.recall_once("word 3")) == 0
 
 
-async def test_metadata_is_of_each_fragment_and_no_filter_of_the_rest(client: memstream.Client, path: str) -> None:
+async def test_metadata_belongs_to_each_fragment(client: memstream.Client, path: str) -> None:
     """There one dict was shared by all fragments, and its keys became filters of every search."""
     memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
     await memory.observe_batch(
@@ -159,7 +157,7 @@ async def test_overflow_of_a_fifo_neither_loses_nor_doubles(client: memstream.Cl
     assert tiers == [memstream.Tier.LONG_TERM] * 7 + [memstream.Tier.SHORT_TERM] * 3
 
 
-async def test_a_model_call_blocks_no_other_memory_nor_a_read_of_its_own(make_server: MakeServer) -> None:
+async def test_model_call_blocks_no_read_and_no_other_memory(make_server: MakeServer) -> None:
     """There the model was called inside the memory's lock: readers waited for it."""
     vector = [1.0] + [0.0] * 7
     async with FakeOpenAI(dimension=8) as fake:

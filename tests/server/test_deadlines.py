@@ -36,7 +36,7 @@ async def fake() -> AsyncIterator[FakeOpenAI]:
 
 @pytest.mark.parametrize("gives_up", [False, True], ids=["its deadline", "a cancel"])
 @pytest.mark.parametrize("name", ["PutFragment", "RecallOnce"])
-async def test_a_call_that_waits_for_a_model_ends_the_models_work_with_it(
+async def test_ending_a_call_cancels_its_model_request(
     make_server: MakeServer, fake: FakeOpenAI, name: str, gives_up: bool
 ) -> None:
     server = await started(
@@ -89,9 +89,7 @@ async def test_query_timeout_ends_work_of_model(make_server: MakeServer, fake: F
         stream.cancel()
 
 
-async def test_what_was_received_is_stored_although_its_caller_is_gone(
-    make_server: MakeServer, fake: FakeOpenAI
-) -> None:
+async def test_received_is_stored_after_caller_left(make_server: MakeServer, fake: FakeOpenAI) -> None:
     server = await started(using(make_server, fake, embedding_timeout_s=FOR_EVER_S, calls_in_flight_max=1))
     fake.latency_s = 3.0
     async with memstream.connect(server.address, timeout_s=1.0) as client:

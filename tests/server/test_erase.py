@@ -125,7 +125,7 @@ async def insight_of(memory: Memory) -> list[str]:
 
 
 @only_sqlite("a database has files and a log of its own")
-async def test_nothing_erased_is_in_any_file_of_the_data_directory(make_server: MakeServer, fake: FakeOpenAI) -> None:
+async def test_erased_content_is_in_no_data_file(make_server: MakeServer, fake: FakeOpenAI) -> None:
     """Of every tier, with what enhanced, was merged, derived, put by key and answered; also through kill -9."""
     words = {name: secret() for name in ("sensory", "anchor", "enhancer", "long", "key", "put", "insight", "merged")}
     insightful(fake, f"They repeat {words['insight']}.")
@@ -189,7 +189,7 @@ async def test_nothing_erased_is_in_any_file_of_the_data_directory(make_server: 
     assert "Traceback" not in server.log()
 
 
-async def test_by_filter_the_forgotten_and_the_pinned_go_too(client: memstream.Client, path: str) -> None:
+async def test_filter_matches_forgotten_and_pinned(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
     said = [Observation(f"line {n}", speaker="Bob" if n % 2 else "Joy") for n in range(6)]
     ids = await ids_of(memory, *said)
@@ -202,7 +202,7 @@ async def test_by_filter_the_forgotten_and_the_pinned_go_too(client: memstream.C
     assert "line 3" not in [hit.fragment.content for hit in await memory.recall_once("line 3")]
 
 
-async def test_unknown_ids_and_those_of_other_memories_are_passed_over(client: memstream.Client, path: str) -> None:
+async def test_unknown_and_foreign_ids_are_skipped(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
     other = await client.create_memory(f"{path}-other")
     (mine,), (theirs,) = await ids_of(memory, Observation("mine")), await ids_of(other, Observation("theirs"))

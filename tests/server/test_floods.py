@@ -54,7 +54,7 @@ async def streams_open(metrics: str) -> float:
     [b"", PREFACE[:9], PREFACE, HELLO[:-3]],
     ids=["nothing", "half a preface", "no settings", "half of the settings"],
 )
-async def test_connections_that_do_not_get_to_their_handshake_are_closed(make_server: MakeServer, sent: bytes) -> None:
+async def test_connections_without_handshake_are_closed(make_server: MakeServer, sent: bytes) -> None:
     server = await started(make_server(**HASTE))
     async with AsyncExitStack() as stack, memstream.connect(server.address) as client:
         slow = [await stack.enter_async_context(raw(server.address)) for _ in range(50)]
@@ -71,7 +71,7 @@ async def test_connections_that_do_not_get_to_their_handshake_are_closed(make_se
     [b"", frame(HEADERS, END_HEADERS, 1, request(OBSERVE))[:40], frame(HEADERS, 0, 1, request(OBSERVE)[:40])],
     ids=["nothing more", "half a frame of headers", "half the headers"],
 )
-async def test_connections_that_never_come_to_a_call_are_closed(make_server: MakeServer, sent: bytes) -> None:
+async def test_idle_connections_are_closed(make_server: MakeServer, sent: bytes) -> None:
     server = await started(make_server(**HASTE))
     async with AsyncExitStack() as stack, memstream.connect(server.address) as client:
         slow = [await stack.enter_async_context(raw(server.address)) for _ in range(50)]
@@ -83,7 +83,7 @@ async def test_connections_that_never_come_to_a_call_are_closed(make_server: Mak
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0\0\x03\xe8" + b"x" * 10], ids=["no message", "half a message"])
-async def test_a_stream_whose_first_message_does_not_come_is_ended(make_server: MakeServer, sent: bytes) -> None:
+async def test_stream_without_first_message_is_ended(make_server: MakeServer, sent: bytes) -> None:
     metrics = free_address()
     server = await started(make_server(**HASTE, metrics_listen=metrics))
     async with raw(server.address) as connection, memstream.connect(server.address) as client:
@@ -129,7 +129,7 @@ async def test_what_was_opened_in_time_stays_open(make_server: MakeServer) -> No
             assert (stream.received, stream.stored) == (2, 2)
 
 
-async def test_a_flood_of_streams_leaves_calls_to_others_and_room_after_it(make_server: MakeServer) -> None:
+async def test_stream_flood_leaves_calls_and_recovers(make_server: MakeServer) -> None:
     metrics = free_address()
     server = await started(make_server(streams_max=50, metrics_listen=metrics))
     async with memstream.connect(server.address) as client:
@@ -163,7 +163,7 @@ async def test_who_pings_without_end_is_sent_away(make_server: MakeServer) -> No
         await served(client, "others/joy")
 
 
-async def test_headers_and_messages_that_are_too_large_are_refused_alone(make_server: MakeServer) -> None:
+async def test_oversized_headers_and_messages_fail_alone(make_server: MakeServer) -> None:
     server = await started(make_server(message_max_bytes=131_072))
     async with memstream.connect(server.address) as client, grpc.aio.insecure_channel(server.address) as channel:
         await served(client, "others/joy")

@@ -49,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_services_serve_while_the_parts_do_that_they_need() -> None:
+async def test_services_serve_while_their_parts_serve() -> None:
     parts, names = Parts(), ["memstream.v1.StreamService", "memstream.v1.ServerService"]
     servicer = Health(names, parts.look)
     server = grpc.aio.server()
@@ -105,7 +105,7 @@ async def test_watchers_are_told_whoever_leaves() -> None:
     await server.stop(0)
 
 
-async def test_a_server_is_whole_once_its_index_serves_and_nothing_serves_while_it_drains(
+async def test_whole_server_needs_index_and_draining_serves_nothing(
     make_server: MakeServer,
 ) -> None:
     server = await started(make_server())
@@ -125,7 +125,7 @@ async def _all_serve(channel: grpc.aio.Channel) -> bool:
     return await checked(channel, "memstream.index", "") == [SERVING] * 2
 
 
-async def test_reflection_tells_every_service_and_its_messages(shared: ServerProcess) -> None:
+async def test_grpc_reflection_lists_services_and_messages(shared: ServerProcess) -> None:
     async with grpc.aio.insecure_channel(shared.address) as channel:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         call = stub.ServerReflectionInfo()

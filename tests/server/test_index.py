@@ -54,7 +54,7 @@ async def check_index(server: ServerProcess, memory: Memory) -> None:
     assert await in_index(server.data_dir, uid) == sorted(listed)
 
 
-async def test_a_stop_brings_into_the_index_what_waits_for_it(make_server: MakeServer) -> None:
+async def test_stop_flushes_the_index_backlog(make_server: MakeServer) -> None:
     server = await started(make_server(**SEARCHES_MILVUS, index_flush_interval_s=600.0))
     async with memstream.connect(server.address) as client:
 
@@ -70,7 +70,7 @@ async def test_a_stop_brings_into_the_index_what_waits_for_it(make_server: MakeS
 
 
 @linux
-async def test_what_writes_and_searches_the_index_does_without_pandas(make_server: MakeServer) -> None:
+async def test_index_client_works_without_pandas(make_server: MakeServer) -> None:
     """70 MB of each process, which Milvus' packages import for others."""
     server = await started(make_server(**SEARCHES_MILVUS))
     async with memstream.connect(server.address) as client:
@@ -116,7 +116,7 @@ async def _has_child(server: ServerProcess) -> bool:
 
 
 @linux
-async def test_a_recall_without_the_index_says_that_it_is_degraded(make_server: MakeServer) -> None:
+async def test_recall_without_index_is_marked_degraded(make_server: MakeServer) -> None:
     server = await started(make_server(**SEARCHES_MILVUS))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("index/gone", kind=memstream.MemoryKind.LONG_TERM)
@@ -139,7 +139,7 @@ async def _sound(memory: Memory) -> bool:
 
 
 @linux
-async def test_an_index_lost_while_serving_hides_nothing_unsaid(make_server: MakeServer) -> None:
+async def test_lost_index_marks_recalls_degraded(make_server: MakeServer) -> None:
     """Its directory is gone and its process killed: every answer is right or says that it is degraded."""
     server = await started(make_server(**SEARCHES_MILVUS))
     async with memstream.connect(server.address) as client:

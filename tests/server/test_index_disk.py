@@ -37,7 +37,7 @@ async def mounted(disk: Path) -> None:
         pytest.skip("mounting a tmpfs takes root")
 
 
-async def test_a_full_disk_of_the_index_stops_nothing_and_loses_nothing(make_server: MakeServer, disk: Path) -> None:
+async def test_full_index_disk_loses_nothing(make_server: MakeServer, disk: Path) -> None:
     server = await started(make_server(**SEARCHES_MILVUS))
     assert await stopped(server) == 0
     await mounted(disk)

@@ -171,7 +171,7 @@ async def test_body_of_a_shared_request_reaches_nobody(make_server: MakeServer) 
         assert all("refuses any input" in line or "HTTP 500" in line for line in told), told
 
 
-async def test_counts_of_others_need_the_right_to_read_all(make_server: MakeServer, openai: RecordedEndpoint) -> None:
+async def test_usage_counts_need_server_wide_read(make_server: MakeServer, openai: RecordedEndpoint) -> None:
     server: ServerProcess = make_server(**llm_of(openai, llm_api_key=str(openai.recording["api_key"])))
     keys_file, policy_file, keys = guarded_files(server.data_dir.parent / "access")
     server.configure(api_keys_file=str(keys_file), access_policy_file=str(policy_file))

@@ -158,7 +158,7 @@ async def fill(client: memstream.Client, path: str, kind: MemoryKind = MemoryKin
     return memory
 
 
-async def test_recalls_go_on_while_everything_is_embedded_anew(make_server: MakeServer, fake: FakeOpenAI) -> None:
+async def test_recalls_continue_during_reembedding(make_server: MakeServer, fake: FakeOpenAI) -> None:
     fake.latency_s = 0.05
     server = await started(make_server(**next_model(fake), embedding_batch_max=8))
     async with connected(server) as (client, operations):
@@ -211,7 +211,7 @@ async def some_vectors(server: ServerProcess) -> bool:
     return NEXT in models_of(server)
 
 
-async def test_killed_in_the_middle_it_goes_on_where_it_was(make_server: MakeServer, fake: FakeOpenAI) -> None:
+async def test_killed_operation_resumes_where_it_stopped(make_server: MakeServer, fake: FakeOpenAI) -> None:
     fake.latency_s = 0.2
     server = await started(make_server(**next_model(fake), embedding_batch_max=4, embedding_concurrency=1))
     async with connected(server) as (client, operations):
@@ -258,7 +258,7 @@ async def only(server: ServerProcess, name: str) -> bool:
     return models_of(server) == {name}
 
 
-async def test_an_outage_of_the_next_model_is_waited_for_and_said(make_server: MakeServer, fake: FakeOpenAI) -> None:
+async def test_next_model_outage_is_reported_and_waited_for(make_server: MakeServer, fake: FakeOpenAI) -> None:
     server = await started(make_server(**next_model(fake), embedding_batch_max=8))
     async with connected(server) as (client, operations):
         memory = await fill(client, "zoo/large")

@@ -136,7 +136,7 @@ def test_every_rpc_with_request_id_is_called() -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_repeat_gets_first_answer_and_others_conflict(caller: Caller, name: str) -> None:
+async def test_repeat_gets_first_response_others_conflict(caller: Caller, name: str) -> None:
     content, others = CALLS[name]
     answers = await asyncio.gather(*(caller.call(name, content, "r") for _ in range(3)))
     answers.append(await caller.call(name, content, "r"))

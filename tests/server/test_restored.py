@@ -39,9 +39,7 @@ async def restored(server: ServerProcess, file: Path) -> None:
 
 
 @only_sqlite("`restore` is for a data directory; for a database it is pg_restore")
-async def test_a_producer_that_is_ahead_is_told_both_numbers_and_goes_on(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
+async def test_producer_ahead_gets_both_numbers_and_continues(make_server: MakeServer, tmp_path: Path) -> None:
     server = await started(make_server(listen=free_address()))
     async with memstream.connect(server.address, retry=PATIENT) as client:
         memory = await client.create_memory("restored/joy", kind=memstream.MemoryKind.LONG_TERM)
@@ -71,9 +69,7 @@ async def test_a_producer_that_is_ahead_is_told_both_numbers_and_goes_on(
 
 
 @only_sqlite("`restore` is for a data directory; for a database it is pg_restore")
-async def test_a_batch_that_is_ahead_is_refused_with_the_number_expected(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
+async def test_batch_ahead_is_refused_with_expected_number(make_server: MakeServer, tmp_path: Path) -> None:
     server = await started(make_server(listen=free_address()))
     async with memstream.connect(server.address, retry=PATIENT) as client:
         memory = await client.create_memory("restored/joy", kind=memstream.MemoryKind.LONG_TERM)
@@ -86,7 +82,7 @@ async def test_a_batch_that_is_ahead_is_refused_with_the_number_expected(
 
 
 @only_sqlite("`restore` is for a data directory; for a database it is pg_restore")
-async def test_cursors_from_before_are_void_whatever_happened_since(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_cursors_from_before_a_restore_are_void(make_server: MakeServer, tmp_path: Path) -> None:
     """Revisions are given again after a restore: going on from an old one would leave out what they stand for now."""
     server = await started(make_server(listen=free_address()))
     async with memstream.connect(server.address, retry=PATIENT) as client:
@@ -120,7 +116,7 @@ async def test_cursor_ahead_or_of_another_memory_is_void(client: memstream.Clien
     assert (await memory.describe()).revision == here.revision
 
 
-async def test_cursors_of_a_name_that_was_made_anew_are_void(client: memstream.Client, path: str) -> None:
+async def test_cursors_of_a_recreated_name_are_void(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
     await memory.observe_batch(["before"])
     old = await memory.describe()
@@ -133,7 +129,7 @@ async def test_cursors_of_a_name_that_was_made_anew_are_void(client: memstream.C
     assert [event.cursor.memory_uid for event in await history(memory)].count(old.uid) == 0
 
 
-async def test_what_a_foreign_producer_says_changes_nothing(client: memstream.Client, path: str) -> None:
+async def test_foreign_producer_changes_nothing(client: memstream.Client, path: str) -> None:
     """Two processes under one name: the second ends the first, other words under a number are refused."""
     memory = await client.create_memory(path, kind=memstream.MemoryKind.LONG_TERM)
     await memory.observe_batch(["mine"], producer="joy", first_sequence=1)

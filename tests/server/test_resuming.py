@@ -122,7 +122,7 @@ def batch(path: str, texts: Sequence[str], **given: object) -> pb.ObserveBatchRe
 
 @pytest.mark.parametrize("producer", ["", "joy"])
 @pytest.mark.parametrize("count", [2, 60])
-async def test_answer_lost_with_a_kill_is_given_to_the_repeat(
+async def test_repeat_gets_response_lost_in_a_kill(
     make_server: MakeServer, path: str, count: int, producer: str
 ) -> None:
     """The batch is committed, its answer is cut off and the server killed; with few it is stored at once."""

@@ -50,7 +50,7 @@ async def test_writes_are_refused_and_reads_go_on(make_server: MakeServer, tmp_p
         assert await contents(memory) == ["said with room", "said with room again"]
 
 
-async def test_a_stream_is_told_and_goes_on_when_there_is_room(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_throttled_stream_continues_after_backlog(make_server: MakeServer, tmp_path: Path) -> None:
     """The SDK holds what it sent, waits as it is asked to, and delivers once."""
     address = free_address()
     server = await started(make_server(listen=address))

@@ -123,7 +123,7 @@ async def test_no_prompt_has_texts_of_two_memories(make_server: MakeServer, fake
         assert len(owners) <= 1, texts
 
 
-async def test_text_that_breaks_the_endpoint_costs_others_nothing(make_server: MakeServer, fake: FakeOpenAI) -> None:
+async def test_text_that_breaks_endpoint_affects_no_other(make_server: MakeServer, fake: FakeOpenAI) -> None:
     """An endpoint fails (500) with any request that has one tenant's text in it: others' share its requests."""
     embedding = {"embedding": "openai", "embedding_base_url": fake.base_url, "embedding_model": "fake-16"}
     server = await started(

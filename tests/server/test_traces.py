@@ -34,7 +34,7 @@ def spans() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
     provider.shutdown()
 
 
-async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
+async def test_trace_spans_client_journal_index_and_models(
     make_server: MakeServer, spans: tuple[TracerProvider, InMemorySpanExporter]
 ) -> None:
     provider, exporter = spans
@@ -112,7 +112,7 @@ async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
         assert not any(secret in str(one.span) for secret in SECRETS), one
 
 
-async def test_the_end_of_a_call_is_on_its_span_and_what_a_client_keeps_is_its_own_to_say(
+async def test_span_has_final_status_and_client_sampling_decides(
     make_server: MakeServer,
 ) -> None:
     """The flag of a traceparent says whether; a share of 0 keeps none of the traces that begin here."""
@@ -132,7 +132,7 @@ async def test_the_end_of_a_call_is_on_its_span_and_what_a_client_keeps_is_its_o
     assert called.span.status.code == 0  # it is no error of the server
 
 
-def test_without_the_setting_nothing_of_it_is_needed() -> None:
+def test_tracing_off_needs_no_packages() -> None:
     """The extra is not installed everywhere."""
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"

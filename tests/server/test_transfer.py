@@ -114,7 +114,7 @@ async def other(make_server: MakeServer) -> AsyncIterator[memstream.Client]:
 
 
 @pytest.mark.parametrize("vectors", [False, True])
-async def test_what_is_imported_recalls_and_goes_on_as_what_was_exported(
+async def test_imported_memory_behaves_like_the_exported(
     client: memstream.Client, other: memstream.Client, path: str, vectors: bool
 ) -> None:
     namespace, _, name = path.partition("/")
@@ -171,7 +171,7 @@ async def test_insights_and_their_sources_come_over(client: memstream.Client, pa
     assert (await client.memory(f"{namespace}/joy").stats()).insights == 1
 
 
-async def test_the_events_of_an_imported_memory_fold_into_what_is_listed(client: memstream.Client, path: str) -> None:
+async def test_imported_events_replay_into_listed_fragments(client: memstream.Client, path: str) -> None:
     namespace, _, name = path.partition("/")
     await lived_in(client, path)
     lines = await exported(client, namespace, name)
@@ -230,7 +230,7 @@ async def test_an_import_again_changes_nothing(client: memstream.Client, path: s
         await client.import_(namespace, chunks(lines))
 
 
-async def test_a_request_id_again_gets_the_same_operation(client: memstream.Client, path: str) -> None:
+async def test_repeated_request_id_gets_same_operation(client: memstream.Client, path: str) -> None:
     namespace = path.partition("/")[0]
     lines, request = ended(whole()), uuid.uuid4().hex
     first = await client.import_(namespace, chunks(lines), request_id=request)
@@ -258,7 +258,7 @@ async def test_validate_only_writes_nothing(client: memstream.Client, path: str)
     assert [one async for one in client.list_memories(namespace)] == []
 
 
-async def test_broken_lines_are_refused_and_leave_nothing(
+async def test_invalid_lines_are_refused_without_trace(
     client: memstream.Client, shared: ServerProcess, path: str
 ) -> None:
     namespace = path.partition("/")[0]
@@ -309,7 +309,7 @@ async def begun(client: memstream.Client, operation: memstream.Operation) -> Non
     await until(look)
 
 
-async def test_a_server_killed_during_an_import_goes_on_with_it(make_server: MakeServer) -> None:
+async def test_killed_import_resumes_after_restart(make_server: MakeServer) -> None:
     server = await started(make_server(listen="127.0.0.1:0"))
     async with memstream.connect(server.address) as client:
         operation = await client.import_("ns", chunks(large(2_500)))
@@ -330,7 +330,7 @@ async def test_a_server_killed_during_an_import_goes_on_with_it(make_server: Mak
         await until(tidy)
 
 
-async def test_a_cancelled_import_leaves_nothing_and_can_begin_again(make_server: MakeServer) -> None:
+async def test_cancelled_import_leaves_nothing_and_can_restart(make_server: MakeServer) -> None:
     with make_server() as server:
         async with memstream.connect(server.address) as client:
             lines, request = large(2_500), uuid.uuid4().hex
@@ -353,7 +353,7 @@ async def test_a_cancelled_import_leaves_nothing_and_can_begin_again(make_server
             assert once_more.id == again.id, "a repeat is of the operation that went on, too"
 
 
-async def test_an_export_is_of_one_revision_and_has_what_was_received(client: memstream.Client, path: str) -> None:
+async def test_export_is_one_revision_with_all_received(client: memstream.Client, path: str) -> None:
     namespace, _, name = path.partition("/")
     made = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
 
@@ -417,7 +417,7 @@ def test_the_facade_does_it_too(shared: ServerProcess, path: str, tmp_path: Path
         assert client.memory(f"{namespace}/sue").stats().short_term == 1
 
 
-async def test_a_memory_that_is_not_there_cannot_be_exported(client: memstream.Client) -> None:
+async def test_missing_memory_cannot_be_exported(client: memstream.Client) -> None:
     with pytest.raises(memstream.MemoryNotFound):
         await exported(client, "nobody", "nothing")
     assert len(await exported(client, "nobody")) == 2

@@ -41,7 +41,7 @@ def numbers(response: conversations.WatchMessagesResponse) -> list[int]:
     return [message.number for message in response.messages]
 
 
-async def test_watchers_that_stop_reading_cost_little_and_lose_nothing(make_server: MakeServer) -> None:
+async def test_stalled_watchers_cost_little_and_lose_nothing(make_server: MakeServer) -> None:
     server = await started(make_server())
     async with (
         memstream.connect(server.address) as client,
@@ -89,7 +89,7 @@ async def _observe(memory: memstream.Memory, producer: str, count: int) -> None:
             await stream.send(f"{number} {CONTENT}")
 
 
-async def test_a_watcher_that_never_reads_is_ended_and_goes_on_at_its_cursor(make_server: MakeServer) -> None:
+async def test_stalled_watch_ends_and_resumes_at_its_cursor(make_server: MakeServer) -> None:
     """Its place is free before it reads on; it reads what was on its way, then why it ended, and misses nothing."""
     server = await started(make_server(watch_stalled_max_s=0.5))
     async with (
@@ -133,10 +133,10 @@ async def test_a_watcher_that_never_reads_is_ended_and_goes_on_at_its_cursor(mak
 
 async def _ended(server: ServerProcess, call: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.WatchResponse]) -> bool:
     """All that do not read were ended, the SDK's among them; none has heard of it."""
-    return server.log().count("stalled_stream_ends") >= 3 and not call.done()
+    return server.log().count("stalled_stream_ended") >= 3 and not call.done()
 
 
-async def test_a_watcher_of_messages_that_never_reads_is_ended_and_goes_on(make_server: MakeServer) -> None:
+async def test_stalled_message_watch_ends_and_resumes(make_server: MakeServer) -> None:
     server = await started(make_server(watch_stalled_max_s=0.5))
     async with (
         memstream.connect(server.address) as client,
@@ -164,10 +164,10 @@ async def test_a_watcher_of_messages_that_never_reads_is_ended_and_goes_on(make_
 
 
 async def _says_so(server: ServerProcess) -> bool:
-    return "stalled_stream_ends" in server.log()
+    return "stalled_stream_ended" in server.log()
 
 
-async def test_a_watcher_left_behind_by_retention_gets_the_oldest_cursor(make_server: MakeServer) -> None:
+async def test_watcher_behind_retention_gets_oldest_cursor(make_server: MakeServer) -> None:
     """Events are not kept for the sake of one that does not read."""
     server = await started(make_server())
     async with memstream.connect(server.address) as client:

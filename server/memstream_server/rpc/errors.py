@@ -118,7 +118,7 @@ class Unauthenticated(EngineError):
 
 
 class OwnerUntrusted(OwnerUnreachable):
-    """The certificate of the server that owns the memory is not trusted; a retry does not help, its operator must act."""
+    """The certificate of the server that owns the memory is not trusted; its operator must act."""
 
 
 class PermissionDenied(EngineError):

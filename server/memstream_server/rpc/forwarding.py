@@ -297,7 +297,7 @@ class Forwarding:
             try:
                 living = await self._ownership.living()
             except JournalUnavailable as error:
-                log.info("owners_not_looked_up", error=error)
+                log.info("owner_lookup_failed", error=error)
                 continue
             for passage in [*self._forwarded]:
                 if passage.owner not in living:

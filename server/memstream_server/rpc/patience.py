@@ -53,7 +53,7 @@ def _start_ending(handler: asyncio.Task[Any], context: _Context, error: EngineEr
 
 async def _end_call(handler: asyncio.Task[Any], context: _Context, error: EngineError) -> None:
     """Lasts until the client has read the status, or is gone."""
-    structlog.get_logger(__name__).info("stalled_stream_ends", reason=error)
+    structlog.get_logger(__name__).info("stalled_stream_ended", reason=error)
     sending = asyncio.create_task(abort(context, status_of(error)))
     await asyncio.sleep(0)  # grpc now has the status
     handler.cancel()

@@ -103,7 +103,7 @@ class RecallStream:
         self._error: Exception | None = None
 
     async def responses(self, requests: AsyncIterator[pb.RecallRequest]) -> AsyncGenerator[pb.RecallResponse, None]:
-        """Yields the first message of the server; ends when all queries are answered after `close`, or with an error."""
+        """Yields the server's first message; ends with an error, or after `close` once all queries are answered."""
         record = await self._engine.memories.get(self._opening.namespace, self._opening.memory)
         opened = pb.RecallOpened(memory_uid=record.uid, revision=record.revision, limits=self._limits.message())
         yield pb.RecallResponse(opened=opened)  # before any other message is written
@@ -152,7 +152,7 @@ class RecallStream:
             self._end_stream(error)
 
     async def _wait_for_end(self, reader: asyncio.Task[None]) -> None:
-        """Ends the stream once the client has closed it or its side has ended, and the queries in flight are answered."""
+        """Ends the stream after its last request, once the queries in flight are answered."""
         reader.add_done_callback(lambda _: self._closed.set())
         await self._closed.wait()
         await asyncio.gather(*self._answering, return_exceptions=True)

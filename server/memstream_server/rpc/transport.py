@@ -68,7 +68,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         if now == material.seen:
             return None
         material.seen = now
-        log.info("tls_files_read_again")
+        log.info("tls_files_reloaded")
         return material.configuration()
 
     return grpc.dynamic_ssl_server_credentials(

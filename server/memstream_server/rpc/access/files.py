@@ -58,11 +58,11 @@ class Watched(Generic[T]):
         except (OSError, ValueError) as error:
             self._log_failure(error)
         else:
-            log.info("read_again", file=str(self._path))
+            log.info("file_reloaded", file=str(self._path))
 
     def _log_failure(self, error: OSError | ValueError) -> None:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        log.error("still_as_before", file=str(self._path), reason=why)
+        log.error("file_reload_failed", file=str(self._path), reason=why)
 
 
 def _read_signature(path: Path) -> _Signature:

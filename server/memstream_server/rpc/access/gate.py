@@ -250,9 +250,9 @@ class AuthorizedCall:
     def _require_verb(self, verb: Verb, namespace: str) -> None:
         if self._may(verb, namespace):
             return
-        log.info("denied", principal=self._caller.principal, verb=verb.value, namespace=namespace[:128])
+        log.info("permission_denied", principal=self._caller.principal, verb=verb.value, namespace=namespace[:128])
         where = f"in the namespace {namespace[:128]!a}" if namespace else "for the whole server (no namespace is named)"
-        raise PermissionDenied(f"{self._caller.principal[:200]!a} has not the right to {verb.value} {where}")
+        raise PermissionDenied(f"{self._caller.principal[:200]!a} does not have the right {verb.value} {where}")
 
     async def _check_operation(self, id: str, verb: Verb) -> None:
         missing = OperationNotFound(f"there is no operation {id[:64]!r}; it may have ended over 7 days ago", id=id[:64])

@@ -121,7 +121,7 @@ class _RemoteKeys:
         try:
             self.keys = await asyncio.to_thread(_download_keys, self._url)
         except (OSError, HTTPException, ValueError) as error:
-            log.warning("no_keys_of_the_issuer", url=self._url, reason=error)
+            log.warning("issuer_keys_unavailable", url=self._url, reason=error)
         finally:
             self._fetched_s = time.monotonic()
             self._fetching = None
