@@ -101,7 +101,7 @@ def _rendering(form: LogFormat, target: TextIO) -> structlog.typing.Processor:
 
 
 class Metrics:
-    """The process's metrics in a registry of their own, passed to the engine and the handlers; tests create their own."""
+    """The process's metrics, in a registry of their own. The engine and the handlers get an instance."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -214,7 +214,7 @@ class MetricsEndpoint:
         self.port: int = self._server.server_port
 
     def answer_probes(self, serves: Callable[[str], bool]) -> None:
-        """From now on probes report what `serves` says of a service, in the running event loop; before, nothing serves."""
+        """From now on probes call `serves` in the running event loop; before, nothing serves."""
         self._serves, self._loop = serves, asyncio.get_running_loop()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One caller that takes all it may have leaves the others what is theirs."""
+"""One caller at its limits leaves the other callers theirs."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_rate_allows_one_second_then_waits() -> None:
     with pytest.raises(QuotaExceeded) as raised:
         admission.call("key:a", one)
     assert raised.value.retry_after_s == pytest.approx(1.0)
-    admission.call("key:a", pb.RecallOnceRequest())  # who observes too much may ask
+    admission.call("key:a", pb.RecallOnceRequest())  # a caller over its observation rate may still query
     now_s = 101.0
     admission.call("key:a", one)
     assert admission.sent("key:a", five) == pytest.approx(0.6)
-    now_s = 200.0  # no more than a second's worth is saved up
+    now_s = 200.0  # at most one second is saved up
     assert [admission.sent("key:a", five) for _ in range(3)] == pytest.approx([0, 0, 0.5])
 
 
@@ -161,7 +161,7 @@ async def test_each_ranking_of_a_standing_query_is_a_request(tmp_path: Path, mak
             for number in range(40):
                 await stack.enter_async_context(recalls.subscribe(f"number {number}"))
             taken = [await _asked(mine)]
-            while not taken[-1]:  # what the asking itself has cost is paid for
+            while not taken[-1]:  # the cost of these queries themselves is paid
                 taken.append(await _asked(mine))
             for number in range(1_000):
                 await teller.send(f"number {number}")
@@ -173,7 +173,7 @@ async def test_each_ranking_of_a_standing_query_is_a_request(tmp_path: Path, mak
 
 
 async def _asked(memory: memstream.Memory) -> bool:
-    """Whether a question is taken, of two a second."""
+    """Whether a query is accepted; two a second are."""
     await asyncio.sleep(0.5)
     try:
         await memory.recall_once("and now?")
@@ -208,7 +208,7 @@ async def test_excess_stream_data_is_slowed_and_kept(tmp_path: Path, make_server
 
 
 async def refused(memory: memstream.Memory) -> bool:
-    """Whether the server refuses one observation more by a call, saying when it would take it."""
+    """Whether the server refuses one more observation by a call, with a retry delay."""
     try:
         await memory.observe_batch(["one"])
     except memstream.QuotaExceeded as error:
@@ -241,7 +241,7 @@ async def test_streams_of_one_caller_leave_room_for_another(tmp_path: Path, make
             try:
                 (await opened(name, namespace)).cancel()
             except grpc.aio.AioRpcError as error:
-                if error.details() == "Internal error from Core":  # the refusal met the write, and why is lost
+                if error.details() == "Internal error from Core":  # the refusal met the write, and its reason is lost
                     return await opens(name, namespace)
                 if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                     raise

@@ -1,4 +1,4 @@
-"""A real server that asks who calls: no rpc of the contract reaches a namespace its caller has no right in."""
+"""A real server with authentication: no rpc of the contract reaches a namespace in which its caller has no right."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_nobody_reaches_any_rpc(guarded: Guarded, channel: grpc.aio.Channe
 
 
 async def test_health_is_told_to_everybody(channel: grpc.aio.Channel) -> None:
-    async def serving() -> bool:  # once the index has started, too
+    async def serving() -> bool:  # including the index
         return await channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
 
     await until(serving)
@@ -114,7 +114,7 @@ async def test_a_stream_cannot_go_on_to_another_memory(guarded: Guarded, channel
 
 
 class World:
-    """What bob has, and what of it alice may have got hold of."""
+    """Bob's data, and the parts of it that alice may have obtained."""
 
     def __init__(self, guarded: Guarded, channel: grpc.aio.Channel) -> None:
         self._channel, self._bob = channel, guarded.keys["bob"]
@@ -176,7 +176,7 @@ class World:
         }
 
     async def seen(self) -> list[bytes]:
-        """All that bob sees."""
+        """Everything that bob sees."""
         where = {"namespace": "b", "memory": "joy"}
         asked = [
             ("GetMemory", where),
@@ -190,7 +190,7 @@ class World:
 
 
 def _forged(method: MethodDescriptor, loot: dict[str, list[str]], draw: random.Random) -> Message:
-    """A request in alice's name that tries what she has got hold of."""
+    """A request in alice's name that uses what she has obtained."""
     request = request_of(method)
     _fill(request, loot, draw, 0)
     for path in namespace_paths(method.input_type):
@@ -233,7 +233,7 @@ async def test_leaked_ids_open_no_other_namespace(guarded: Guarded, channel: grp
             if outcome.code is grpc.StatusCode.OK:
                 answered.add(method.name)
     assert await world.seen() == before
-    assert len(answered) >= 15, answered  # else it was all refused for its form, and shows nothing
+    assert len(answered) >= 15, answered  # otherwise all were malformed, and the test shows nothing
 
 
 def _conversation(method: MethodDescriptor, loot: dict[str, list[str]], draw: random.Random) -> Sequence[Message]:

@@ -1,4 +1,4 @@
-"""The parts alone: policy files, keys, proxies, what servers tell each other, settings, and that secrets stay so."""
+"""The parts alone: policy files, keys, proxies, headers between servers, settings, and secrecy."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_proxys_word_without_one_uri_is_nobodys(header: str) -> None:
 
 def test_forwarded_caller_is_signed_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     async def allowed() -> None:
-        """Nobody asks."""
+        """No authorization."""
 
     ours, other = Peers(secret=SECRET), Peers(secret=SECRET[::-1])
     given = [("authorization", "Bearer s3cret"), ("x-forwarded-client-cert", "URI=x"), (CALLER_HEADER, "forged")]

@@ -1,4 +1,4 @@
-"""A server with TLS, certificates, keys and tokens: files replaced while it runs, and nothing secret said."""
+"""A server with TLS, certificates, keys and tokens: files are replaced while it runs, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory, authority: Authority, issuer: Issuer) -> Iterator[Guarded]:
-    """Mutual TLS on every interface, keys, tokens, and a believed proxy."""
+    """Mutual TLS on every interface, keys, tokens, and a trusted proxy."""
     directory = tmp_path_factory.mktemp("tls")
     keys_file, policy_file = directory / "keys.json", directory / "policy.toml"
     policy_file.write_text(
@@ -132,7 +132,7 @@ def _as(authority: Authority, *uris: str, name: str = "client") -> memstream.Tls
 async def _memories(
     server: ServerProcess, tls: memstream.Tls, *headers: tuple[str, str]
 ) -> AsyncIterator[Callable[[], Any]]:
-    """Asks for the memories of `comedy` with such headers; each time on a connection of its own."""
+    """Lists the memories of `comedy` with given headers, each time on a new connection."""
 
     async def ask() -> Any:
         credentials = grpc.ssl_channel_credentials(tls.root_certificates, tls.private_key, tls.certificate_chain)
@@ -264,7 +264,7 @@ async def test_new_connections_get_replaced_certificate(tls: Guarded, authority:
     certificate, key = authority.issue("server", dns=("renewed.example",))
     assert await reached_as("renewed.example")
     kept = key.read_bytes()
-    key.write_text("half a k")  # replaced badly: the former pair stays in force
+    key.write_text("half a k")  # an invalid replacement: the last pair stays in force
     assert await reached_as("renewed.example")
     assert "tls_files_not_in_order" in tls.server.log()
     key.write_bytes(kept)
@@ -288,7 +288,7 @@ async def test_a_revoked_key_is_refused_and_ends_its_streams(guarded: Guarded) -
 
 
 async def test_revoked_key_ends_standing_query(guarded: Guarded) -> None:
-    """Though its client sends nothing by which it could be asked again."""
+    """Although its client sends no message that would trigger a check."""
     (made, given), (_, other) = keys.create(guarded.keys_file, "alice"), keys.create(guarded.keys_file, "alice")
     async with (
         memstream.connect(guarded.server.address, token=given) as client,
@@ -364,7 +364,7 @@ async def test_changed_policy_applies_to_open_streams(guarded: Guarded) -> None:
         async def observe_meanwhile() -> None:
             async with client.memory("n/joy").observe(producer="p") as stream:
                 await stream.send("one")
-                guarded.policy_file.write_text("[[grant]]\nwho = 3\n")  # broken: what was said before stays
+                guarded.policy_file.write_text("[[grant]]\nwho = 3\n")  # invalid: the last contents stay in force
                 await until(lambda: _complained(client, guarded))
                 assert await _may(client.get_memory("n/joy"))
                 guarded.policy_file.write_text(former)
@@ -383,5 +383,5 @@ async def _may(call: Awaitable[object]) -> bool:
 
 
 async def _complained(client: memstream.Client, guarded: Guarded) -> bool:
-    await client.get_memory("n/joy")  # files are looked at when somebody asks
+    await client.get_memory("n/joy")  # a call checks the files
     return "file_reload_failed" in guarded.server.log()

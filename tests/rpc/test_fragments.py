@@ -1,4 +1,4 @@
-"""Lifecycle rpcs over the wire: what they change, what they refuse, what a repeat is answered."""
+"""Lifecycle rpcs over the wire: changes, refusals, and responses to repeats."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def listed(wire: Wire, forgotten: bool = False) -> list[str]:
     return [each.content for each in answer.fragments]
 
 
-# ---- what they do
+# ---- effects
 async def test_put_says_whether_it_is_new(wire: Wire) -> None:
     first = await wire.memories.PutFragment(put_request())
     again = await wire.memories.PutFragment(put_request("tea at five", etag=first.fragment.etag))
@@ -113,7 +113,8 @@ async def test_a_repeat_gets_the_first_answer(wire: Wire) -> None:
 
 
 async def test_overtaking_repeat_gets_first_response() -> None:
-    """The first try was cut off and went on: the repeat finds no answer yet, and is then refused for what that did."""
+    """The first try lost its connection and continued: the repeat finds no response yet, and the engine then refuses
+    it."""
     engine: Any = FakeEngine()
     call = idempotent_call(pb.ClearMemoryRequest(**NAMED), "ns", "r", pb.ClearMemoryResponse)
     assert call is not None

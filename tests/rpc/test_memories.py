@@ -469,7 +469,7 @@ async def test_streams_are_bounded(engine: Any) -> None:
         wire = Wire(channel, server, Drain(), engine.dimension)
         await wire.memories.CreateMemory(pb.CreateMemoryRequest(**NAMED))
         await wire.observe()
-        for _ in range(20):  # grpc.aio may lose the status of a call that ends while it is written to
+        for _ in range(20):  # grpc.aio may lose the status of a call that ends during a write
             error = await refused(wire.observe())
             if error.code is not grpc.StatusCode.INTERNAL:
                 break

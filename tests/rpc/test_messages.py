@@ -1,4 +1,4 @@
-"""What a refusal says: once, with the value as it was given, and with the character that does not fit."""
+"""Texts of refusals: no repetition, the value as given, and the offending character."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS = Limits()
 
 
 def told(check: Callable[[Violations], object]) -> str:
-    """The message of a status with what `check` finds; empty for nothing."""
+    """The message of a status with the violations of `check`; empty without any."""
     found = Violations()
     check(found)
     try:

@@ -82,14 +82,14 @@ async def test_returning_producer_gets_indexed_progress(wire: Wire) -> None:
     call = await wire.observe()
     await call.batch(1, "a")
     await call.ack(lambda ack: ack.indexed == 1)
-    again = await wire.observe()  # while the server still has the older stream, and knows what of it is indexed
+    again = await wire.observe()  # the server still has the older stream and its indexed progress
     assert (again.opened.received, again.opened.stored) == (1, 1)
-    await again.ack(lambda ack: ack.indexed == 1)  # nothing is asked for, and `opened` does not say it
+    await again.ack(lambda ack: ack.indexed == 1)  # nothing is requested, and `opened` lacks it
 
 
 async def test_stored_during_open_is_acknowledged(wire: Wire, engine: Any, script: Any) -> None:
     script.storing.clear()
-    script.indexing.clear()  # which would be news as well
+    script.indexing.clear()  # which would cause an acknowledgement as well
     await (await wire.observe()).batch(1, "a")
     await until(lambda: script.items)
     opening = engine.open_observe
@@ -107,7 +107,7 @@ async def test_stored_during_open_is_acknowledged(wire: Wire, engine: Any, scrip
 
 
 async def test_flushes_that_wait_are_bounded(wire: Wire, script: Any) -> None:
-    """Those of the same number count as one; a client that goes on flushing what is not stored is refused."""
+    """Flushes of the same number count as one; a client that keeps flushing unstored observations is refused."""
     script.storing.clear()
     call = await wire.observe()
     await call.batch(1, "x")
@@ -466,7 +466,7 @@ async def test_stream_is_ended_after_the_grace_period(wire: Wire) -> None:
     wire.drain.begin()
     error = await call.error()
     assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
-    # Nothing is written into it: grpc.aio's client answers a write into a call that has ended meanwhile by INTERNAL.
+    # Writes nothing: grpc.aio's client reports INTERNAL for a write into a call that has just ended.
     assert (await ObserveCall(wire.streams.Observe()).error()).reason == "SHUTTING_DOWN"
 
 

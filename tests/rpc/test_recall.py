@@ -1,4 +1,4 @@
-"""Recall over the wire: many queries in flight, each answered, failed or cancelled by itself."""
+"""Recall over the wire: concurrent queries that are answered, fail or are cancelled independently."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _kind(number: int) -> dict[str, fragments.MetadataValue]:
 
 
 async def answer(call: RecallCall, query_id: str) -> tuple[list[pb.Recollections], Any]:
-    """The parts and the end (done or failed, by itself) of one query, other queries' messages apart."""
+    """The parts and the end (done or failed, in a separate message) of one query, without other queries' messages."""
     parts = []
     while True:
         message = await call.next()
@@ -44,7 +44,7 @@ async def answer(call: RecallCall, query_id: str) -> tuple[list[pb.Recollections
 
 
 async def answer_with_done(call: RecallCall) -> list[pb.Recollections]:
-    """The parts of an answer up to the one that has `done`; nothing else comes between."""
+    """The parts of an answer up to the one with `done`, with no other message in between."""
     parts = []
     while not parts or not parts[-1].HasField("done"):
         message = await call.next()
@@ -70,7 +70,7 @@ async def test_a_query_gets_recollections_then_done(told: Wire) -> None:
 
 async def test_done_in_last_part_makes_one_message(told: Wire) -> None:
     call = await told.recall(done_in_recollections=True)
-    for _ in range(2):  # a `done` by itself would come before the second answer; and the id is free again
+    for _ in range(2):  # a separate `done` would precede the second answer; the id is free again
         await call.query("q", "fact")
         (part,) = await answer_with_done(call)
         assert part.query_id == part.done.query_id == "q"
@@ -84,7 +84,7 @@ async def test_done_in_last_part_makes_one_message(told: Wire) -> None:
 
 async def test_the_end_is_the_same_in_either_place(told: Wire) -> None:
     asked: dict[str, Any] = {"text": "fact", "limit": 2, "near_misses": 5, "token_budget": 100, "reinforce": False}
-    asked["now"] = {"seconds": 2_000_000_000}  # else recency differs
+    asked["now"] = {"seconds": 2_000_000_000}  # otherwise recency differs
     apart, inside = await told.recall(), await told.recall(done_in_recollections=True)
     await apart.query("q", **asked)
     parts, end = await answer(apart, "q")
@@ -210,7 +210,7 @@ async def test_a_malformed_query_fails_alone(told: Wire, given: dict[str, Any], 
 
 @pytest.mark.parametrize("defect", [RuntimeError, asyncio.CancelledError])
 async def test_query_defect_reveals_only_incident_id(told: Wire, script: Any, defect: type[BaseException]) -> None:
-    """A cancellation of what a query waits for is one: the query itself was not cancelled."""
+    """A dependency of a query is cancelled: the query itself was not."""
     script.fail_recalls.append(defect("secret path"))
     call = await told.recall()
     await call.query("q", "fact")
@@ -299,7 +299,7 @@ async def test_cancel_at_any_moment_leaves_one_end(told: Wire, steps: int) -> No
 
 
 async def test_cancel_between_parts_ends_with_failed(told: Wire, script: Any, monkeypatch: Any) -> None:
-    """Nothing of a query follows its end, also where parts of the answer were sent before."""
+    """Nothing of a query follows its end, even if parts of the answer were sent before."""
     monkeypatch.setattr("memstream_server.rpc.wire.queries.PART_BYTES", 200)
     calls = await asyncio.gather(*(told.recall(done_in_recollections=True) for _ in range(8)))
     for number, call in enumerate(calls):
@@ -412,7 +412,7 @@ async def test_only_last_part_of_large_answer_has_done(told: Wire, script: Any, 
 
 
 async def unread(wire: Wire, script: Any, count: int) -> RecallCall:
-    """A stream of which so many answers wait: each is larger than what the transport takes before it is read."""
+    """A stream with so many waiting answers, each larger than the transport accepts before the client reads."""
     for start in range(0, 60, 4):
         items = [fragments.Observation(content=f"fact {n} {'x' * 2_000}") for n in range(start, start + 4)]
         await wire.streams.ObserveBatch(pb.ObserveBatchRequest(namespace="ns", memory="m", observations=items))
@@ -445,7 +445,7 @@ async def test_stream_end_with_waiting_answers_leaks_nothing(
         await call.send()
         assert (await call.error()).reason == "PROTOCOL_VIOLATION"
     await until(lambda: wire.drain.memories.open_streams == 0)
-    gc.collect()  # a task whose error nobody has looked at says so when it goes
+    gc.collect()  # a task whose error nobody retrieved reports it when collected
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

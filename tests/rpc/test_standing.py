@@ -28,7 +28,7 @@ async def observe(wire: Wire, *texts: str) -> None:
 
 
 async def change(call: RecallCall) -> list[Any]:
-    """The messages of the next change, its end included."""
+    """The messages of the next change, including its end."""
     told: list[Any] = []
     while True:
         message = await call.next()

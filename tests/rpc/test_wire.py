@@ -1,4 +1,4 @@
-"""The pure mapping: tables that must agree with the contract, and values that survive the way."""
+"""The pure conversion: tables that must agree with the contract, and values that survive the round trip."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_an_empty_policy_is_the_default_one() -> None:
 
 
 def test_the_languages_are_the_stemmers() -> None:
-    assert set(Stemmer.algorithms()) == policies.LANGUAGES  # beside "auto"
+    assert set(Stemmer.algorithms()) == policies.LANGUAGES  # besides "auto"
 
 
 @given(st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999))

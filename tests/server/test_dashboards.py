@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules ask for nothing that a server does not expose."""
+"""The dashboard and the alert rules use only series that a server exposes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exposed() -> dict[str, set[str]]:
 
 
 def asked(expression: str) -> list[tuple[str, set[str]]]:
-    """Names of series with the labels they are selected by, and those of the groupings."""
+    """Series names with the labels of their selectors and groupings."""
     selected = [
         (name, set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", braces or "")))
         for name, braces in re.findall(r"\b(memstream_\w+)(\{[^}]*\})?", expression)
@@ -58,7 +58,7 @@ def test_alert_expressions_name_existing_series(where: str, expression: str) -> 
 
 
 def test_a_server_exposes_these_names(tmp_path: Path) -> None:
-    """What Metrics describes is what is scraped: names as Prometheus sees them."""
+    """Names in Metrics equal the scraped names in Prometheus."""
     address = free_address()
     with (
         ServerProcess(tmp_path / "data", metrics_listen=address),

@@ -1,4 +1,4 @@
-"""DB-GPT's defects that only a running server can show, each with the right result (the others: tests/core)."""
+"""DB-GPT's defects that only a running server can show, each with the correct result (the others: tests/core)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.waiting import until
 
 
 async def test_now_is_not_the_time_the_memory_was_made(client: memstream.Client, path: str) -> None:
-    """There `now` was frozen in the constructor: every fragment got the same times."""
+    """DB-GPT froze `now` in the constructor: every fragment got the same times."""
     memory = await client.create_memory(path)
     made = (await memory.describe()).create_time
     assert made is not None
@@ -47,7 +47,7 @@ def _part(found: memstream.Recollection, name: str) -> float:
 
 
 async def test_access_times_are_kept_also_over_a_restart(make_server: MakeServer, path: str) -> None:
-    """There they were set on a copy that was thrown away."""
+    """DB-GPT set them on a copy that it discarded."""
     server = await started(make_server())
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
@@ -72,7 +72,7 @@ async def _accessed(memory: Memory, content: str, times: int) -> bool:
 
 
 async def test_the_weights_of_a_query_count(client: memstream.Client, path: str) -> None:
-    """There alpha, beta and gamma were ignored."""
+    """DB-GPT ignored alpha, beta and gamma."""
     for profile in Profile:
         memory = await client.create_memory(f"{path}-{profile}", kind=MemoryKind.LONG_TERM, profile=profile)
         await memory.observe_batch(
@@ -88,14 +88,14 @@ async def test_the_weights_of_a_query_count(client: memstream.Client, path: str)
 
 
 async def test_reading_feeds_no_copies_back(client: memstream.Client, path: str) -> None:
-    """There every read wrote what it had found into the memory again, under both profiles."""
+    """In DB-GPT every read wrote its results into the memory again, under both profiles."""
     for profile in Profile:
         memory = await client.create_memory(f"{path}-{profile}", profile=profile)
         await memory.observe_batch([f"Bob said {number} things about tea" for number in range(8)])
         before = sorted(await contents(memory))
         for _ in range(10):
             await memory.recall_once("tea", limit=8)
-        await memory.observe_batch(["Ann likes coffee"])  # behind everything that reading has caused
+        await memory.observe_batch(["Ann likes coffee"])  # decided after everything that the reads caused
         after = sorted(await contents(memory))
         assert len(set(after)) == len(after)
         assert len(after) <= len(before) + 1
@@ -112,7 +112,7 @@ async def test_echo_of_recalled_text_is_not_stored(client: memstream.Client, pat
 
 
 async def test_clear_empties_and_deleting_deletes(client: memstream.Client, path: str) -> None:
-    """There `clear` did nothing."""
+    """In DB-GPT `clear` did nothing."""
     memory = await client.create_memory(path)
     await memory.observe_batch([f"word {number}" for number in range(20)])
     if memstream.Capability.LIFECYCLE in (await client.server_info()).capabilities:
@@ -127,7 +127,7 @@ async def test_clear_empties_and_deleting_deletes(client: memstream.Client, path
 
 
 async def test_metadata_belongs_to_each_fragment(client: memstream.Client, path: str) -> None:
-    """There one dict was shared by all fragments, and its keys became filters of every search."""
+    """In DB-GPT all fragments shared one dict, whose keys became filters of every search."""
     memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
     await memory.observe_batch(
         [
@@ -158,7 +158,7 @@ async def test_overflow_of_a_fifo_neither_loses_nor_doubles(client: memstream.Cl
 
 
 async def test_model_call_blocks_no_read_and_no_other_memory(make_server: MakeServer) -> None:
-    """There the model was called inside the memory's lock: readers waited for it."""
+    """DB-GPT called the model inside the memory's lock: readers waited for it."""
     vector = [1.0] + [0.0] * 7
     async with FakeOpenAI(dimension=8) as fake:
         server = await started(
@@ -173,7 +173,7 @@ async def test_model_call_blocks_no_read_and_no_other_memory(make_server: MakeSe
                 await until(lambda: _asked(fake))
                 answer = await memory.recall_once("tea", embedding=vector)
                 assert [one.fragment.content for one in answer] == ["Bob likes tea"]
-                await memory.update(labels={"mood": "calm"})  # a transition of its own passes, too
+                await memory.update(labels={"mood": "calm"})  # an unrelated transition passes as well
                 assert await contents(memory) == ["Bob likes tea"]
                 assert not sent.done
                 await sent

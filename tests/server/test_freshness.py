@@ -1,4 +1,4 @@
-"""What was stored is seen at once by everyone who asks for its revision."""
+"""Every reader that asks for its revision sees a stored observation at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health by service, as probes and balancers see it: what serves, what is degraded, and the end."""
+"""Health by service, as probes and load balancers see it: serving, degraded, and the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def checked(channel: grpc.aio.Channel, *services: str) -> list[int]:
 
 
 class Parts:
-    """What a server looks at, as a test says."""
+    """The parts that the server polls, set by a test."""
 
     def __init__(self) -> None:
         self.journal = self.index = True
@@ -58,14 +58,14 @@ async def test_services_serve_while_their_parts_serve() -> None:
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         asked = [*names, "memstream.journal", "memstream.index", ""]
-        assert await checked(channel, *asked) == [NOT_SERVING] * 5  # before it has looked
+        assert await checked(channel, *asked) == [NOT_SERVING] * 5  # before the first poll
         await servicer.start()
         assert await checked(channel, *asked) == [SERVING] * 5
 
         async def seen(*expected: int) -> bool:
             return await checked(channel, *asked) == [*expected]
 
-        parts.index = False  # what it answers is right without it
+        parts.index = False  # answers are correct without it
         await until(lambda: seen(SERVING, SERVING, SERVING, NOT_SERVING, NOT_SERVING))
         parts.index, parts.journal = True, False
         await until(lambda: seen(NOT_SERVING, SERVING, NOT_SERVING, SERVING, NOT_SERVING))
@@ -188,7 +188,7 @@ async def test_a_hanging_event_loop_is_not_alive(monkeypatch: pytest.MonkeyPatch
     endpoint = MetricsEndpoint(Metrics(), "127.0.0.1:0")
     endpoint.answer_probes(lambda _service: True)
     try:
-        # This call blocks the event loop until it is answered.
+        # This call blocks the event loop until it returns.
         assert probed(f"127.0.0.1:{endpoint.port}") == {"livez": 503, "readyz": 503}
     finally:
         endpoint.close()

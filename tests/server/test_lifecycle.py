@@ -1,4 +1,4 @@
-"""Lifecycle through the SDK and a real server: what changes by request, by age, and what repeats are answered."""
+"""Lifecycle through the SDK and a real server: changes by request and by age, and responses to repeats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 
 async def told(memory: Memory, *lines: str, session: str = "monday") -> list[str]:
-    """Ids of what was observed."""
+    """Ids of the observations."""
     result = await memory.observe_batch([Observation(line, session=session) for line in lines])
     return [outcome.fragment_id for outcome in result.outcomes]
 
@@ -104,7 +104,7 @@ async def test_forgetting_by_filter(client: memstream.Client, path: str) -> None
     assert await memory.restore_fragments(filter=Filter(sessions=["monday"], tiers=[Tier.LONG_TERM])) > 0
     for given in ({}, {"filter": Filter()}, {"ids": ["0" * 26], "filter": Filter(sessions=["monday"])}):
         with pytest.raises(memstream.InvalidRequest):
-            await memory.forget_fragments(**given)  # type: ignore[arg-type]  # what is wrong is the point
+            await memory.forget_fragments(**given)  # type: ignore[arg-type]  # invalid on purpose
 
 
 async def test_clear_and_clone(client: memstream.Client, path: str) -> None:
@@ -171,7 +171,7 @@ async def _reasons(memory: Memory, type_: EventType) -> list[EventReason | None]
 
 # ---- repeats
 async def test_every_mutation_is_idempotent_across_kill(make_server: MakeServer) -> None:
-    """The answer to a request_id is committed with the change: whoever lost it to a crash asks again and gets it."""
+    """The response to a request_id is committed with the change: after a crash the client repeats and gets it."""
     server = await started(make_server())
     answers: list[tuple[str, Message, Message]] = []
     named = {"namespace": "ns", "memory": "m"}

@@ -1,4 +1,4 @@
-"""A network that cuts connections at any byte, holds them up, and brings things twice or in another order."""
+"""A network that cuts connections at any byte, stalls them, and duplicates or reorders messages."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def _all(talking: list[asyncio.Task[None]], reached: bool) -> bool:
 
 
 async def test_replaced_producer_fails_and_claims_nothing(shared: ServerProcess, path: str) -> None:
-    """Two processes of one name, and the older one comes back with words under numbers the newer one has used."""
+    """Two processes of one name: the older one returns with other texts under numbers that the newer one has used."""
     async with Relay(shared.address) as relay, memstream.connect(relay.address, retry=PATIENT) as cut_off:
         stream = (await cut_off.create_memory(path)).observe("joy")
         await stream.__aenter__()
@@ -139,7 +139,8 @@ async def _stored(call: Any, number: int) -> int:
 async def test_shuffled_duplicate_batches_apply_in_order(
     client: memstream.Client, shared: ServerProcess, path: str
 ) -> None:
-    """All at once over several connections: what comes too early is refused with the number expected, and repeated."""
+    """All at once over several connections: a batch that comes too early is refused with the expected number, and
+    repeated."""
     memory = await client.create_memory(path)
     draw = random.Random(SEED)
     requests = [batch(path, first, 5) for first in range(1, 40, 5)] * 2
@@ -154,7 +155,7 @@ async def test_shuffled_duplicate_batches_apply_in_order(
                 answer = await stub.ObserveBatch(request, timeout=60)
             except grpc.aio.AioRpcError as error:
                 refusal = memstream.status.translate(error)
-                # Each call opens the producer anew, so that one under way at that moment may be told so instead.
+                # Each call opens the producer again, so a concurrent call may fail with that reason instead.
                 if not isinstance(refusal, memstream.ProducerSuperseded):
                     assert isinstance(refusal, memstream.SequenceGap), refusal
                     expected = int(refusal.details["expected_sequence"])

@@ -1,4 +1,4 @@
-"""The server as a process: one to a directory, an orderly end, backup and restore."""
+"""The server process: one per directory, graceful end, backup and restore."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import until
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`memstream` with these arguments, to its end."""
+    """Runs `memstream` with these arguments to its end."""
     command = [sys.executable, "-m", "memstream_server", *arguments]
     inherited = os.environ | environment(arguments)
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=inherited)
@@ -55,7 +55,7 @@ async def test_second_server_at_address_exits_with_error(shared: ServerProcess, 
 
 
 async def test_a_killed_server_is_replaced_at_once(make_server: MakeServer) -> None:
-    """The lock is the system's, and Milvus Lite ends with its parent."""
+    """The operating system releases the lock, and Milvus Lite ends with its parent."""
     server = await started(make_server())
     for _ in range(3):
         server.kill()
@@ -122,7 +122,7 @@ async def test_the_sdk_outlives_an_orderly_restart(make_server: MakeServer) -> N
 
 @only_sqlite("`backup` copies a data directory; for a database it is pg_dump")
 async def test_a_restored_backup_answers_as_before(make_server: MakeServer, tmp_path: Path) -> None:
-    """Backup while the server runs, more observations, restore: the answers of the backup, the index filled anew."""
+    """Backup while the server runs, more observations, restore: the answers of the backup, with a rebuilt index."""
     file = str(tmp_path / "monday.memstream")
     server = await started(make_server(dense_in_memory_max=0))
     async with memstream.connect(server.address) as client:

@@ -1,4 +1,4 @@
-"""A gRPC client's own retry does what the server says with the refusal: it waits so long, or does not try again."""
+"""A gRPC client's built-in retry follows the refusal's pushback: it waits that long, or does not retry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HASTY = {
         "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
     },
 }
-"""Left to itself this client has used up its attempts after some milliseconds."""
+"""Without pushback this client uses up its attempts within milliseconds."""
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Quotas of what is kept: memories of a namespace, fragments of a memory."""
+"""Quotas of stored data: memories of a namespace, fragments of a memory."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_rejection_is_kept_for_a_later_producer(make_server: MakeServer) -
 
 
 async def test_concurrent_writers_fill_memory_exactly(make_server: MakeServer) -> None:
-    """What waits to be stored counts: nobody takes a place twice, and none stays free while somebody is refused."""
+    """Pending observations count: no place is taken twice, and none stays free while a writer is refused."""
     server = await started(make_server(memory_fragments_max=500))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("full/joy", kind=MemoryKind.LONG_TERM)

@@ -1,4 +1,4 @@
-"""request_id: on every rpc that has one a repeat gets the first answer, and another request with it is a conflict."""
+"""request_id: on every rpc that has one a repeat gets the first response, and another request with it conflicts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ELSEWHERE = {
 
 
 class Caller:
-    """Calls rpcs by name, with `${...}` of what was made before."""
+    """Calls rpcs by name, with `${...}` of earlier results."""
 
     def __init__(self, channel: grpc.aio.Channel, kept: dict[str, str]) -> None:
         self._channel, self.kept = channel, kept

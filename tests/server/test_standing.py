@@ -1,4 +1,4 @@
-"""Standing queries beside a real server that is killed, restarted and drained."""
+"""Standing queries of a real server that is killed, restarted and drained."""
 
 from __future__ import annotations
 
