@@ -1,4 +1,4 @@
-"""Values of settings that say how a model's endpoint is asked: its URL, headers and query parameters.
+"""Parses settings of a model's endpoint: URL, headers and query parameters.
 
 Errors never repeat a value, which may be a secret.
 """
@@ -65,7 +65,7 @@ def _checked_base_url(url: str) -> str:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.fragment
         sound = sound and (parts.port is None or parts.port > 0) and url.isprintable() and " " not in url
-    except ValueError:  # a port that is no number, an IPv6 address without its bracket
+    except ValueError:  # a port that is not a number, an IPv6 address without its bracket
         sound = False
     if not sound:
         raise ValueError("must be http://host or https://host, with a port, a path and a query where they are needed")

@@ -1,13 +1,13 @@
-"""What a log line may show, from all of its writers.
+"""What a log line may show, whichever code writes it.
 
 Rules
 1. An exception shows its type, its codes, its causes and its stack as file:line. Its text may repeat what a request or
-a model's endpoint said, so it is left out, unless the class declares `log_text = True`: then this server composed the
-text from values that are no content and no credential. Local variables are never shown.
-2. A value is a text, a number or a collection of these; of anything else the type is shown.
-3. A character that does not print is escaped: no caller can forge a line or drive a terminal.
-4. A value of a secret setting is never shown, wherever it comes from.
-5. Of equal failures one line in REPEAT_S is written; the next one counts those between as `repeated`.
+a model's endpoint said, so it is omitted unless the class declares `log_text = True`: then this server composed the
+text from values that are neither content nor credentials. Local variables are never shown.
+2. A value is a text, a number or a collection of these; of any other object only the type is shown.
+3. Unprintable characters are escaped: no caller can forge a line or control a terminal.
+4. A value of a secret setting is never shown, whichever line contains it.
+5. Of equal failures one line in REPEAT_S is written; the next line counts those in between as `repeated`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _CAUSES_MAX = 6
 _FRAMES_MAX = 30
 _OURS = ("memstream", "memstream_server")
 _CODES = ("reason", "errno", "sqlstate", "sqlite_errorname", "status_code")
-"""Attributes of exceptions by which a machine tells failures apart."""
+"""Attributes of exceptions that identify a failure to a program."""
 _CODE = re.compile(r"[A-Z0-9][A-Z0-9_]{0,63}")
 _VALUES_FOLLOW = re.compile(r"[\n<({\['\"]")
-"""Where a library's ready-made message begins to show values."""
+"""Where a library's formatted message begins to show values."""
 _HIDDEN = "**********"
 _USER_IN_URL = re.compile(r"://[^/@\s]+@")
 _PATH_HEAD = re.compile(r".*/(?=(?:memstream|memstream_server)/)|.*/(?:site-packages|lib/python[0-9.]+)/")
@@ -86,20 +86,20 @@ def make_safe(_logger: Any, _method: str, event: Event) -> Event:
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
-    """The text without these values, and without names and passwords in URLs."""
+    """The text without these values, and without user names and passwords in URLs."""
     for secret in secrets:
         text = text.replace(secret, _HIDDEN)
     return _USER_IN_URL.sub(f"://{_HIDDEN}@", text)
 
 
 def hiding(secrets: Iterable[str]) -> Callable[[Any, str, Any], str]:
-    """A processor of structlog: `hide_secrets` of a line that is rendered."""
+    """A processor of structlog: applies `hide_secrets` to a rendered line."""
     values = tuple(secrets)
     return lambda _logger, _method, line: hide_secrets(line, values)
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes lines to a stream; counts equal failures (rule 5). `clock` gives seconds that only grow."""
+    """Writes lines to a stream; counts equal failures (rule 5). `clock` is monotonic, in seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
@@ -122,18 +122,18 @@ class LogHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def close(self) -> None:
-        """Write what is still only counted."""
+        """Writes pending counts."""
         with self.lock or nullcontext():
             self._write_repeats(float("inf"))
         super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
-        """A line that cannot be written must not show its arguments, as logging's own report does."""
-        with suppress(OSError, ValueError):  # the stream itself may be what is broken
+        """Unlike logging's own report, shows no arguments of a line that cannot be written."""
+        with suppress(OSError, ValueError):  # the stream itself may be broken
             self.stream.write(f"a log line of {printable(record.name)} could not be written\n")
 
     def _write_repeats(self, now_s: float) -> None:
-        """The counts of failures whose time is over."""
+        """Writes the counts of failures whose time is over."""
         crowded = len(self._failures) >= KINDS_MAX
         over = [kind for kind, seen in self._failures.items() if crowded or now_s - seen.since_s >= REPEAT_S]
         for kind in over:
@@ -145,7 +145,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
 @dataclass(slots=True)
 class _Repeats:
-    """Failures of one kind since the line that shows one."""
+    """Failures of one kind since the last written line of it."""
 
     since_s: float
     level: int
@@ -223,7 +223,7 @@ def _error_of(exc_info: Any) -> BaseException | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, then what it was raised from."""
+    """The error, then its causes."""
     seen: BaseException | None = error
     for _ in range(_CAUSES_MAX):
         if seen is None:
@@ -253,7 +253,7 @@ def _code(error: BaseException, name: str) -> str:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int, str]]:
-    """(file, line, function), the call that raised last."""
+    """(file, line, function), innermost call first."""
     return [
         (frame.f_code.co_filename, line or 0, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(error.__traceback__)

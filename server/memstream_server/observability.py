@@ -1,7 +1,7 @@
 """Structured logs and Prometheus metrics of a server process.
 
-Rules. No secret, content or vector is logged: see log_lines.py. No label holds a memory, a session or an id: the number
-of series is fixed by this file.
+Rules. No secret, content or vector is logged: see log_lines.py. No label holds a memory, a session or an id: this file
+fixes the number of series.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from memstream_server.settings import LogFormat, LogLevel, parse_listen
 SECRET_KEYS = ("token", "api_key", "apikey", "password", "secret", "authorization", "credential")
 """A value whose key contains one of these is never written."""
 PROBES = {"/livez": "memstream.v1.ServerService", "/readyz": "memstream.v1.StreamService"}
-"""Which service of grpc.health.v1 an HTTP probe asks for."""
+"""The grpc.health.v1 service that an HTTP probe asks for."""
 PROBE_S = 2.0
 """How long the event loop may take to answer a probe."""
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -36,7 +36,7 @@ LATENCY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0
 def configure_logging(
     level: LogLevel, form: LogFormat, stream: TextIO | None = None, secrets: Sequence[str] = ()
 ) -> None:
-    """Send every log line, the libraries' included, to `stream` (standard error) in one form, without `secrets`."""
+    """Sends every log line, the libraries' included, to `stream` (standard error) in one form, without `secrets`."""
     target = stream or sys.stderr
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -51,7 +51,7 @@ def configure_logging(
             foreign_pre_chain=[*shared[:2], structlog.stdlib.add_logger_name, *shared[2:]],
             processors=[make_safe, _rendering(form, target), hiding(secrets)],
             pass_foreign_args=True,
-            use_get_message=False,  # it would put values into the text
+            use_get_message=False,  # it would insert values into the text
         )
     )
     root = logging.getLogger()
@@ -76,12 +76,13 @@ def configure_logging(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """grpc calls it an error when a client goes away while a message waits for it to read on."""
+    """Whether a line of grpc is worth logging: grpc logs an error when a client leaves while a message waits for it to
+    read."""
     return not (record.name == "grpc._cython.cygrpc" and record.getMessage().startswith("ExecuteBatchError raised"))
 
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Replace the values of secret keys; a processor of structlog."""
+    """Replaces the values of secret keys; a processor of structlog."""
     for key, value in event.items():
         if value and any(secret in key.lower() for secret in SECRET_KEYS):
             event[key] = "**********"
@@ -89,7 +90,7 @@ def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mutab
 
 
 def _log_unhandled(event: str, error: BaseException | None) -> None:
-    """In place of Python's own report, which shows the exception's text."""
+    """Replaces Python's own report, which shows the exception's text."""
     structlog.get_logger(__name__).error(event, exc_info=error)
 
 
@@ -100,7 +101,7 @@ def _rendering(form: LogFormat, target: TextIO) -> structlog.typing.Processor:
 
 
 class Metrics:
-    """The process's metrics in a registry of their own. Passed to the engine and the handlers; tests make their own."""
+    """The process's metrics, in a registry of their own. The engine and the handlers get an instance."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -180,7 +181,7 @@ class Metrics:
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):
-    """A thread for each request: a slow client holds up no other."""
+    """One thread for each request, so that a slow client does not block others."""
 
     daemon_threads = True
 
@@ -195,11 +196,10 @@ class _SilentHandler(WSGIRequestHandler):
 
 
 class MetricsEndpoint:
-    """Prometheus metrics and HTTP probes, in threads of their own. `port` is the one bound.
+    """Prometheus metrics and HTTP probes, in threads of their own. `port` is the bound one.
 
-    GET /livez and /readyz answer 200 or 503, as grpc.health.v1 does for the services of PROBES: probes of Kubernetes
-    need neither TLS nor a client certificate here. The event loop is asked each time, so that one that hangs is not
-    alive.
+    GET /livez and /readyz answer 200 or 503, like grpc.health.v1 for the services of PROBES: Kubernetes probes need
+    neither TLS nor a client certificate here. Each probe asks the event loop, so a loop that hangs is not alive.
     """
 
     def __init__(self, metrics: Metrics, listen: str) -> None:
@@ -214,11 +214,11 @@ class MetricsEndpoint:
         self.port: int = self._server.server_port
 
     def answer_probes(self, serves: Callable[[str], bool]) -> None:
-        """From now on probes say what `serves` says of a service, in the running event loop; before, nothing serves."""
+        """From now on probes call `serves` in the running event loop; before, nothing serves."""
         self._serves, self._loop = serves, asyncio.get_running_loop()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stops listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=5)
@@ -247,12 +247,12 @@ class MetricsEndpoint:
 
 
 def serve_metrics(metrics: Metrics, listen: str) -> MetricsEndpoint | None:
-    """Serve `metrics` at host:port; None when `listen` is empty. Raises OSError when the address is taken."""
+    """Serves `metrics` at host:port; None when `listen` is empty. Raises OSError when the address is in use."""
     return MetricsEndpoint(metrics, listen) if listen else None
 
 
 async def watch_loop(metrics: Metrics, interval_s: float = 1.0) -> None:
-    """Measure the event loop's lag and count its tasks until cancelled."""
+    """Measures the event loop's lag and counts its tasks until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + interval_s

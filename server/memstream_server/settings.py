@@ -1,8 +1,8 @@
-"""The process's settings: every one with meaning, unit, bounds and default, from flags, environment and a file.
+"""The settings of the process: each with meaning, unit, bounds and default, from flags, environment and a file.
 
-A memory's tunables are its policy (core/policy.py); what is here holds for the whole server. Precedence: a flag
-of the command line, then the environment (MEMSTREAM_ and the name in capitals), then the TOML file, then the
-default. docs/settings.md is generated from this class.
+The tunables of a memory are its policy (core/policy.py); settings apply to the whole server. Precedence: a command-line
+flag, then the environment (MEMSTREAM_ and the name in capitals), then the TOML file, then the default. docs/settings.md
+is generated from this class.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _setting(default: Any, meaning: str, unit: str = "", low: float | None = Non
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine is behind that name or address."""
+    """Whether the name or address is loopback, which only this machine can reach."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -121,11 +121,11 @@ def is_loopback(host: str) -> bool:
 
 
 class Settings(BaseSettings):
-    """All settings of a server process. Immutable once made; make one with `load`."""
+    """All settings of a server process. Immutable; create one with `load`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    # ---- where
+    # ---- data and addresses
     listen: Listen = _setting(
         "127.0.0.1:7700", "address of the gRPC server: host:port (port 0 takes any free port) or unix:/path"
     )
@@ -148,7 +148,7 @@ class Settings(BaseSettings):
     log_level: LogLevel = _setting(LogLevel.INFO, "least severe log line written")
     log_format: LogFormat = _setting(LogFormat.CONSOLE, "log lines for people or for machines")
 
-    # ---- who may connect, and do what (docs/security.md)
+    # ---- authentication and authorization (docs/security.md)
     tls_cert_file: Path | None = _setting(
         None, "PEM certificate of the server with its chain; you can replace this and the other TLS files while it runs"
     )
@@ -269,7 +269,7 @@ class Settings(BaseSettings):
     )
     embedding_retries: int = _setting(3, "retries of a failed request, with growing jittered waits", "retries", 0, 20)
 
-    # ---- the model that reads the best of a ranking again
+    # ---- the reranker
     reranker_model_dir: Path | None = _setting(
         None, "directory of a cross-encoder with model.onnx (pip install memstream[onnx]); unset disables the reranker"
     )
@@ -279,7 +279,7 @@ class Settings(BaseSettings):
         1.0, "how long a recall waits for it before it answers without it", "seconds", 0.01, 60
     )
 
-    # ---- the model to change to
+    # ---- the next embedding model
     next_embedding: EmbeddingKind | None = _setting(
         None, "embedding that `memstream reindex --embed` switches to; in use once the data is in its space"
     )
@@ -341,7 +341,7 @@ class Settings(BaseSettings):
         True, "probe every model's endpoint with a harmless request at the start, and log the result"
     )
 
-    # ---- what a request may hold
+    # ---- limits of requests
     content_max_bytes: int = _setting(
         65_536, "longest content of an observation, in bytes of UTF-8", "bytes", 1, 4_194_304
     )
@@ -500,7 +500,7 @@ class Settings(BaseSettings):
 
     @property
     def authenticates(self) -> bool:
-        """Whether the server asks who calls."""
+        """Whether the server authenticates callers."""
         return bool(self.api_keys_file or self.jwt_jwks or self.tls_client_ca_file or self.trusted_proxies)
 
     def secrets(self) -> list[str]:
@@ -509,9 +509,9 @@ class Settings(BaseSettings):
         return [text for value in values if isinstance(value, SecretStr) and (text := value.get_secret_value())]
 
     def unprotected(self, allowed: bool = False) -> str:
-        """What a port beyond loopback lacks: "TLS", "authentication", both with "and"; empty where all is well.
+        """What a port beyond loopback lacks: "TLS", "authentication", or both joined by "and"; empty if nothing.
 
-        `allowed` tells it although insecure_listen allows it.
+        `allowed`: whether to return it even if insecure_listen allows it.
         """
         if self.listen.startswith("unix:") or is_loopback(parse_listen(self.listen)[0]):
             return ""
@@ -534,9 +534,9 @@ class Settings(BaseSettings):
 
 
 def load(config: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
-    """The settings in force. `config` (else $MEMSTREAM_CONFIG) is a TOML file of names and values.
+    """The current settings. `config` (else $MEMSTREAM_CONFIG) is a TOML file of names and values.
 
-    `flags` are settings by name; those that are None were not given. Raises SettingsError.
+    `flags` are settings by name; None means not given. Raises SettingsError.
     """
     path = config or (Path(named) if (named := os.environ.get(CONFIG_VARIABLE)) else None)
     if path is not None and not path.is_file():
@@ -550,7 +550,7 @@ def load(config: Path | None = None, flags: Mapping[str, Any] | None = None) -> 
         return FromFile(**given)
     except ValidationError as error:
         raise SettingsError("\n".join(_problem(item) for item in error.errors(include_url=False))) from None
-    except ValueError as error:  # TOML that does not parse
+    except ValueError as error:  # invalid TOML
         raise SettingsError(f"{path}: {error}") from None
 
 

@@ -1,7 +1,7 @@
-"""OpenTelemetry: calls, and what they ask of journal, index and models, as spans sent by OTLP; imported where it is on.
+"""OpenTelemetry: spans of calls and of their use of journal, index and models, sent by OTLP. Imported only if enabled.
 
-Rules. A span has a name, a kind, a duration and a status: no content, no error's text, no id of a memory or user.
-The journal is traced where a call asks it, not for what the server does by itself.
+Rules. A span has a name, a kind, a duration and a status: no content, no error text, no id of a memory or user. The
+journal is traced inside of calls, not for the server's own background work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from memstream_server.ports.models import Account
 from memstream_server.rpc.calls import Metadata
 
 EXPORT_S = 5
-"""Deadline of one export. What cannot be sent is dropped: it holds nothing up."""
+"""Deadline of one export. Spans that cannot be sent are dropped, so that nothing waits for them."""
 _OURS = frozenset(
     {
         grpc.StatusCode.UNKNOWN,
@@ -40,7 +40,7 @@ _OURS = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
-"""Statuses that are an error of the server, by OpenTelemetry's conventions; the others are the client's."""
+"""Statuses that OpenTelemetry's conventions count as errors of the server; the others are errors of the client."""
 Part = TypeVar("Part")
 
 
@@ -57,13 +57,13 @@ class CallSpan:
 
 
 class OpenTelemetry:
-    """See rpc.calls.Tracing. `traced` gives a part of which every coroutine method is a span."""
+    """See rpc.calls.Tracing. `traced` wraps a part so that each of its coroutine methods is a span."""
 
     def __init__(self, endpoint: str, ratio: float, version: str) -> None:
         """`endpoint` is http://host:port of an OTLP/gRPC receiver, https:// with TLS; `ratio` of the traces are kept.
 
         A trace that a client began is kept if the client keeps it. OTEL_RESOURCE_ATTRIBUTES and
-        OTEL_EXPORTER_OTLP_HEADERS are heeded.
+        OTEL_EXPORTER_OTLP_HEADERS are respected.
         """
         named = {
             "service.name": os.environ.get("OTEL_SERVICE_NAME", "memstream"),
@@ -78,7 +78,7 @@ class OpenTelemetry:
         self._tracer = self._provider.get_tracer("memstream", version)
 
     def close(self) -> None:
-        """Send what waits; blocks until then, for a few seconds at the most."""
+        """Sends pending spans; blocks for a few seconds at most."""
         self._provider.shutdown()
 
     @contextmanager
@@ -91,7 +91,7 @@ class OpenTelemetry:
             SpanKind.SERVER,
             {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name},
         )
-        # Not detached: a handler's task ends with the call, and a generator may be closed from another one.
+        # Not detached: a handler's task ends with the call, and another task may close a generator.
         contexts.attach(trace.set_span_in_context(span))
         try:
             yield CallSpan(span)
@@ -104,12 +104,12 @@ class OpenTelemetry:
         return tuple(carrier.items())
 
     def traced(self, part: Part, name: str, *, always: bool = True) -> Part:
-        """`part` with its coroutine methods as spans `name.method`; unless `always`, only inside of another span."""
+        """`part` with its coroutine methods as spans `name.method`; unless `always`, only inside another span."""
         return cast("Part", _Traced(part, name, self._tracer, always))
 
 
 class _Traced:
-    """Stands for a part of the server; attributes other than coroutine methods are the part's own."""
+    """A proxy of a part of the server; other attributes than coroutine methods are the part's own."""
 
     def __init__(self, part: object, name: str, tracer: trace.Tracer, always: bool) -> None:
         self._part = part

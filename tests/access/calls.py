@@ -48,7 +48,7 @@ def request_of(method: MethodDescriptor) -> Message:
 
 
 def namespace_paths(message: Descriptor, prefix: str = "") -> Iterator[str]:
-    """Of every text in a message that says which namespace is meant, by its name."""
+    """Paths of all text fields in a message that name a namespace."""
     for field in message.fields:
         if field.type == FieldDescriptor.TYPE_STRING and "namespace" in field.name:
             yield prefix + field.name
@@ -65,7 +65,7 @@ def put(request: Message, path: str, value: str) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended. A stream that goes on is OK."""
+    """The end of a call. A stream that stays open is OK."""
 
     code: grpc.StatusCode
     reason: str
@@ -77,7 +77,7 @@ class Outcome:
 
 
 async def called(channel: grpc.aio.Channel, *given: Any, **named: Any) -> Outcome:
-    """As `_called`; a status that grpc lost, as the call was refused while it was being sent, is asked for again."""
+    """Like `_called`, but repeats a call whose status grpc lost because the server refused it during a write."""
     outcome = await _called(channel, *given, **named)
     while outcome.code is grpc.StatusCode.INTERNAL and not outcome.reason:
         outcome = await _called(channel, *given, **named)
@@ -93,7 +93,7 @@ async def _called(
     headers: Sequence[tuple[str, str]] = (),
     quiet_s: float = _PATIENCE_S,
 ) -> Outcome:
-    """Sends all requests; takes answers until the end, or until a stream of answers is quiet for so long."""
+    """Sends all requests; takes responses until the end, or until a streamed response is quiet for `quiet_s`."""
     metadata = [*headers, *([("authorization", f"Bearer {token}")] if token is not None else [])]
     serialize = type(requests[0]).SerializeToString
 

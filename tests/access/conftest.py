@@ -1,4 +1,4 @@
-"""A server that asks who calls, and the callers."""
+"""A server with authentication, and its callers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Guarded:
 
 
 def guarded_files(directory: Path) -> tuple[Path, Path, dict[str, str]]:
-    """The file of keys, the policy file, and every key by name."""
+    """The key file, the policy file, and every key by name."""
     directory.mkdir(parents=True, exist_ok=True)
     keys_file, policy_file = directory / "keys.json", directory / "policy.toml"
     policy_file.write_text(POLICY)

@@ -1,4 +1,4 @@
-"""One caller that takes all it may have leaves the others what is theirs."""
+"""One caller at its limits leaves the other callers theirs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.server.conftest import MakeServer, started
 from tests.support.waiting import until
 
 
-def test_what_has_ended_counts_no_more_and_each_principal_for_itself() -> None:
+def test_ended_calls_are_released_per_principal() -> None:
     admission = Admission(streams_max=1, calls_max=2)
     with (
         admission.admitted("key:a", "streams"),
@@ -39,7 +39,7 @@ def test_what_has_ended_counts_no_more_and_each_principal_for_itself() -> None:
     assert not admission._under_way
 
 
-def test_a_second_ahead_is_allowed_and_a_debt_is_paid_by_waiting() -> None:
+def test_rate_allows_one_second_then_waits() -> None:
     now_s = 100.0
     admission = Admission(observations_per_s=10, bytes_per_s=1e9, now_s=lambda: now_s)
     five = pb.ObserveRequest(batch=pb.ObservationBatch(observations=[Observation(content="x")] * 5))
@@ -50,15 +50,15 @@ def test_a_second_ahead_is_allowed_and_a_debt_is_paid_by_waiting() -> None:
     with pytest.raises(QuotaExceeded) as raised:
         admission.call("key:a", one)
     assert raised.value.retry_after_s == pytest.approx(1.0)
-    admission.call("key:a", pb.RecallOnceRequest())  # who observes too much may ask
+    admission.call("key:a", pb.RecallOnceRequest())  # a caller over its observation rate may still query
     now_s = 101.0
     admission.call("key:a", one)
     assert admission.sent("key:a", five) == pytest.approx(0.6)
-    now_s = 200.0  # no more than a second's worth is saved up
+    now_s = 200.0  # at most one second is saved up
     assert [admission.sent("key:a", five) for _ in range(3)] == pytest.approx([0, 0, 0.5])
 
 
-def test_bytes_are_counted_of_every_request_and_accounts_that_owe_nothing_are_forgotten(
+def test_every_request_is_charged_and_full_buckets_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("memstream_server.rpc.access.admission.ACCOUNTS_MAX", 3)
@@ -87,7 +87,7 @@ def test_what_asks_for_something_anew_is_a_request() -> None:
         assert [admission.sent(who, message, first=first) for _ in range(2)] == [0, owed_s]
 
 
-def test_who_is_refused_again_and_again_is_told_so_later_and_later_up_to_a_bound() -> None:
+def test_refusal_delay_grows_up_to_a_bound() -> None:
     now_s = 100.0
     admission = Admission(calls_max=1, requests_per_s=1, now_s=lambda: now_s)
 
@@ -109,9 +109,7 @@ def test_who_is_refused_again_and_again_is_told_so_later_and_later_up_to_a_bound
         assert told_in_s("key:c") == 0
 
 
-async def test_a_refusal_that_waits_is_told_before_the_deadline_and_keeps_nobody_else_out(
-    tmp_path: Path, make_server: MakeServer
-) -> None:
+async def test_delayed_refusal_meets_deadline_and_takes_no_slot(tmp_path: Path, make_server: MakeServer) -> None:
     keys_file, policy_file, keys = guarded_files(tmp_path / "access")
     settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
     server = await started(make_server(**settings, caller_requests_per_s=1.0, calls_in_flight_max=2))
@@ -128,9 +126,7 @@ async def test_a_refusal_that_waits_is_told_before_the_deadline_and_keeps_nobody
         assert len(refused) > REFUSALS_PER_S
 
 
-async def test_who_asks_too_much_waits_on_its_streams_and_is_refused_elsewhere(
-    tmp_path: Path, make_server: MakeServer
-) -> None:
+async def test_excess_requests_wait_on_streams_else_refused(tmp_path: Path, make_server: MakeServer) -> None:
     keys_file, policy_file, keys = guarded_files(tmp_path / "access")
     settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
     server = await started(make_server(**settings, caller_requests_per_s=20.0))
@@ -165,7 +161,7 @@ async def test_each_ranking_of_a_standing_query_is_a_request(tmp_path: Path, mak
             for number in range(40):
                 await stack.enter_async_context(recalls.subscribe(f"number {number}"))
             taken = [await _asked(mine)]
-            while not taken[-1]:  # what the asking itself has cost is paid for
+            while not taken[-1]:  # the cost of these queries themselves is paid
                 taken.append(await _asked(mine))
             for number in range(1_000):
                 await teller.send(f"number {number}")
@@ -177,7 +173,7 @@ async def test_each_ranking_of_a_standing_query_is_a_request(tmp_path: Path, mak
 
 
 async def _asked(memory: memstream.Memory) -> bool:
-    """Whether a question is taken, of two a second."""
+    """Whether a query is accepted; two a second are."""
     await asyncio.sleep(0.5)
     try:
         await memory.recall_once("and now?")
@@ -186,7 +182,7 @@ async def _asked(memory: memstream.Memory) -> bool:
     return True
 
 
-async def test_who_sends_too_much_is_read_slowly_and_loses_nothing(tmp_path: Path, make_server: MakeServer) -> None:
+async def test_excess_stream_data_is_slowed_and_kept(tmp_path: Path, make_server: MakeServer) -> None:
     keys_file, policy_file, keys = guarded_files(tmp_path / "access")
     settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
     server = await started(make_server(**settings, caller_observations_per_s=50.0))
@@ -212,7 +208,7 @@ async def test_who_sends_too_much_is_read_slowly_and_loses_nothing(tmp_path: Pat
 
 
 async def refused(memory: memstream.Memory) -> bool:
-    """Whether the server refuses one observation more by a call, saying when it would take it."""
+    """Whether the server refuses one more observation by a call, with a retry delay."""
     try:
         await memory.observe_batch(["one"])
     except memstream.QuotaExceeded as error:
@@ -245,7 +241,7 @@ async def test_streams_of_one_caller_leave_room_for_another(tmp_path: Path, make
             try:
                 (await opened(name, namespace)).cancel()
             except grpc.aio.AioRpcError as error:
-                if error.details() == "Internal error from Core":  # the refusal met the write, and why is lost
+                if error.details() == "Internal error from Core":  # the refusal met the write, and its reason is lost
                     return await opens(name, namespace)
                 if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                     raise

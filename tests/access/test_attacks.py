@@ -1,4 +1,4 @@
-"""Attacks without a credential, and by a tenant: little memory is taken, and another tenant's calls are answered."""
+"""Attacks without a credential, and by a tenant: memory stays bounded, and other tenants' calls succeed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.waiting import until
 PATIENCE_S = 60.0
 MB = 1 << 20
 GROWTH_MAX_BYTES = 128 * MB
-"""Twice what the attacks come to, as the process's memory is measured and not the attack's alone."""
+"""Twice the measured growth: the measurement includes the whole process, not just the attack."""
 RECALL = "/memstream.v1.StreamService/RecallOnce"
 CHECK = "/grpc.health.v1.Health/Check"
 HELLO = PREFACE + frame(SETTINGS)
@@ -77,7 +77,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 @pytest.fixture
 async def memory(attacked: Guarded) -> AsyncIterator[memstream.Memory]:
-    """An honest tenant's."""
+    """A memory of an honest tenant."""
     async with memstream.connect(attacked.server.address, token=attacked.keys["bob"]) as client:
         yield await client.create_memory("b/joy", exist_ok=True)
 
@@ -189,7 +189,7 @@ async def test_deflate_is_refused_by_name(attacked: Guarded) -> None:
 
 
 async def test_unfinished_message_ends_its_call(make_server: MakeServer) -> None:
-    """The caller's other calls and everybody's health checks are answered meanwhile."""
+    """Meanwhile the caller's other calls and all health checks succeed."""
     server = await started(make_server(opening_max_s=2.0))
     half = b"\0" + MB.to_bytes(4) + b"x" * 10_000
     async with AsyncExitStack() as stack, memstream.connect(server.address) as client:
@@ -254,7 +254,7 @@ def _headers(guarded: Guarded, name: str) -> list[tuple[str, str]]:
 
 
 async def test_honest_calls_survive_thousands_that_wait(make_server: MakeServer) -> None:
-    """Of calls that wait for Python gRPC core would end some by chance, with CANCELLED, whoever made them."""
+    """By default gRPC core ends some of the calls that wait for Python at random, with CANCELLED."""
     server = await started(make_server())
     whole = b"".join(
         frame(HEADERS, END_HEADERS, stream, request(CHECK)) + frame(DATA, END_STREAM, stream, attacks.message(b""))

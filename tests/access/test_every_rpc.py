@@ -1,4 +1,4 @@
-"""A real server that asks who calls: no rpc of the contract reaches a namespace its caller has no right in."""
+"""A real server with authentication: no rpc of the contract reaches a namespace in which its caller has no right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import memstream
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import operation_service_pb2, stream_service_pb2
 from memstream_server.rpc.access.caller import Verb
-from memstream_server.rpc.access.rules import RULES
+from memstream_server.rpc.rpc_table import RPC_RULES
 from tests.access.calls import METHODS, called, namespace_paths, path_of, put, request_of
 from tests.access.conftest import Guarded
 from tests.support.waiting import until
@@ -49,15 +49,13 @@ async def test_nobody_reaches_any_rpc(guarded: Guarded, channel: grpc.aio.Channe
 
 
 async def test_health_is_told_to_everybody(channel: grpc.aio.Channel) -> None:
-    async def serving() -> bool:  # once the index has started, too
+    async def serving() -> bool:  # including the index
         return await channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
 
     await until(serving)
 
 
-async def test_no_namespace_field_of_any_request_leads_to_another_namespace(
-    guarded: Guarded, channel: grpc.aio.Channel
-) -> None:
+async def test_no_namespace_field_reaches_another_namespace(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     tried = set()
     for method in METHODS:
         for path in namespace_paths(method.input_type):
@@ -71,7 +69,7 @@ async def test_no_namespace_field_of_any_request_leads_to_another_namespace(
     assert tried == {method.name for method in METHODS} - NO_NAMESPACE
 
 
-async def test_an_identity_without_a_grant_may_do_nothing(guarded: Guarded, channel: grpc.aio.Channel) -> None:
+async def test_identity_without_grant_has_no_rights(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     for method in METHODS:
         outcome = await called(channel, method, [_in("a", method)], guarded.keys["nobody"])
         if method.name in NO_NAMESPACE - {"StartReindex"}:
@@ -83,16 +81,14 @@ async def test_an_identity_without_a_grant_may_do_nothing(guarded: Guarded, chan
 @pytest.mark.parametrize("verb", Verb)
 async def test_a_verb_allows_its_rpcs_and_no_other(guarded: Guarded, channel: grpc.aio.Channel, verb: Verb) -> None:
     for method in METHODS:
-        needs = RULES[path_of(method)].needs
+        needs = RPC_RULES[path_of(method)].needs
         if not needs or method.name in NO_NAMESPACE:
             continue
         outcome = await called(channel, method, [_in("v", method)], guarded.keys[f"only-{verb.value}"])
         assert outcome.refused is ({need.verb for need in needs} != {verb}), (method.name, outcome)
 
 
-async def test_what_concerns_the_whole_server_needs_every_namespace(
-    guarded: Guarded, channel: grpc.aio.Channel
-) -> None:
+async def test_server_wide_rpcs_need_every_namespace(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     by_name = {method.name: method for method in METHODS}
     for name in ("StartReindex", "StartPurge"):
         request = request_of(by_name[name])
@@ -118,7 +114,7 @@ async def test_a_stream_cannot_go_on_to_another_memory(guarded: Guarded, channel
 
 
 class World:
-    """What bob has, and what of it alice may have got hold of."""
+    """Bob's data, and the parts of it that alice may have obtained."""
 
     def __init__(self, guarded: Guarded, channel: grpc.aio.Channel) -> None:
         self._channel, self._bob = channel, guarded.keys["bob"]
@@ -180,7 +176,7 @@ class World:
         }
 
     async def seen(self) -> list[bytes]:
-        """All that bob sees."""
+        """Everything that bob sees."""
         where = {"namespace": "b", "memory": "joy"}
         asked = [
             ("GetMemory", where),
@@ -194,7 +190,7 @@ class World:
 
 
 def _forged(method: MethodDescriptor, loot: dict[str, list[str]], draw: random.Random) -> Message:
-    """A request in alice's name that tries what she has got hold of."""
+    """A request in alice's name that uses what she has obtained."""
     request = request_of(method)
     _fill(request, loot, draw, 0)
     for path in namespace_paths(method.input_type):
@@ -219,9 +215,7 @@ def _fill(message: Message, loot: dict[str, list[str]], draw: random.Random, dep
             setattr(message, field.name, True)
 
 
-async def test_nothing_that_was_got_hold_of_opens_another_namespace(
-    guarded: Guarded, channel: grpc.aio.Channel
-) -> None:
+async def test_leaked_ids_open_no_other_namespace(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     world = World(guarded, channel)
     await world.fill()
     before = await world.seen()
@@ -239,7 +233,7 @@ async def test_nothing_that_was_got_hold_of_opens_another_namespace(
             if outcome.code is grpc.StatusCode.OK:
                 answered.add(method.name)
     assert await world.seen() == before
-    assert len(answered) >= 15, answered  # else it was all refused for its form, and shows nothing
+    assert len(answered) >= 15, answered  # otherwise all were malformed, and the test shows nothing
 
 
 def _conversation(method: MethodDescriptor, loot: dict[str, list[str]], draw: random.Random) -> Sequence[Message]:
@@ -251,7 +245,7 @@ def _conversation(method: MethodDescriptor, loot: dict[str, list[str]], draw: ra
     return [first]
 
 
-async def test_lists_over_namespaces_show_those_of_the_caller(guarded: Guarded, channel: grpc.aio.Channel) -> None:
+async def test_lists_show_only_callers_namespaces(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     async with memstream.connect(guarded.server.address, token=guarded.keys["root"]) as root:
         for path in ("a/listed", "a-2/listed", "b/listed", "c/listed"):
             await root.create_memory(path, exist_ok=True)
@@ -268,7 +262,7 @@ async def test_lists_over_namespaces_show_those_of_the_caller(guarded: Guarded, 
             _ = [each async for each in alice.operations("b")]
 
 
-async def test_an_operation_of_another_namespace_is_not_there(guarded: Guarded, channel: grpc.aio.Channel) -> None:
+async def test_foreign_operation_is_not_found(guarded: Guarded, channel: grpc.aio.Channel) -> None:
     by_name = {method.name: method for method in METHODS}
     async with memstream.connect(guarded.server.address, token=guarded.keys["bob"]) as bob:
         theirs = (await bob.start_purge("b")).id

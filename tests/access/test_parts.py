@@ -1,4 +1,4 @@
-"""The parts alone: policy files, keys, proxies, what servers tell each other, settings, and that secrets stay so."""
+"""The parts alone: policy files, keys, proxies, headers between servers, settings, and secrecy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_only_what_is_granted_is_allowed(principal: str, verb: Verb, namespace: 
     assert parse_policy(GRANT).may(principal, verb, namespace) is allowed
 
 
-def test_only_a_grant_of_every_namespace_covers_the_whole_server() -> None:
+def test_whole_server_needs_a_grant_of_all_namespaces() -> None:
     policy = parse_policy('[[grant]]\nwho = ["*"]\nnamespaces = ["*"]\nverbs = ["*"]\n')
     assert all(policy.may("key:any", verb, "") for verb in Verb)
     assert not parse_policy("").may("key:any", Verb.READ, "comedy")
@@ -87,10 +87,8 @@ def test_a_policy_that_is_wrong_is_refused_whole(text: str, complaint: str) -> N
         parse_policy(text)
 
 
-def test_a_file_that_could_not_be_read_for_a_while_is_read_once_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("memstream_server.rpc.access.files.LOOK_S", 0.0)
+def test_unreadable_file_is_reloaded_once_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memstream_server.rpc.access.files.POLL_INTERVAL_S", 0.0)
     file = tmp_path / "policy.toml"
     file.write_text("before", "utf-8")
     watched = Watched(file, str)
@@ -105,7 +103,7 @@ def denied(*_: Any) -> bytes:
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def test_keys_are_hashed_and_only_whole_ones_are_known(tmp_path: Path) -> None:
+def test_keys_are_hashed_and_match_only_whole(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     made, given = keys.create(file, "joy")
     other, _ = keys.create(file, "joy")
@@ -129,7 +127,7 @@ ID_OF_NO_KIND = json.dumps({"keys": [{"id": ["s3cret"], "name": "a", "sha256": "
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"keys": [{}]}', '{"keys": [{"id": "s3cret", "name": "a b"}]}', ID_OF_NO_KIND]
 )
-def test_a_file_of_keys_that_is_none_is_refused_without_its_text(tmp_path: Path, text: str) -> None:
+def test_invalid_key_file_error_hides_its_text(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys.json"
     file.write_text(text)
     with pytest.raises(AccessError, match="not a file written by") as refused:
@@ -137,7 +135,7 @@ def test_a_file_of_keys_that_is_none_is_refused_without_its_text(tmp_path: Path,
     assert "s3cret" not in str(refused.value)
 
 
-def test_the_command_line_makes_lists_and_revokes_keys(tmp_path: Path) -> None:
+def test_cli_creates_lists_and_revokes_keys(tmp_path: Path) -> None:
     file = str(tmp_path / "keys.json")
     made = json.loads(run("keys", "create", "joy", "--file", file, "--json").stdout)
     shown = run("keys", "create", "sad", "--file", file)
@@ -187,9 +185,9 @@ def test_a_proxys_word_without_one_uri_is_nobodys(header: str) -> None:
         forwarded_uri(header)
 
 
-def test_a_caller_is_passed_on_signed_and_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwarded_caller_is_signed_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     async def allowed() -> None:
-        """Nobody asks."""
+        """No authorization."""
 
     ours, other = Peers(secret=SECRET), Peers(secret=SECRET[::-1])
     given = [("authorization", "Bearer s3cret"), ("x-forwarded-client-cert", "URI=x"), (CALLER_HEADER, "forged")]
@@ -237,7 +235,7 @@ def test_a_caller_is_passed_on_signed_and_without_credentials(monkeypatch: pytes
         ),
     ],
 )
-def test_settings_that_protect_less_than_they_seem_to_are_refused(given: dict[str, str], complaint: str) -> None:
+def test_misleading_security_settings_are_refused(given: dict[str, str], complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint) as refused:
         load(None, given)
     assert "s3cret" not in str(refused.value)
@@ -263,7 +261,7 @@ def test_settings_that_listen_safely_are_taken(given: dict[str, Any]) -> None:
     assert load(None, given).listen == given["listen"]
 
 
-def test_listening_beyond_loopback_is_refused_and_allowed_loudly(tmp_path: Path) -> None:
+def test_insecure_listen_is_refused_or_warned_about(tmp_path: Path) -> None:
     refused = run("serve", "--data", str(tmp_path / "data"), "--listen", "0.0.0.0:0")
     assert refused.returncode == 2
     assert "insecure_listen" in refused.stderr
@@ -275,7 +273,7 @@ def test_listening_beyond_loopback_is_refused_and_allowed_loudly(tmp_path: Path)
 @pytest.mark.parametrize(
     "jwks", ["http://issuer.example/jwks", "ftp://127.0.0.1/jwks", "/nowhere/jwks.json"], ids=["plain", "ftp", "absent"]
 )
-def test_keys_of_an_issuer_are_not_taken_from_anywhere(jwks: str) -> None:
+def test_issuer_keys_need_https_or_a_file(jwks: str) -> None:
     with pytest.raises(AccessError):
         JwtIdentities(jwks, "issuer", "audience")
 
@@ -288,7 +286,7 @@ def test_a_key_set_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
         JwtIdentities(str(file), "issuer", "audience")
 
 
-def test_tls_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+def test_mismatched_tls_files_are_refused(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("one")
     _, other = authority.issue("two")

@@ -1,4 +1,4 @@
-"""A server with TLS, certificates, keys and tokens: files replaced while it runs, and nothing secret said."""
+"""A server with TLS, certificates, keys and tokens: files are replaced while it runs, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory, authority: Authority, issuer: Issuer) -> Iterator[Guarded]:
-    """Mutual TLS on every interface, keys, tokens, and a believed proxy."""
+    """Mutual TLS on every interface, keys, tokens, and a trusted proxy."""
     directory = tmp_path_factory.mktemp("tls")
     keys_file, policy_file = directory / "keys.json", directory / "policy.toml"
     policy_file.write_text(
@@ -132,7 +132,7 @@ def _as(authority: Authority, *uris: str, name: str = "client") -> memstream.Tls
 async def _memories(
     server: ServerProcess, tls: memstream.Tls, *headers: tuple[str, str]
 ) -> AsyncIterator[Callable[[], Any]]:
-    """Asks for the memories of `comedy` with such headers; each time on a connection of its own."""
+    """Lists the memories of `comedy` with given headers, each time on a new connection."""
 
     async def ask() -> Any:
         credentials = grpc.ssl_channel_credentials(tls.root_certificates, tls.private_key, tls.certificate_chain)
@@ -170,9 +170,7 @@ async def test_the_sdk_observes_and_recalls_over_mutual_tls(tls: Guarded, author
             await client.create_memory("tragedy/sad")
 
 
-async def test_without_a_certificate_of_the_authority_nobody_gets_in(
-    tls: Guarded, authority: Authority, tmp_path: Path
-) -> None:
+async def test_client_needs_a_certificate_of_the_ca(tls: Guarded, authority: Authority, tmp_path: Path) -> None:
     stranger = Authority(tmp_path, "stranger")
     forged = memstream.Tls.of_files(authority.ca, *stranger.issue("client", AGENT))
     for refused in (memstream.Tls.of_files(authority.ca), forged):
@@ -186,7 +184,7 @@ async def test_the_uri_of_a_certificate_is_who_calls(tls: Guarded, authority: Au
     assert await _answer(tls.server, _as(authority, AGENT, "spiffe://mesh/ns/other/x")) is UNAUTHENTICATED
 
 
-async def test_a_token_that_is_wrong_is_not_made_up_for_by_the_certificate(tls: Guarded, authority: Authority) -> None:
+async def test_certificate_does_not_replace_a_wrong_token(tls: Guarded, authority: Authority) -> None:
     agent = _as(authority, AGENT)
     for value in ("Bearer ", "Bearer nonsense", "Basic am95", f"Bearer {tls.keys['joy']}x"):
         assert await _answer(tls.server, agent, ("authorization", value)) is UNAUTHENTICATED
@@ -194,7 +192,7 @@ async def test_a_token_that_is_wrong_is_not_made_up_for_by_the_certificate(tls: 
     assert await _answer(tls.server, agent, *twice) is UNAUTHENTICATED
 
 
-async def test_a_proxy_that_is_believed_says_whose_certificate_it_saw(tls: Guarded, authority: Authority) -> None:
+async def test_trusted_proxy_header_sets_the_identity(tls: Guarded, authority: Authority) -> None:
     proxy = _as(authority, name="proxy")
     of_joy = f'By=spiffe://mesh/proxy;Hash=00;Subject="CN=a\\",URI=x;b";URI={AGENT}'
     for header, expected in (
@@ -247,7 +245,7 @@ async def _is_answered(ask: Callable[[], Any]) -> bool:
     return isinstance(await ask(), pb.ListMemoriesResponse)
 
 
-async def test_a_replaced_certificate_is_shown_to_new_connections(tls: Guarded, authority: Authority) -> None:
+async def test_new_connections_get_replaced_certificate(tls: Guarded, authority: Authority) -> None:
     agent = _as(authority, AGENT)
     named = grpc.ssl_channel_credentials(agent.root_certificates, agent.private_key, agent.certificate_chain)
 
@@ -266,7 +264,7 @@ async def test_a_replaced_certificate_is_shown_to_new_connections(tls: Guarded, 
     certificate, key = authority.issue("server", dns=("renewed.example",))
     assert await reached_as("renewed.example")
     kept = key.read_bytes()
-    key.write_text("half a k")  # replaced badly: the former pair stays in force
+    key.write_text("half a k")  # an invalid replacement: the last pair stays in force
     assert await reached_as("renewed.example")
     assert "tls_files_not_in_order" in tls.server.log()
     key.write_bytes(kept)
@@ -289,8 +287,8 @@ async def test_a_revoked_key_is_refused_and_ends_its_streams(guarded: Guarded) -
             await observe_after(made.id)
 
 
-async def test_a_standing_query_of_a_revoked_key_is_told_nothing_more(guarded: Guarded) -> None:
-    """Though its client sends nothing by which it could be asked again."""
+async def test_revoked_key_ends_standing_query(guarded: Guarded) -> None:
+    """Although its client sends no message that would trigger a check."""
     (made, given), (_, other) = keys.create(guarded.keys_file, "alice"), keys.create(guarded.keys_file, "alice")
     async with (
         memstream.connect(guarded.server.address, token=given) as client,
@@ -318,7 +316,7 @@ async def test_a_standing_query_of_a_revoked_key_is_told_nothing_more(guarded: G
             await following
 
 
-async def test_a_stream_whose_token_is_no_longer_good_goes_on_with_the_token_of_now(guarded: Guarded) -> None:
+async def test_stream_reconnects_with_a_fresh_token(guarded: Guarded) -> None:
     (former, first), (_, second) = keys.create(guarded.keys_file, "alice"), keys.create(guarded.keys_file, "alice")
     current, asked = [first], []
 
@@ -356,7 +354,7 @@ async def _sending_on(stream: Any) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_a_changed_policy_holds_for_streams_that_are_open(guarded: Guarded) -> None:
+async def test_changed_policy_applies_to_open_streams(guarded: Guarded) -> None:
     former = guarded.policy_file.read_text()
     grant = '[[grant]]\nwho = ["key:nobody"]\nnamespaces = ["n"]\nverbs = ["*"]\n'
     async with memstream.connect(guarded.server.address, token=guarded.keys["nobody"]) as client:
@@ -366,7 +364,7 @@ async def test_a_changed_policy_holds_for_streams_that_are_open(guarded: Guarded
         async def observe_meanwhile() -> None:
             async with client.memory("n/joy").observe(producer="p") as stream:
                 await stream.send("one")
-                guarded.policy_file.write_text("[[grant]]\nwho = 3\n")  # broken: what was said before stays
+                guarded.policy_file.write_text("[[grant]]\nwho = 3\n")  # invalid: the last contents stay in force
                 await until(lambda: _complained(client, guarded))
                 assert await _may(client.get_memory("n/joy"))
                 guarded.policy_file.write_text(former)
@@ -385,5 +383,5 @@ async def _may(call: Awaitable[object]) -> bool:
 
 
 async def _complained(client: memstream.Client, guarded: Guarded) -> bool:
-    await client.get_memory("n/joy")  # files are looked at when somebody asks
-    return "still_as_before" in guarded.server.log()
+    await client.get_memory("n/joy")  # a call checks the files
+    return "file_reload_failed" in guarded.server.log()

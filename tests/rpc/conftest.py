@@ -1,7 +1,6 @@
-"""A server over real loopback gRPC, before a scripted engine and before the real one: every test runs with both.
+"""A server over loopback gRPC with a scripted engine and with the real one: every test runs with both.
 
-Tests that script the engine (the `script` fixture) run with the scripted one alone, those of what it has not (`real`)
-with the real one.
+Tests that use the `script` fixture run with the scripted engine only, tests that use `real` with the real one only.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 @pytest.fixture
 def script(engine: Any) -> Any:
-    """What only the scripted engine can be told."""
+    """The scripted engine, for tests that control it."""
     return engine.script
 
 
@@ -67,7 +66,7 @@ async def wire(engine: Any) -> AsyncIterator[Wire]:
     drain = Drain(grace_s=0.3)
     server = build_server(engine, LIMITS, drain)
     address = await server.start("127.0.0.1:0")
-    # Takes little that is not read, so that a server is soon held up by who does not read.
+    # A small transport buffer, so that a client that does not read soon blocks the server.
     options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1_024))
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         wire = Wire(channel, server, drain, engine.dimension)

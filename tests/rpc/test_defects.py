@@ -1,4 +1,4 @@
-"""A handler that raises, in any rpc: the caller gets an incident id, the log the place, and neither the text."""
+"""A handler of any rpc raises: the client gets an incident id, the log gets the place, and neither gets the text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUNDS = 12
 
 
 class BrokenEngine:
-    """Whatever is asked of it raises, with what the caller said in the text and in a local variable."""
+    """Every method raises, with the caller's text in the message and in a local variable."""
 
     dimension = 384
 
@@ -63,7 +63,7 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def outcome(channel: grpc.aio.Channel, method: Any, sent: list[bytes]) -> tuple[grpc.StatusCode, str, str]:
-    """(code, message, incident) of a call of which the first message is sent."""
+    """(code, message, incident) of a call that sends its first message."""
     make = channel.stream_stream if method.client_streaming else channel.unary_stream
     requests = iter(sent[:1]) if method.client_streaming else sent[0]
     call = make(path_of(method))(requests, timeout=20)

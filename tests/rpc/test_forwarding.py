@@ -1,4 +1,4 @@
-"""Passing calls on where servers come and go: whoever calls is answered, whatever becomes of a connection."""
+"""Forwarding while servers and connections come and go: every caller gets a response."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ASKING = pb.RecallOnceRequest(namespace="ns", memory="m", query=pb.RecallQuery(t
 
 @dataclass
 class Whereabouts:
-    """Stands for the database that says where a memory is owned."""
+    """Replaces the database that records the owners of memories."""
 
     at: Owner | None
     shared: bool = True
@@ -49,13 +49,13 @@ class Whereabouts:
 
 @dataclass
 class Pair:
-    """A server that callers reach, and one that owns the memory."""
+    """A server that clients call, and the server that owns the memory."""
 
     front: Wire
     owner: RpcServer
     engine: Any
     address: str
-    """The owner's."""
+    """The owner's address."""
     whereabouts: Whereabouts
     front_address: str
 
@@ -82,7 +82,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 async def waits(pair: Pair) -> asyncio.Task[Any]:
-    """A call that has come to the owner and waits there."""
+    """Starts a call that waits at the owner."""
     pair.engine.script.recalling.clear()
     asked = len(pair.engine.script.queries)
     call = asyncio.ensure_future(pair.front.streams.RecallOnce(WAITING, timeout=20))
@@ -91,7 +91,7 @@ async def waits(pair: Pair) -> asyncio.Task[Any]:
 
 
 async def drains(pair: Pair) -> asyncio.Task[None]:
-    """From here on the owner accepts no connection; what it has it answers."""
+    """The owner accepts no further connection and completes its open calls."""
     ending = asyncio.create_task(pair.owner.stop(5.0))
     channel = grpc.aio.insecure_channel(pair.address, [("grpc.use_local_subchannel_pool", 1)])
     async with channel, asyncio.timeout(10):
@@ -100,7 +100,7 @@ async def drains(pair: Pair) -> asyncio.Task[None]:
     return ending
 
 
-async def test_a_draining_owner_answers_what_it_has_though_it_takes_no_new_calls(pair: Pair) -> None:
+async def test_draining_owner_completes_its_open_calls(pair: Pair) -> None:
     call = await waits(pair)
     ending = await drains(pair)
     error = await refused(pair.front.streams.RecallOnce(ASKING, timeout=1.0))
@@ -112,14 +112,14 @@ async def test_a_draining_owner_answers_what_it_has_though_it_takes_no_new_calls
     await ending
 
 
-async def test_a_call_goes_to_the_next_owner_as_soon_as_there_is_one(pair: Pair) -> None:
+async def test_call_follows_memory_to_its_next_owner(pair: Pair) -> None:
     call = await waits(pair)
     ending = await drains(pair)
     moved = asyncio.ensure_future(pair.front.streams.RecallOnce(ASKING, timeout=20))
     await asyncio.sleep(0.3)
     assert not moved.done()
     pair.whereabouts.at = None
-    error = await refused(moved)  # served here now, where there is no such memory
+    error = await refused(moved)  # handled by this server, which lacks the memory
     assert error.reason == "MEMORY_NOT_FOUND"
     pair.engine.script.recalling.set()
     await call
@@ -127,7 +127,7 @@ async def test_a_call_goes_to_the_next_owner_as_soon_as_there_is_one(pair: Pair)
 
 
 async def test_a_call_whose_owner_is_dead_is_answered(pair: Pair) -> None:
-    """Also one of a stream, whose end is read in a task of its own."""
+    """Also on a stream, whose end a task of its own reads."""
     call = await waits(pair)
     stream = RecallCall(pair.front.streams.Recall())
     await stream.send(open=pb.RecallOpen(namespace="ns", memory="m"))
@@ -140,7 +140,7 @@ async def test_a_call_whose_owner_is_dead_is_answered(pair: Pair) -> None:
     assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "OWNER_UNAVAILABLE")
 
 
-async def test_what_a_call_waits_for_may_be_cancelled_and_the_call_is_answered(pair: Pair) -> None:
+async def test_cancelled_dependency_does_not_cancel_the_call(pair: Pair) -> None:
     pair.engine.script.fail_recalls.append(asyncio.CancelledError())
     error = await refused(pair.front.streams.RecallOnce(ASKING, timeout=5))
     assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
@@ -148,7 +148,7 @@ async def test_what_a_call_waits_for_may_be_cancelled_and_the_call_is_answered(p
 
 
 async def test_request_id_is_answered_through_another_server(tmp_path: Path) -> None:
-    """The first answer is the owner's, whichever server is asked."""
+    """The owner returns the first response through either server."""
     async with open_engine(tmp_path / "data") as engine:
         owner = build_server(engine, LIMITS, Drain(grace_s=5.0))
         address = await owner.start("127.0.0.1:0")
@@ -179,7 +179,7 @@ async def test_request_id_is_answered_through_another_server(tmp_path: Path) -> 
         await owner.stop(0.1)
 
 
-async def test_more_streams_pass_than_one_connection_takes(pair: Pair) -> None:
+async def test_forwarding_opens_further_connections(pair: Pair) -> None:
     streams = []
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(3):

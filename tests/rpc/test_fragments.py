@@ -1,4 +1,4 @@
-"""Lifecycle rpcs over the wire: what they change, what they refuse, what a repeat is answered."""
+"""Lifecycle rpcs over the wire: changes, refusals, and responses to repeats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch
-from memstream_server.rpc.repeats import answered, repeatable
+from memstream_server.rpc.repeats import answered, idempotent_call
 from tests.rpc.wire import Wire, refused
 from tests.support.fake_engine import FakeEngine
 
@@ -44,7 +44,7 @@ async def listed(wire: Wire, forgotten: bool = False) -> list[str]:
     return [each.content for each in answer.fragments]
 
 
-# ---- what they do
+# ---- effects
 async def test_put_says_whether_it_is_new(wire: Wire) -> None:
     first = await wire.memories.PutFragment(put_request())
     again = await wire.memories.PutFragment(put_request("tea at five", etag=first.fragment.etag))
@@ -112,10 +112,11 @@ async def test_a_repeat_gets_the_first_answer(wire: Wire) -> None:
     assert await listed(wire) == []
 
 
-async def test_a_repeat_that_overtook_its_first_try_gets_that_ones_answer() -> None:
-    """The first try was cut off and went on: the repeat finds no answer yet, and is then refused for what that did."""
+async def test_overtaking_repeat_gets_first_response() -> None:
+    """The first try lost its connection and continued: the repeat finds no response yet, and the engine then refuses
+    it."""
     engine: Any = FakeEngine()
-    call = repeatable(pb.ClearMemoryRequest(**NAMED), "ns", "r", pb.ClearMemoryResponse)
+    call = idempotent_call(pb.ClearMemoryRequest(**NAMED), "ns", "r", pb.ClearMemoryResponse)
     assert call is not None
     first = pb.ClearMemoryResponse(cleared=3, revision=7)
 

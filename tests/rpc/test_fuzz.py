@@ -1,4 +1,4 @@
-"""Whatever bytes come, the server answers with a status that is not INTERNAL, and serves on."""
+"""Random bytes: the server responds with a status other than INTERNAL, and keeps serving."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LONG_WORK = {
     *(method.name for method in operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"].methods),
     *("EraseFragments", "ReflectMemory", "ExportMemories", "ImportMemories"),
 }
-"""Of the real engine alone: the scripted one does no long work."""
+"""Only with the real engine: the scripted one has no long operations."""
 _TYPE = FieldDescriptor
 _EDGES_64 = st.sampled_from([0, 1, -1, 2**31, 2**63 - 1, -(2**63)])
 _EDGES_32 = st.sampled_from([0, 1, -1, 5, 2**31 - 1, -(2**31)])
@@ -60,7 +60,7 @@ def _scalar(field: FieldDescriptor) -> st.SearchStrategy[Any]:
 
 
 def messages(of: Descriptor, depth: int = 4) -> st.SearchStrategy[Any]:
-    """Messages of a type, with fields set at random to what is likely to be wrong."""
+    """Messages of a type, with random fields set to values that are likely to be invalid."""
 
     @st.composite
     def build(draw: Any) -> Any:
@@ -79,14 +79,14 @@ def messages(of: Descriptor, depth: int = 4) -> st.SearchStrategy[Any]:
                 setattr(made, field.name, draw(one))
         memory = of.fields_by_name.get("memory")
         if memory is not None and memory.message_type is None and draw(st.booleans()):
-            made.namespace, made.memory = "ns", "m"  # so that some get past the name
+            made.namespace, made.memory = "ns", "m"  # so that some pass the check of names
         return made
 
     return build()
 
 
 async def status(wire: Wire, method: MethodDescriptor, requests: list[bytes]) -> grpc.StatusCode:
-    """Sends raw bytes and returns how the call ended; a stream that has more to say is left."""
+    """Sends raw bytes and returns the final status; leaves a stream that stays open."""
     make = {
         (False, False): wire.channel.unary_unary,
         (False, True): wire.channel.unary_stream,
@@ -111,12 +111,12 @@ async def status(wire: Wire, method: MethodDescriptor, requests: list[bytes]) ->
             return grpc.StatusCode.OK
     code: grpc.StatusCode = await call.code()
     if "Internal error from Core" in (await call.details() or ""):
-        return grpc.StatusCode.OK  # the client's own: it was still writing when the server had ended the stream
+        return grpc.StatusCode.OK  # the client's own error: the server ended the stream during a write
     return code
 
 
 async def _read_some(call: Any) -> bool:
-    """Reads what comes at once; whether the stream has ended."""
+    """Reads available responses; returns whether the stream has ended."""
     for _ in range(20):
         reading = asyncio.ensure_future(call.read())
         done, _ = await asyncio.wait({reading}, timeout=0.1)
@@ -132,7 +132,7 @@ async def _read_some(call: Any) -> bool:
 
 
 def defects(logged: Iterable[MutableMapping[str, Any]]) -> list[Any]:
-    """All that is logged, but for what long work says of itself as it goes."""
+    """All log lines except those of long operations."""
     return [entry for entry in logged if entry["log_level"] != "info"]
 
 
@@ -191,7 +191,7 @@ async def test_malformed_messages_get_a_status(wire: Wire, method: MethodDescrip
 
 
 async def _restored(wire: Wire) -> None:
-    """A fuzzed DeleteMemory may have done what it says."""
+    """Recreates the memory, which a fuzzed DeleteMemory may have deleted."""
     request = memory_service_pb2.CreateMemoryRequest(namespace="ns", memory="m", exist_ok=True)
     await wire.memories.CreateMemory(request)
     await serves(wire)

@@ -1,6 +1,6 @@
-"""Whatever a client sends, on any rpc: no INTERNAL, no UNKNOWN, nothing of another tenant, nothing of it in the log.
+"""Random calls of any rpc: no INTERNAL, no UNKNOWN, no data of another tenant, and no request data in the log.
 
-MEMSTREAM_FUZZ_CALLS says how many calls are made (`make fuzz`: 200,000), MEMSTREAM_FUZZ_SEED with which seed.
+MEMSTREAM_FUZZ_CALLS is the number of calls (`make fuzz`: 200,000), MEMSTREAM_FUZZ_SEED the seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEED = int(os.environ.get("MEMSTREAM_FUZZ_SEED", "0")) or random.SystemRandom().
 SETTINGS: dict[str, str | float] = {**QUICK, "log_format": "json", "log_level": "debug", "content_max_bytes": 4_096}
 RSS_GROWTH_MAX = 1.2
 RSS_CALLS_MIN = 50_000
-"""Fewer calls do not bring a server to the size at which it stays: so long its caches and malloc's arenas fill."""
+"""With fewer calls the server is still growing: its caches and malloc's arenas fill."""
 
 
 def resident_mib(pid: int) -> float:
@@ -35,7 +35,7 @@ def resident_mib(pid: int) -> float:
 
 
 async def fuzzed(server: ServerProcess, callers: Sequence[Caller], calls: int) -> Report:
-    """All calls, after memories were made for them; what went wrong fails the test."""
+    """Makes all calls on prepared memories; the test fails on any problem."""
     for caller in callers:
         async with memstream.connect(server.address, token=caller.token or None) as client:
             for name in MEMORIES:
@@ -55,7 +55,7 @@ async def fuzzed(server: ServerProcess, callers: Sequence[Caller], calls: int) -
 
 
 def check_lines(server: ServerProcess, marks: Sequence[str]) -> None:
-    """Every line is JSON that prints, none is of a defect, and none repeats what a caller sent."""
+    """Every line is printable JSON, reports no defect, and repeats nothing that a caller sent."""
     text = server.log()
     for mark in marks:
         assert mark not in text, f"the log has {mark}"

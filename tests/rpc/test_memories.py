@@ -51,7 +51,7 @@ async def test_a_created_memory_has_a_complete_policy(wire: Wire) -> None:
     assert read.memory == made.memory
 
 
-async def test_the_profile_gives_the_defaults_and_fifo_its_capacity(wire: Wire) -> None:
+async def test_profile_sets_defaults_and_fifo_capacity(wire: Wire) -> None:
     policy = memory_pb2.Policy(
         profile=memory_pb2.PROFILE_DBGPT, short_term=memory_pb2.ShortTermPolicy(kind=memory_pb2.SHORT_TERM_KIND_FIFO)
     )
@@ -220,7 +220,7 @@ async def test_pages_of_namespaces(wire: Wire) -> None:
     assert not rest.next_page_token
 
 
-async def test_pages_of_fragments_end_early_when_they_are_large(wire: Wire) -> None:
+async def test_large_fragment_pages_end_early(wire: Wire) -> None:
     await tell(wire, *[f"{number} " + "x" * 2_000 for number in range(10)])
     contents, token, pages = [], "", 0
     while True:
@@ -315,7 +315,7 @@ async def test_a_watch_resumes_between_any_two_events(wire: Wire) -> None:
         again.cancel()
 
 
-async def test_a_watch_without_cursor_starts_from_now_and_marks_progress(wire: Wire) -> None:
+async def test_watch_without_cursor_starts_now(wire: Wire) -> None:
     await tell(wire, "before")
     call = wire.streams.Watch(streams.WatchRequest(progress_interval={"nanos": 100_000_000}, **NAMED))
     mark = (await call.read()).progress
@@ -394,7 +394,7 @@ async def test_capabilities_are_what_is_really_there(wire: Wire) -> None:
     assert info.start_time.seconds > 0
 
 
-async def test_what_is_not_there_says_which_capability_is_missing(wire: Wire) -> None:
+async def test_missing_rpc_names_its_capability(wire: Wire) -> None:
     conversations = conversation_service_pb2_grpc.ConversationServiceStub(wire.channel)
     append = conversation_service_pb2.AppendMessageRequest(namespace="ns")
     watch = conversation_service_pb2.WatchMessagesRequest(namespace="ns")
@@ -434,7 +434,7 @@ async def test_a_routing_header_that_agrees_passes(wire: Wire) -> None:
     assert await wire.memories.UpdateMemory(_update("labels"), metadata=metadata)
 
 
-async def test_health_is_told_per_service_and_ends_with_the_server(wire: Wire) -> None:
+async def test_health_watch_reports_services_and_ends_with_server(wire: Wire) -> None:
     stub = health_pb2_grpc.HealthStub(wire.channel)
     for service in ("", "memstream.v1.StreamService", "memstream.v1.MemoryService"):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
@@ -455,7 +455,7 @@ async def test_a_port_in_use_is_refused(engine: Any) -> None:
     await first.stop(0.1)
 
 
-async def test_stopping_ends_streams_in_band_before_the_transport(wire: Wire) -> None:
+async def test_stop_ends_streams_in_band_first(wire: Wire) -> None:
     call = await wire.observe()
     await wire.server.stop(1.0)
     assert (await call.next()).HasField("going_away")
@@ -469,7 +469,7 @@ async def test_streams_are_bounded(engine: Any) -> None:
         wire = Wire(channel, server, Drain(), engine.dimension)
         await wire.memories.CreateMemory(pb.CreateMemoryRequest(**NAMED))
         await wire.observe()
-        for _ in range(20):  # grpc.aio may lose the status of a call that ends while it is written to
+        for _ in range(20):  # grpc.aio may lose the status of a call that ends during a write
             error = await refused(wire.observe())
             if error.code is not grpc.StatusCode.INTERNAL:
                 break

@@ -1,4 +1,4 @@
-"""What a refusal says: once, with the value as it was given, and with the character that does not fit."""
+"""Texts of refusals: no repetition, the value as given, and the offending character."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS = Limits()
 
 
 def told(check: Callable[[Violations], object]) -> str:
-    """The message of a status with what `check` finds; empty for nothing."""
+    """The message of a status with the violations of `check`; empty without any."""
     found = Violations()
     check(found)
     try:
@@ -58,7 +58,7 @@ def test_names_that_fit_are_taken(name: str) -> None:
     assert told(lambda found: validation.name(found, "memory", name, LIMITS)) == ""
 
 
-def test_identifiers_say_which_character_does_not_fit() -> None:
+def test_identifier_error_names_the_character() -> None:
     message = told(lambda found: validation.identifier(found, "session", "mon\x07day", LIMITS))
     assert (
         message == "session: is 'mon\\x07day', with '\\x07' (U+0007) as character 4: control characters are not allowed"

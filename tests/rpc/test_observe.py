@@ -18,7 +18,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_opened_says_where_the_producer_stands_and_what_it_may_send(wire: Wire) -> None:
+async def test_opened_has_producer_progress_and_window(wire: Wire) -> None:
     call = await wire.observe()
     assert (call.opened.received, call.opened.expected_sequence, call.opened.producer_epoch) == (0, 1, 1)
     assert (call.opened.window_observations, call.opened.window_bytes) == (32, 65_536)
@@ -26,7 +26,7 @@ async def test_opened_says_where_the_producer_stands_and_what_it_may_send(wire: 
     assert call.opened.memory_uid
 
 
-async def test_a_lone_observation_is_acknowledged_received_and_stored(wire: Wire) -> None:
+async def test_lone_observation_gets_received_and_stored(wire: Wire) -> None:
     call = await wire.observe()
     await call.batch(1, "hello")
     acks = await call.ack(lambda ack: ack.stored == 1)
@@ -78,18 +78,18 @@ async def test_flush_of_nothing_is_answered(wire: Wire) -> None:
     await call.ack(lambda ack: ack.flushed == 3)
 
 
-async def test_a_producer_that_comes_back_is_told_where_indexed_stands(wire: Wire) -> None:
+async def test_returning_producer_gets_indexed_progress(wire: Wire) -> None:
     call = await wire.observe()
     await call.batch(1, "a")
     await call.ack(lambda ack: ack.indexed == 1)
-    again = await wire.observe()  # while the server still has the older stream, and knows what of it is indexed
+    again = await wire.observe()  # the server still has the older stream and its indexed progress
     assert (again.opened.received, again.opened.stored) == (1, 1)
-    await again.ack(lambda ack: ack.indexed == 1)  # nothing is asked for, and `opened` does not say it
+    await again.ack(lambda ack: ack.indexed == 1)  # nothing is requested, and `opened` lacks it
 
 
-async def test_what_is_stored_while_a_stream_opens_is_told(wire: Wire, engine: Any, script: Any) -> None:
+async def test_stored_during_open_is_acknowledged(wire: Wire, engine: Any, script: Any) -> None:
     script.storing.clear()
-    script.indexing.clear()  # which would be news as well
+    script.indexing.clear()  # which would cause an acknowledgement as well
     await (await wire.observe()).batch(1, "a")
     await until(lambda: script.items)
     opening = engine.open_observe
@@ -107,7 +107,7 @@ async def test_what_is_stored_while_a_stream_opens_is_told(wire: Wire, engine: A
 
 
 async def test_flushes_that_wait_are_bounded(wire: Wire, script: Any) -> None:
-    """Those of the same number count as one; a client that goes on flushing what is not stored is refused."""
+    """Flushes of the same number count as one; a client that keeps flushing unstored observations is refused."""
     script.storing.clear()
     call = await wire.observe()
     await call.batch(1, "x")
@@ -138,7 +138,7 @@ async def test_close_answers_closed_once_all_is_stored(wire: Wire) -> None:
     assert await call.call.code() is grpc.StatusCode.OK
 
 
-async def test_a_stream_that_ends_without_close_is_abandoned(wire: Wire, script: Any) -> None:
+async def test_stream_end_without_close_abandons_producer(wire: Wire, script: Any) -> None:
     script.storing.clear()
     call = await wire.observe()
     await call.batch(1, "a")
@@ -155,7 +155,7 @@ async def test_a_cancelled_stream_closes_its_session(wire: Wire, script: Any) ->
     await until(lambda: script.sessions_closed == 1)
 
 
-async def test_a_malformed_item_is_rejected_alone_and_keeps_its_number(wire: Wire) -> None:
+async def test_malformed_item_is_rejected_alone(wire: Wire) -> None:
     call = await wire.observe()
     observation = fragments.Observation(content="x", importance=2.0, embedding=[1.0])
     await call.batch(1, "good", "", observation, "good too")
@@ -225,21 +225,21 @@ async def test_a_wrong_vector_is_refused(wire: Wire, wrong: str) -> None:
     assert list(unpacked(ack.rejected[0].status).fields) == ["embedding"]
 
 
-async def test_a_vector_is_normalised_even_where_its_squares_overflow(wire: Wire, script: Any) -> None:
+async def test_vector_normalises_despite_overflowing_squares(wire: Wire, script: Any) -> None:
     call = await wire.observe()
     await call.batch(1, fragments.Observation(content="x", embedding=[3e38, 3e38, 0, 0]))
     await call.ack(lambda ack: ack.stored == 1)
     assert script.items[0].vector.tolist() == pytest.approx([0.5**0.5, 0.5**0.5, 0, 0])
 
 
-async def test_the_streams_session_is_for_items_that_give_none(wire: Wire, script: Any) -> None:
+async def test_stream_session_is_the_default_of_items(wire: Wire, script: Any) -> None:
     call = await wire.observe(session="monday")
     await call.batch(1, "a", fragments.Observation(content="b", session="tuesday"))
     await call.ack(lambda ack: ack.stored == 2)
     assert [item.session for item in script.items] == ["monday", "tuesday"]
 
 
-async def test_a_gap_says_the_number_expected_after_what_came_before_is_acknowledged(wire: Wire) -> None:
+async def test_gap_names_expected_number_after_earlier_acks(wire: Wire) -> None:
     call = await wire.observe()
     await call.batch(1, "a", "b")
     await call.batch(4, "d")
@@ -248,7 +248,7 @@ async def test_a_gap_says_the_number_expected_after_what_came_before_is_acknowle
     assert (error.code, error.reason, error.metadata) == (PRECONDITION, "SEQUENCE_GAP", {"expected_sequence": "3"})
 
 
-async def test_a_repeat_is_acknowledged_and_not_applied_again(wire: Wire) -> None:
+async def test_repeat_is_acknowledged_and_not_applied(wire: Wire) -> None:
     call = await wire.observe()
     await call.batch(1, "a", "b")
     await call.ack(lambda ack: ack.stored == 2)
@@ -301,7 +301,7 @@ async def test_bad_known_sequence_is_refused(wire: Wire) -> None:
     assert (error.code, list(error.fields)) == (INVALID, ["open.known_sequence"])
 
 
-async def test_the_same_number_with_other_content_is_a_conflict(wire: Wire) -> None:
+async def test_same_number_with_other_content_conflicts(wire: Wire) -> None:
     call = await wire.observe()
     await call.batch(1, "a")
     await call.ack(lambda ack: ack.stored == 1)
@@ -310,7 +310,7 @@ async def test_the_same_number_with_other_content_is_a_conflict(wire: Wire) -> N
     assert (error.code, error.reason, error.metadata) == (PRECONDITION, "SEQUENCE_CONFLICT", {"sequence": "1"})
 
 
-async def test_a_newer_stream_of_the_producer_ends_the_older_one(wire: Wire) -> None:
+async def test_newer_stream_of_producer_ends_the_older(wire: Wire) -> None:
     older = await wire.observe()
     newer = await wire.observe()
     assert newer.opened.producer_epoch == 2
@@ -433,7 +433,7 @@ async def test_a_full_backlog_throttles_before_it_refuses(wire: Wire, script: An
     await call.ack(lambda ack: ack.stored == 1)
 
 
-async def test_a_backlog_that_stays_full_refuses_with_a_time_to_wait(wire: Wire, script: Any) -> None:
+async def test_full_backlog_refuses_with_retry_delay(wire: Wire, script: Any) -> None:
     script.refuse_submits.extend(BacklogFull("full", retry_after_s=0.05) for _ in range(100))
     call = await wire.observe()
     await call.batch(1, "a")
@@ -450,7 +450,7 @@ async def test_a_full_disk_refuses_with_a_time_to_wait(wire: Wire, script: Any) 
     assert (error.code, error.reason, error.retry_s) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "STORAGE_FULL", 30.0)
 
 
-async def test_draining_tells_the_stream_and_still_stores_what_comes(wire: Wire) -> None:
+async def test_draining_notifies_stream_and_still_stores(wire: Wire) -> None:
     call = await wire.observe()
     wire.drain.begin()
     assert (await call.next()).WhichOneof("message") == "going_away"
@@ -461,12 +461,12 @@ async def test_draining_tells_the_stream_and_still_stores_what_comes(wire: Wire)
     assert last.closed.stored == 1
 
 
-async def test_a_stream_that_stays_is_ended_when_the_grace_is_over(wire: Wire) -> None:
+async def test_stream_is_ended_after_the_grace_period(wire: Wire) -> None:
     call = await wire.observe()
     wire.drain.begin()
     error = await call.error()
     assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
-    # Nothing is written into it: grpc.aio's client answers a write into a call that has ended meanwhile by INTERNAL.
+    # Writes nothing: grpc.aio's client reports INTERNAL for a write into a call that has just ended.
     assert (await ObserveCall(wire.streams.Observe()).error()).reason == "SHUTTING_DOWN"
 
 

@@ -1,4 +1,4 @@
-"""Page tokens of every list method: of another method, of other arguments, and forged by who has read the source."""
+"""Page tokens of every list method: of another method, of other arguments, and forged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FORGED = [
     *("9" * 19, str(2**32), str(2**63), str(2**64), "9" * 700, "4294967294", "0", "00"),
     *("1:", ":", "::", ":uid", "1:uid", "1:\x00", "x:y", "1:2:3", f"{2**63}:u", "\U0010ffff", "z" * 700),
 ]
-"""Payloads of tokens whose check is right: the check has no key, so any caller can compute it."""
+"""Payloads of tokens with a valid check: the check has no key, so any caller can compute it."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ async def test_forged_payloads_are_invalid_tokens(asked: Callable[[str, Message]
     ]
     assert {error.code() for error in refusals} == {grpc.StatusCode.INVALID_ARGUMENT}
     assert all("page_token" in (error.details() or "") for error in refusals)
-    assert len(refusals) >= 6  # the empty ones, and those with characters that no name has
+    assert len(refusals) >= 6  # the empty ones, and those with invalid characters
 
 
 async def _failure(call: Awaitable[Any]) -> grpc.aio.AioRpcError | None:

@@ -1,4 +1,4 @@
-"""The reasons of error.proto: which class gives each, with exactly the metadata that its comment documents."""
+"""The reasons of error.proto: which class has each, with exactly the metadata that its comment documents."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ COMMENTS = dict(reasons())
 
 
 def classes(base: type[EngineError] = EngineError) -> Iterator[type[EngineError]]:
-    """Every class of errors that the server has."""
-    assert rpc_errors  # its classes are known once it is imported
+    """Every error class of the server."""
+    assert rpc_errors  # importing it defines its classes
     for one in base.__subclasses__():
         if one.__module__.startswith("memstream_server."):
             yield one
@@ -30,7 +30,7 @@ def classes(base: type[EngineError] = EngineError) -> Iterator[type[EngineError]
 
 
 def documented(reason: str) -> tuple[set[str], set[str]]:
-    """(keys that are always there, keys that are there sometimes) of a reason."""
+    """(keys that are always present, keys that are sometimes present) of a reason."""
     listed = metadata_keys(COMMENTS[reason])
     return {key for key in listed if not key.endswith("?")}, {key[:-1] for key in listed if key.endswith("?")}
 
@@ -52,7 +52,7 @@ def test_classes_have_the_documented_keys(reason: str) -> None:
 
 
 def raised() -> list[tuple[str, type[EngineError], set[str | None]]]:
-    """(place, class, keywords) of every error that is made anywhere in the server."""
+    """(place, class, keywords) of every error that the server's code raises."""
     known = {each.__name__: each for each in classes()}
     found = []
     for file in sorted(SERVER.rglob("*.py")):
@@ -81,7 +81,7 @@ def test_every_reason_has_a_code_and_a_comment() -> None:
 
 
 STATE = {"MEMORY_NOT_FOUND", "ETAG_MISMATCH", "KIND_MISMATCH", "MODEL_MISMATCH", "PRODUCER_SUPERSEDED", "MEMORY_EXISTS"}
-"""Reasons that depend on what the server holds and not on the request alone."""
+"""Reasons that depend on the server's state and not on the request alone."""
 
 
 def test_state_is_no_invalid_argument() -> None:

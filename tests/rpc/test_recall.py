@@ -1,4 +1,4 @@
-"""Recall over the wire: many queries in flight, each answered, failed or cancelled by itself."""
+"""Recall over the wire: concurrent queries that are answered, fail or are cancelled independently."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _kind(number: int) -> dict[str, fragments.MetadataValue]:
 
 
 async def answer(call: RecallCall, query_id: str) -> tuple[list[pb.Recollections], Any]:
-    """The parts and the end (done or failed, by itself) of one query, other queries' messages apart."""
+    """The parts and the end (done or failed, in a separate message) of one query, without other queries' messages."""
     parts = []
     while True:
         message = await call.next()
@@ -44,7 +44,7 @@ async def answer(call: RecallCall, query_id: str) -> tuple[list[pb.Recollections
 
 
 async def answer_with_done(call: RecallCall) -> list[pb.Recollections]:
-    """The parts of an answer up to the one that has `done`; nothing else comes between."""
+    """The parts of an answer up to the one with `done`, with no other message in between."""
     parts = []
     while not parts or not parts[-1].HasField("done"):
         message = await call.next()
@@ -68,9 +68,9 @@ async def test_a_query_gets_recollections_then_done(told: Wire) -> None:
     assert done.considered == 3
 
 
-async def test_a_client_that_reads_done_in_the_last_part_gets_one_message(told: Wire) -> None:
+async def test_done_in_last_part_makes_one_message(told: Wire) -> None:
     call = await told.recall(done_in_recollections=True)
-    for _ in range(2):  # a `done` by itself would come before the second answer; and the id is free again
+    for _ in range(2):  # a separate `done` would precede the second answer; the id is free again
         await call.query("q", "fact")
         (part,) = await answer_with_done(call)
         assert part.query_id == part.done.query_id == "q"
@@ -84,7 +84,7 @@ async def test_a_client_that_reads_done_in_the_last_part_gets_one_message(told: 
 
 async def test_the_end_is_the_same_in_either_place(told: Wire) -> None:
     asked: dict[str, Any] = {"text": "fact", "limit": 2, "near_misses": 5, "token_budget": 100, "reinforce": False}
-    asked["now"] = {"seconds": 2_000_000_000}  # else recency differs
+    asked["now"] = {"seconds": 2_000_000_000}  # otherwise recency differs
     apart, inside = await told.recall(), await told.recall(done_in_recollections=True)
     await apart.query("q", **asked)
     parts, end = await answer(apart, "q")
@@ -98,7 +98,7 @@ async def test_the_end_is_the_same_in_either_place(told: Wire) -> None:
     assert [part] == parts
 
 
-async def test_a_query_that_fails_says_failed_wherever_done_is_read(told: Wire) -> None:
+async def test_failed_query_sends_failed_in_both_modes(told: Wire) -> None:
     call = await told.recall(done_in_recollections=True)
     await call.query("q", "fact", limit=0)
     failed = (await call.next()).failed
@@ -131,7 +131,7 @@ async def test_a_slow_query_holds_up_no_other(told: Wire, script: Any) -> None:
     await answer(call, "slow")
 
 
-async def test_one_query_is_cancelled_and_its_id_is_free_again(told: Wire, script: Any) -> None:
+async def test_cancelled_query_frees_its_id(told: Wire, script: Any) -> None:
     script.recalling.clear()
     call = await told.recall()
     await call.query("q", "wait for it")
@@ -209,10 +209,8 @@ async def test_a_malformed_query_fails_alone(told: Wire, given: dict[str, Any], 
 
 
 @pytest.mark.parametrize("defect", [RuntimeError, asyncio.CancelledError])
-async def test_a_defect_in_one_query_says_no_more_than_its_incident(
-    told: Wire, script: Any, defect: type[BaseException]
-) -> None:
-    """A cancellation of what a query waits for is one: the query itself was not cancelled."""
+async def test_query_defect_reveals_only_incident_id(told: Wire, script: Any, defect: type[BaseException]) -> None:
+    """A dependency of a query is cancelled: the query itself was not."""
     script.fail_recalls.append(defect("secret path"))
     call = await told.recall()
     await call.query("q", "fact")
@@ -226,7 +224,7 @@ async def test_a_defect_in_one_query_says_no_more_than_its_incident(
     assert parts
 
 
-async def test_too_many_queries_in_flight_are_refused_one_by_one(told: Wire, script: Any) -> None:
+async def test_excess_queries_in_flight_fail_one_by_one(told: Wire, script: Any) -> None:
     script.recalling.clear()
     call = await told.recall()
     for number in range(5):
@@ -301,7 +299,7 @@ async def test_cancel_at_any_moment_leaves_one_end(told: Wire, steps: int) -> No
 
 
 async def test_cancel_between_parts_ends_with_failed(told: Wire, script: Any, monkeypatch: Any) -> None:
-    """Nothing of a query follows its end, also where parts of the answer were sent before."""
+    """Nothing of a query follows its end, even if parts of the answer were sent before."""
     monkeypatch.setattr("memstream_server.rpc.wire.queries.PART_BYTES", 200)
     calls = await asyncio.gather(*(told.recall(done_in_recollections=True) for _ in range(8)))
     for number, call in enumerate(calls):
@@ -365,7 +363,7 @@ async def test_message_after_close_is_refused(told: Wire, late: str) -> None:
     assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_VIOLATION")
 
 
-async def test_close_answers_what_is_in_flight_and_ends_well(told: Wire, script: Any) -> None:
+async def test_close_answers_queries_in_flight(told: Wire, script: Any) -> None:
     script.recalling.clear()
     call = await told.recall()
     await call.query("q", "wait for it")
@@ -402,7 +400,7 @@ async def test_a_large_answer_comes_in_parts_each_once(told: Wire, script: Any, 
     assert all(part.query_id == "q" for part in parts)
 
 
-async def test_of_a_large_answer_the_last_part_alone_has_done(told: Wire, script: Any, monkeypatch: Any) -> None:
+async def test_only_last_part_of_large_answer_has_done(told: Wire, script: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("memstream_server.rpc.wire.queries.PART_BYTES", 200)
     call = await told.recall(done_in_recollections=True)
     await call.query("q", "fact")
@@ -414,7 +412,7 @@ async def test_of_a_large_answer_the_last_part_alone_has_done(told: Wire, script
 
 
 async def unread(wire: Wire, script: Any, count: int) -> RecallCall:
-    """A stream of which so many answers wait: each is larger than what the transport takes before it is read."""
+    """A stream with so many waiting answers, each larger than the transport accepts before the client reads."""
     for start in range(0, 60, 4):
         items = [fragments.Observation(content=f"fact {n} {'x' * 2_000}") for n in range(start, start + 4)]
         await wire.streams.ObserveBatch(pb.ObserveBatchRequest(namespace="ns", memory="m", observations=items))
@@ -425,7 +423,7 @@ async def unread(wire: Wire, script: Any, count: int) -> RecallCall:
     return call
 
 
-async def test_queries_cancelled_while_their_answers_wait_leave_the_stream_whole(wire: Wire, script: Any) -> None:
+async def test_cancelled_waiting_answers_keep_stream_intact(wire: Wire, script: Any) -> None:
     call = await unread(wire, script, 4)
     for number in range(4):
         await call.send(cancel=pb.RecallCancel(query_id=f"q{number}"))
@@ -437,7 +435,7 @@ async def test_queries_cancelled_while_their_answers_wait_leave_the_stream_whole
 
 
 @pytest.mark.parametrize("how", ["cancelled", "refused"])
-async def test_a_stream_that_ends_while_answers_wait_leaves_nothing(
+async def test_stream_end_with_waiting_answers_leaks_nothing(
     wire: Wire, script: Any, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     call = await unread(wire, script, 4)
@@ -447,11 +445,11 @@ async def test_a_stream_that_ends_while_answers_wait_leaves_nothing(
         await call.send()
         assert (await call.error()).reason == "PROTOCOL_VIOLATION"
     await until(lambda: wire.drain.memories.open_streams == 0)
-    gc.collect()  # a task whose error nobody has looked at says so when it goes
+    gc.collect()  # a task whose error nobody retrieved reports it when collected
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_draining_tells_the_stream_and_answers_what_is_in_flight(told: Wire, script: Any) -> None:
+async def test_draining_notifies_and_answers_queries_in_flight(told: Wire, script: Any) -> None:
     script.recalling.clear()
     call = await told.recall()
     await call.query("q", "wait for it")
@@ -477,7 +475,7 @@ async def test_one_query_by_itself(told: Wire) -> None:
     assert list((await refused(told.streams.RecallOnce(once(limit=-1)))).fields) == ["query.limit"]
 
 
-async def test_a_revision_that_is_not_reached_says_where_the_memory_is(told: Wire) -> None:
+async def test_unreached_revision_names_current_revision(told: Wire) -> None:
     request = pb.RecallOnceRequest(
         namespace="ns", memory="m", query=pb.RecallQuery(text="fact", min_revision=1_000_000)
     )

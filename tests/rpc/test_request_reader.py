@@ -1,4 +1,4 @@
-"""What is bounded before a message is parsed: its fields are counted, its caller's bytes wait in turn."""
+"""Bounds before a message is parsed: its fields are counted, and a caller's bytes wait in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def exceeds(data: bytes, fields_max: int, message: Message | None = None) -> boo
 
 
 def fields_of(data: bytes, message: Message | None = None) -> int:
-    """The least bound that the message does not exceed."""
+    """The smallest bound that the message does not exceed."""
     low, high = 0, len(data) + 1
     while low < high:
         middle = (low + high) // 2
@@ -45,7 +45,7 @@ def fields_of(data: bytes, message: Message | None = None) -> int:
         (stream_service_pb2.ObserveBatchRequest(observations=[Observation()] * 3_000), 3_000),
         (stream_service_pb2.ObserveBatchRequest(observations=[Observation(content="x", importance=0.5)] * 7), 21),
         (stream_service_pb2.ObserveBatchRequest(observations=[Observation(embedding=[0.5] * 384)]), 2),
-        # the entry, its key, its value, and what that holds
+        # the entry, its key, its value, and the field in the value
         (
             stream_service_pb2.ObserveBatchRequest(
                 observations=[Observation(metadata={f"k{n}": MetadataValue(string_value="v") for n in range(5)})]
@@ -75,7 +75,7 @@ def test_unknown_fields_and_groups_count() -> None:
 
 
 def test_scan_counts_what_protobuf_parses_before_an_error() -> None:
-    """Bytes that are no message never look smaller to the scan than to the parser."""
+    """Invalid bytes never have fewer fields for the scan than for the parser."""
     random.seed(4)
     whole = stream_service_pb2.ObserveBatchRequest(
         namespace="n", observations=[Observation(content="hello", importance=0.1, session="s")] * 40
@@ -89,7 +89,8 @@ def test_scan_counts_what_protobuf_parses_before_an_error() -> None:
         except DecodeError:
             continue
         held = sum(len(each.ListFields()) for each in parsed.observations) + len(parsed.observations)
-        # A field that comes twice counts twice, and one without a default value only where it is set.
+        # A repeated occurrence of a field counts again; a field with its default value counts only if it is set
+        # explicitly.
         assert fields_of(bytes(data)) >= held
 
 
@@ -108,7 +109,7 @@ async def test_budget_waits_in_order_and_for_its_own_holder() -> None:
     await budget.take("a", 8)
     waiting = [asyncio.create_task(take(number, size)) for number, size in enumerate((9, 1, 2))]
     await asyncio.sleep(0)
-    await budget.take("b", 10)  # another holder's is untouched
+    await budget.take("b", 10)  # another holder's budget is unaffected
     assert order == []
     budget.give("a", 8)
     await asyncio.sleep(0)
@@ -139,7 +140,7 @@ async def test_cancelled_wait_keeps_nothing(turn_comes: bool) -> None:
     await budget.take("a", 10)
     first, second = (asyncio.create_task(budget.take("a", 10)) for _ in range(2))
     await asyncio.sleep(0)
-    if turn_comes:  # in the same turn of the event loop as the cancellation
+    if turn_comes:  # in the same event-loop iteration as the cancellation
         budget.give("a", 10)
     first.cancel()
     if not turn_comes:

@@ -28,7 +28,7 @@ async def observe(wire: Wire, *texts: str) -> None:
 
 
 async def change(call: RecallCall) -> list[Any]:
-    """The messages of the next change, its end included."""
+    """The messages of the next change, including its end."""
     told: list[Any] = []
     while True:
         message = await call.next()
@@ -66,7 +66,7 @@ async def test_the_answer_and_then_what_changes(wire: Wire, inside: bool) -> Non
     assert end.revision > 2
 
 
-async def test_other_queries_are_answered_beside_it_and_its_id_is_free_once_cancelled(wire: Wire, real: Any) -> None:
+async def test_standing_query_blocks_no_query_and_frees_its_id(wire: Wire, real: Any) -> None:
     await observe(wire, "fact one")
     call = await wire.recall(done_in_recollections=True)
     await call.query("q", "fact", subscribe=True)
@@ -83,7 +83,7 @@ async def test_other_queries_are_answered_beside_it_and_its_id_is_free_once_canc
     assert (last.query_id, len(last.recollections), list(last.done.ranking_ids)) == ("q", 1, [])
 
 
-async def test_its_id_is_taken_and_it_counts_among_those_in_flight(wire: Wire) -> None:
+async def test_standing_query_holds_its_id_and_a_slot(wire: Wire) -> None:
     call = await wire.recall(done_in_recollections=True)
     for number in range(4):
         await call.query(f"q{number}", "fact", subscribe=True)
@@ -149,7 +149,7 @@ async def test_a_large_change_comes_in_parts(wire: Wire, monkeypatch: pytest.Mon
     assert len(parts[-1].done.ranking_ids) == 3
 
 
-async def test_a_call_of_one_answer_has_no_standing_queries(wire: Wire) -> None:
+async def test_recall_once_refuses_standing_queries(wire: Wire) -> None:
     query = pb.RecallQuery(text="fact", subscribe=True)
     error = await refused(wire.streams.RecallOnce(pb.RecallOnceRequest(namespace="ns", memory="m", query=query)))
     assert (error.reason, list(error.fields)) == ("INVALID_FIELD", ["query.subscribe"])

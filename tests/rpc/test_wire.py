@@ -1,4 +1,4 @@
-"""The pure mapping: tables that must agree with the contract, and values that survive the way."""
+"""The pure conversion: tables that must agree with the contract, and values that survive the round trip."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DOCUMENTED = {
 }
 
 
-def test_every_reason_has_the_code_and_retry_the_contract_says() -> None:
+def test_every_reason_has_contract_code_and_retry() -> None:
     reasons = {name.removeprefix("ERROR_REASON_") for name, _ in error_pb2.ErrorReason.items()}
     reasons.discard("UNSPECIFIED")
     assert set(DOCUMENTED) == reasons
@@ -49,7 +49,7 @@ def test_every_reason_has_the_code_and_retry_the_contract_says() -> None:
     assert set(RETRY_S) == {name for name, (_, retry) in DOCUMENTED.items() if retry}
 
 
-def test_every_error_of_the_engine_is_a_reason_of_the_contract() -> None:
+def test_every_engine_error_is_a_contract_reason() -> None:
     errors = {EngineError, *EngineError.__subclasses__()}
     assert {RoutingMismatch, PageTokenInvalid, QuotaExceeded} <= errors
     assert {error.reason for error in errors} <= set(CODES)
@@ -62,7 +62,7 @@ def test_a_status_stays_small_whatever_it_tells_of() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["content", "metadata['a']"]), st.text(min_size=1)), min_size=1, max_size=3))
-def test_a_rejections_violations_survive_their_text(given: list[tuple[str, str]]) -> None:
+def test_rejection_violations_survive_as_text(given: list[tuple[str, str]]) -> None:
     violations = [FieldViolation(field, f"is wrong, {text.replace(';', '')}") for field, text in given]
     assert list(violations_in(violation_text(violations))) == violations
     status = unpacked(status_of_rejection(Rejection(1, 3, "INVALID_FIELD", violation_text(violations))))
@@ -116,7 +116,7 @@ def test_an_empty_policy_is_the_default_one() -> None:
 
 
 def test_the_languages_are_the_stemmers() -> None:
-    assert set(Stemmer.algorithms()) == policies.LANGUAGES  # beside "auto"
+    assert set(Stemmer.algorithms()) == policies.LANGUAGES  # besides "auto"
 
 
 @given(st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999))
@@ -126,7 +126,7 @@ def test_a_time_survives(value_us: int) -> None:
     assert not found.found
 
 
-def test_the_digest_does_not_depend_on_the_order_of_maps() -> None:
+def test_digest_ignores_map_order() -> None:
     one, two = fragment_pb2.Observation(content="x"), fragment_pb2.Observation(content="x")
     for key in "abcdef":
         one.metadata[key].int_value = 1
@@ -140,14 +140,14 @@ def test_the_digest_does_not_depend_on_the_order_of_maps() -> None:
     assert observations.read_batch([two], "", limits, 4)[0][0].digest != items[0].digest
 
 
-def test_every_event_type_but_the_reserved_one_has_its_number() -> None:
+def test_every_event_type_has_a_number() -> None:
     lacking = [each for each in EventType if each not in fragments.EVENT_TYPES]
     assert lacking == [EventType.ACCESSED]
     known = {fragments.EVENT_TYPES.number(each) for each in EventType if each not in lacking}
     assert known == set(event_pb2.EventType.values()) - {0}
 
 
-def test_an_event_carries_what_applies_and_nothing_else() -> None:
+def test_event_has_only_applicable_fields() -> None:
     event = Event(EventType.DROPPED, "f", from_tier=Tier.SENSORY, reason=Reason.CAPACITY, cosine=0.0)
     message = fragments.event_message(event, "u", 7, 0, 1_500_000)
     assert message.reason == event_pb2.EVENT_REASON_CAPACITY

@@ -1,4 +1,4 @@
-"""A raw client of the contract, and what the tests look at in a status."""
+"""A raw client of the contract, and the parts of a status that tests check."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Wire:
         self.info = ServerServiceStub(self.channel)
 
     async def observe(self, producer: str = "p", **given: Any) -> ObserveCall:
-        """An Observe stream that is open."""
+        """An open Observe stream."""
         call = ObserveCall(self.streams.Observe())
         opening = pb.ObserveOpen(**{"namespace": "ns", "memory": "m", "producer": producer} | given)
         await call.send(open=opening)
@@ -49,7 +49,7 @@ class Wire:
         return call
 
     async def recall(self, **given: Any) -> RecallCall:
-        """A Recall stream that is open."""
+        """An open Recall stream."""
         call = RecallCall(self.streams.Recall())
         await call.send(open=pb.RecallOpen(**{"namespace": "ns", "memory": "m"} | given))
         call.opened = (await call.next()).opened
@@ -67,13 +67,13 @@ class _Call:
         await self.call.write(type(self).request(**message))
 
     async def next(self) -> Any:
-        """The next message; the call's error when it has ended with one; None at its end."""
+        """The next message; the call's error if it has ended with one; None at its end."""
         async with asyncio.timeout(10):
             message = await self.call.read()
         return None if message is grpc.aio.EOF else message
 
     async def error(self) -> Refused:
-        """What the call ends with, whatever comes before."""
+        """The final error of the call; skips messages before it."""
 
         async def to_the_end() -> None:
             while await self.next() is not None:
@@ -90,7 +90,7 @@ class ObserveCall(_Call):
         await self.send(batch=pb.ObservationBatch(first_sequence=first, observations=items))
 
     async def ack(self, until: Callable[[pb.Ack], bool]) -> list[pb.Ack]:
-        """Acknowledgements up to the one that satisfies."""
+        """The first acknowledgement that satisfies the condition."""
         seen = []
         while True:
             message = await self.next()
@@ -121,7 +121,7 @@ class Refused:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Waits, at most five seconds, for something that happens elsewhere."""
+    """Waits, at most five seconds, for a condition that other tasks fulfil."""
     for _ in range(500):
         if condition():
             return
@@ -130,7 +130,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def refused(call: Awaitable[T]) -> Refused:
-    """The status a call ends with."""
+    """The final status of a call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     error = caught.value
@@ -143,7 +143,7 @@ async def refused(call: Awaitable[T]) -> Refused:
 
 
 def unpacked(status: status_pb2.Status) -> Refused:
-    """A status's details."""
+    """The details of a status."""
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     retry_s = None
     for detail in status.details:

@@ -21,17 +21,17 @@ QUICK: dict[str, str | float] = {
     "drain_grace_s": 2.0,
     "disk_free_min_bytes": 0,
 }
-"""What the server does now and then, often."""
+"""Short intervals for periodic work."""
 
 
 def check_log(server: ServerProcess) -> None:
-    """No defect shows in what a server has printed: unexpected exceptions are logged with their traceback."""
+    """The server's output shows no defect: unexpected exceptions are logged with their traceback."""
     assert "Traceback" not in server.log(), server.log()
 
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for all tests that do no more than talk to it; each in memories of its own."""
+    """One server for all tests that only call it; each test uses memories of its own."""
     with ServerProcess(tmp_path_factory.mktemp("shared") / "data").configure(**QUICK) as server:
         yield server
         assert server.stop() == 0
@@ -46,13 +46,13 @@ async def client(shared: ServerProcess) -> AsyncIterator[memstream.Client]:
 
 @pytest.fixture
 def path() -> str:
-    """A memory nobody else uses."""
+    """A memory that no other test uses."""
     return f"t-{uuid.uuid4().hex[:12]}/joy"
 
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[MakeServer]:
-    """Makes servers that are not yet started, over `data` in the test's directory unless told otherwise."""
+    """Creates servers that are not yet started, over `data` in the test's directory by default."""
     made: list[ServerProcess] = []
 
     def make(name: str = "data", *, listen: str = "127.0.0.1:0", **settings: str | float) -> ServerProcess:
@@ -67,15 +67,15 @@ def make_server(tmp_path: Path) -> Iterator[MakeServer]:
 
 
 async def started(server: ServerProcess) -> ServerProcess:
-    """Start beside the event loop, which may be serving what the server asks for."""
+    """Starts the server without blocking the event loop, which may serve the server's requests."""
     return await asyncio.to_thread(server.start)
 
 
 async def stopped(server: ServerProcess) -> int:
-    """SIGTERM and the exit code, beside the event loop."""
+    """Sends SIGTERM and returns the exit code, without blocking the event loop."""
     return await asyncio.to_thread(server.stop)
 
 
 async def restarted(server: ServerProcess) -> ServerProcess:
-    """kill -9 and start, beside the event loop."""
+    """kill -9 and start, without blocking the event loop."""
     return await asyncio.to_thread(server.restart)

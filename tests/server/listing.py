@@ -1,4 +1,4 @@
-"""What a memory holds and what has happened in it, read whole through the SDK."""
+"""Complete contents and history of a memory, read through the SDK."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import memstream
 from memstream import Cursor, Event, EventType, Fragment, Memory
 
 GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
-"""Events after which a fragment is no longer there."""
+"""Events after which a fragment is gone."""
 
 
 async def fragments(memory: Memory, forgotten: bool = False) -> list[Fragment]:
@@ -18,12 +18,12 @@ async def fragments(memory: Memory, forgotten: bool = False) -> list[Fragment]:
 
 
 async def contents(memory: Memory) -> list[str]:
-    """The words of all live fragments, in order of receipt."""
+    """The texts of all live fragments, in order of receipt."""
     return [one.content for one in await fragments(memory)]
 
 
 async def history(memory: Memory, since: Cursor | None = None) -> list[Event]:
-    """Every event up to now; a change of the labels marks where now is."""
+    """Every event so far; a change of the labels marks the end."""
     found: list[Event] = []
     revision = (await memory.update(labels={"mark": "now"})).revision
     async with memory.watch(since or "beginning") as watch:
@@ -33,7 +33,7 @@ async def history(memory: Memory, since: Cursor | None = None) -> list[Event]:
 
 
 async def observed_once(memory: Memory) -> int:
-    """How many observations the events tell of: each entered once, and is listed or left with an event."""
+    """Number of observations in the events: each entered once, and is listed or left with an event."""
     events = await history(memory)
     entered = Counter(one.fragment_id for one in events if one.type is EventType.OBSERVED)
     assert set(entered.values()) <= {1}
@@ -44,7 +44,7 @@ async def observed_once(memory: Memory) -> int:
 
 
 async def listed_twice(memory: Memory) -> list[str]:
-    """Contents that are there more than once."""
+    """Contents that occur more than once."""
     return [words for words, count in Counter(await contents(memory)).items() if count > 1]
 
 

@@ -1,4 +1,4 @@
-"""A real client of a real server as a driver of scenarios: the same files as the core's and the engine's."""
+"""Runs scenarios through a real client of a real server: the same files as in the core's and the engine's tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.scenario import Change, Command, MemorySpec, Query, Said
 
 
 class ClientMemory:
-    """The Driver protocol over the SDK; each `create` makes a memory of its own in `namespace`."""
+    """The Driver protocol over the SDK; each `create` creates a memory in `namespace`."""
 
     def __init__(self, client: memstream.Client, namespace: str, dimension: int) -> None:
         self.client = client
@@ -96,7 +96,7 @@ class ClientMemory:
         )
 
     async def events(self) -> list[core.Event]:
-        """Up to a change of the labels, which is an event of its own and of no fragment."""
+        """Reads up to a change of the labels, which is an event of no fragment."""
         assert self._watch is not None
         mark = (await self.memory.update(labels={"mark": str(next(self._numbers))})).revision
         found: list[memstream.Event] = []
@@ -105,7 +105,7 @@ class ClientMemory:
         return [event_of(one) for one in found if one.fragment_id]
 
     async def fragments(self) -> list[Fragment]:
-        """Positions are not told over the wire; ids are in the same order."""
+        """Positions are not on the wire; ids are in the same order."""
         listed = [*await fragments(self.memory), *await fragments(self.memory, forgotten=True)]
         ordered = sorted(listed, key=lambda one: one.id)
         return [fragment_of(one, position) for position, one in enumerate(ordered)]
@@ -122,12 +122,13 @@ class ClientMemory:
         await self._sentinel.wait()
 
     def _padded(self, vector: Vector | None) -> Vector | None:
-        """The same direction in more dimensions: every cosine stays."""
+        """The same direction in more dimensions: all cosines are unchanged."""
         return None if vector is None else np.concatenate([vector, np.zeros(self.dimension - len(vector), np.float32)])
 
 
 class Sentinel:
-    """A memory whose every recall reinforces: offers are decided in order, so those made before are decided, too."""
+    """A memory whose every recall reinforces: reinforcement is decided in order, so earlier recalls are decided as
+    well."""
 
     def __init__(self, memory: Memory, vector: Vector) -> None:
         self._memory = memory
@@ -143,7 +144,7 @@ class Sentinel:
         return sentinel
 
     async def wait(self) -> None:
-        """Returns once what was recalled anywhere before is decided."""
+        """Returns once all earlier recalls are decided."""
         held = await self._observe()
         await self._memory.recall_once(
             "anything", embedding=self._vector, filter=memstream.Filter(tiers=[memstream.Tier.LONG_TERM]), limit=1
@@ -172,7 +173,7 @@ def nested(overrides: Mapping[str, object]) -> dict[str, Any]:
 
 
 def event_of(event: memstream.Event) -> core.Event:
-    """The core's event of the SDK's."""
+    """The core's event for an event of the SDK."""
     return core.Event(
         type=core.EventType(event.type),
         fragment=event.fragment_id,
@@ -199,7 +200,7 @@ def _imported_of(had: memstream.ImportedFragment) -> core.Imported:
 
 
 def fragment_of(fragment: memstream.Fragment, position: int = 0) -> Fragment:
-    """The core's fragment of the SDK's, as far as the wire tells."""
+    """The core's fragment for a fragment of the SDK, as far as the wire has its fields."""
     structured = None if fragment.structured is None else Structured(**_fields(fragment.structured))
     assert fragment.tier is not None
     return Fragment(

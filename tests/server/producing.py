@@ -1,4 +1,4 @@
-"""Producers that never stop talking, and a ledger of what was acknowledged to them, for tests that kill the server."""
+"""Producers that never stop, and a record of their acknowledgements, for tests that kill the server."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import memstream
 from memstream import Memory
 
 PATIENT = memstream.Retry(first_s=60.0, later_s=600.0, delay_max_s=0.3)
-"""Reconnects soon, and does not give up while a server is started again."""
+"""Reconnects soon, and does not give up while a server restarts."""
 
 
 @dataclass(slots=True)
 class Acknowledged:
-    """The highest numbers a producer was told of."""
+    """The highest acknowledged numbers of a producer."""
 
     received: int = 0
     stored: int = 0
 
 
 def words(producer: str, number: int) -> str:
-    """What a producer says under a number: the same after every restart, as a source that is read again."""
+    """The text of a number: the same after every restart, like a source that is read again."""
     return f"{producer} said {number} {'about the weather ' * (number % 5)}"
 
 
 @dataclass(slots=True)
 class Producer:
-    """Says `words(name, n)` for n = 1, 2, ...; `run` is a process's life and may be cancelled and run again."""
+    """Sends `words(name, n)` for n = 1, 2, ...; `run` is the life of a process and may be cancelled and run again."""
 
     memory: Memory
     name: str
@@ -39,7 +39,7 @@ class Producer:
     pause_max_s: float = 0.02
 
     async def run(self) -> None:
-        """Begins where the server says it stands, as a restarted process does, and goes on until cancelled."""
+        """Continues after the server's progress, like a restarted process, until cancelled."""
         async with self.memory.observe(self.name, session=self.name) as stream:
             assert stream.received >= self.ledger.received
             while True:
@@ -52,7 +52,7 @@ class Producer:
                 self._note(stream)
 
     async def finish(self) -> None:
-        """A few more words, all stored; then the numbers told are those of the end."""
+        """Sends a few more texts and waits until all are stored; the acknowledged numbers are then final."""
         async with self.memory.observe(self.name, session=self.name) as stream:
             assert stream.received >= self.ledger.received
             assert stream.stored >= self.ledger.stored

@@ -45,17 +45,17 @@ BASE: dict[str, Any] = {
     "fragment": None,
     "most_recent_memories": "x",
 }
-"""What an argument that must be given is, where another one is drawn."""
+"""Values of required arguments while another argument is drawn."""
 APPLIED = {"put_fragment": {"external_id": "key"}}
 LEFT_ALONE = {
-    *("close", "aclose", "start_reindex", "start_purge"),  # they end or load what the other examples use
-    *("memory_text", "memories_text", "observe_step"),  # they take what the SDK itself made
+    *("close", "aclose", "start_reindex", "start_purge"),  # they would end or load what other examples use
+    *("memory_text", "memories_text", "observe_step"),  # they take objects of the SDK
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a public call, and the call with the others as they should be."""
+    """One argument of a public call, and valid values of the others."""
 
     call: str
     name: str
@@ -85,7 +85,7 @@ def arguments_to(function: Callable[..., Any], label: str, applied: dict[str, An
 
 
 def made() -> list[Argument]:
-    """Of everything that a program makes out of values alone."""
+    """Objects that a program creates from values only."""
     kinds = [getattr(memstream, name) for name in memstream.__all__]
     values = [kind for kind in kinds if getattr(kind, "__checks_its_fields__", False)]
     functions = [memstream.connect, memstream.sync.connect, memstream.memory_name, memstream.user_id_of]
@@ -106,7 +106,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextlib.contextmanager
 def only_memstream_errors() -> Iterator[None]:
-    """Anything else that is raised passes, and fails the test."""
+    """Any other exception passes, and fails the test."""
     with contextlib.suppress(memstream.MemstreamError):
         yield
 

@@ -1,4 +1,4 @@
-"""Bounds of RAM, time and patience: memories that come and go, expiry, backlog, windows."""
+"""Bounds of RAM, time and waiting: memories that come and go, expiry, backlog, windows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEMORIES = 6
 
 
 async def test_more_memories_than_fit_into_ram(make_server: MakeServer) -> None:
-    """Six memories in turn where two are held: each answers for itself, before and after it had to leave."""
+    """Six memories in turn where two fit: each answers correctly, before and after its eviction."""
     server = await started(make_server(active_memories_max=2))
     async with memstream.connect(server.address) as client:
         memories = [await client.create_memory(f"bounds/m{number}") for number in range(MEMORIES)]
@@ -37,7 +37,7 @@ def _said(turn: int, number: int) -> str:
 
 
 async def test_memories_used_at_once_where_two_fit(make_server: MakeServer) -> None:
-    """Nobody is refused because somebody else's memory needs the room: those in use stay, and leave later."""
+    """No call is refused because another memory needs the space: memories in use stay, and are evicted later."""
     server = await started(make_server(active_memories_max=2))
     async with memstream.connect(server.address) as client:
         memories = [await client.create_memory(f"bounds/m{number}") for number in range(MEMORIES)]
@@ -72,22 +72,22 @@ async def test_streams_keep_their_memories(make_server: MakeServer) -> None:
             assert await contents(memory) == [f"{memory.name} said {number}" for number in range(100)]
 
 
-async def test_a_memory_that_outgrows_ram_keeps_answering(make_server: MakeServer) -> None:
-    """Past twice the bound vectors leave RAM for Milvus; nothing is hidden while they do."""
+async def test_memory_larger_than_ram_keeps_answering(make_server: MakeServer) -> None:
+    """Beyond twice the bound vectors move from RAM to Milvus; nothing is missing meanwhile."""
     server = await started(make_server(dense_in_memory_max=40))
     vectors = {number: _vector(number) for number in range(120)}
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("bounds/growing", kind=MemoryKind.LONG_TERM)
         for number in range(120):
             await memory.observe_batch([Observation(f"entry {number}", embedding=vectors[number])])
-            # By the vector alone: no word of the query is in any entry.
+            # By the vector alone: the query shares no word with any entry.
             for asked in {number, number // 2, 0}:
                 answer = await memory.recall_once("zzz", embedding=vectors[asked], limit=1, reinforce=False)
                 assert answer[0].fragment.content == f"entry {asked}", (number, answer.degraded)
 
 
 def _vector(number: int) -> list[float]:
-    """Of unit length, in a direction of its own."""
+    """A distinct unit vector."""
     vector = [0.0] * 384
     vector[number] = 1.0
     return vector
@@ -153,8 +153,9 @@ async def test_settings_bound_what_a_request_holds(make_server: MakeServer) -> N
         assert len(await contents(memory)) == 1
 
 
-async def test_calls_beyond_the_bound_are_refused_and_streams_go_on(make_server: MakeServer) -> None:
-    """Two calls wait for a revision that a stream is to bring: a third is told to come again, then there is room."""
+async def test_excess_calls_are_refused_and_streams_continue(make_server: MakeServer) -> None:
+    """Two calls wait for a revision that a stream will write: a third is refused with a retry delay, then there is
+    room."""
     server = await started(make_server(calls_in_flight_max=2))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("bounds/calls")

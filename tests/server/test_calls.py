@@ -1,4 +1,4 @@
-"""What every call leaves: a request id in the log and with its caller, a count, a duration."""
+"""Traces of every call: a request id in the log and in the response, a count, a duration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def given_back(metadata: Any) -> list[str]:
 
 
 async def test_a_call_gets_back_its_request_id(shared: ServerProcess) -> None:
-    """As sent, or one that was made where none was or nobody could search for it; with an error too."""
+    """The given id, or a generated one if the given one is missing or unsearchable; also with an error."""
     async with grpc.aio.insecure_channel(shared.address) as channel:
         stub: Any = MemoryServiceStub(channel)
         for sent, same in (("abc-1", True), ("a b", False), ("x" * 65, False), (None, False)):
@@ -47,7 +47,7 @@ async def test_a_call_gets_back_its_request_id(shared: ServerProcess) -> None:
             stream_service_pb2.WatchRequest(namespace="request-id", memory="joy"),
             metadata=(("x-request-id", "of-a-stream"),),
         )
-        assert given_back(await call.initial_metadata()) == ["of-a-stream"]  # its end may be hours away
+        assert given_back(await call.initial_metadata()) == ["of-a-stream"]  # the stream may last for hours
         call.cancel()
 
 
@@ -72,7 +72,7 @@ async def _ended(server: ServerProcess, ids: list[str]) -> bool:
 
 
 async def test_metrics_count_what_happens(make_server: MakeServer) -> None:
-    """And traces that nobody receives hold nothing up."""
+    """An unreachable trace receiver delays nothing."""
     metrics = free_address()
     async with FakeOpenAI(dimension=8) as fake:
         server = make_server(

@@ -18,7 +18,7 @@ __all__ = ["shared"]  # fixture
 
 @pytest.fixture
 def client(shared: ServerProcess) -> memstream.Client:
-    """Made where no loop runs, as at the head of a module."""
+    """Created without a running loop, as at the top of a module."""
     return memstream.connect(shared.address, timeout_s=20.0)
 
 
@@ -134,7 +134,7 @@ def test_two_loops_at_once_are_refused(client: memstream.Client, path: str) -> N
 
 
 async def taken(items: AsyncIterator[Any]) -> None:
-    """What was read ahead, and then the end."""
+    """The items that were read ahead, and then the end."""
     async for _ in items:
         pass
 

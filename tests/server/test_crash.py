@@ -1,6 +1,6 @@
-"""kill -9 of the server while several producers talk: nothing acknowledged is lost, nothing is there twice.
+"""kill -9 of the server while several producers send: nothing acknowledged is lost or duplicated.
 
-Rounds are few here; MEMSTREAM_CRASH_ROUNDS asks for more (`make crash`). MEMSTREAM_CRASH_SEED repeats the draws.
+MEMSTREAM_CRASH_ROUNDS sets more rounds (`make crash`). MEMSTREAM_CRASH_SEED repeats the random choices.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.support.waiting import until
 ROUNDS = int(os.environ.get("MEMSTREAM_CRASH_ROUNDS", "5"))
 SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
 LOOKS = 10
-"""After so many of the kills, about, everything is listed: it comes to be a lot."""
+"""Everything is listed after about one in this many kills, because the listing grows."""
 LOSING = "dbgpt"
-"""A memory whose policy drops; of the others everything stays."""
+"""A memory whose policy drops fragments; the others keep everything."""
 
 
 async def test_producers_survive_kills_of_the_server(make_server: MakeServer) -> None:
@@ -60,8 +60,8 @@ async def test_producers_survive_kills_of_the_server(make_server: MakeServer) ->
 
 
 async def _killed_again_and_again(server: ServerProcess, producers: Sequence[Producer], draw: random.Random) -> None:
-    """In every round a producer's process dies, now and then Milvus Lite alone, then the server; the producer begins
-    again where the server says it stood."""
+    """In every round a producer's process dies, sometimes Milvus Lite alone, then the server; the producer continues
+    after the server's progress."""
     talking = [asyncio.create_task(producer.run()) for producer in producers]
     try:
         for number in range(ROUNDS):
@@ -87,12 +87,12 @@ async def _killed_again_and_again(server: ServerProcess, producers: Sequence[Pro
 
 
 async def _talking_again(producers: Sequence[Producer], received: Sequence[int]) -> bool:
-    """Whether a kill would hit anybody: a slow machine may take longer to connect again than a round lasts."""
+    """Whether a kill would hit an active producer: on a slow machine a reconnect may take longer than a round."""
     return any(one.ledger.received > last for one, last in zip(producers, received, strict=True))
 
 
 def _kill_milvus_lite(server: ServerProcess) -> None:
-    """Where there is one, and the system tells of it."""
+    """If there is one, and the system shows it."""
     if sys.platform == "linux":
         for child in server.children():
             with contextlib.suppress(ProcessLookupError):
@@ -100,28 +100,28 @@ def _kill_milvus_lite(server: ServerProcess) -> None:
 
 
 async def _holds(server: ServerProcess, producers: Sequence[Producer], stored: Sequence[int]) -> None:
-    """Whatever the dead server called stored is there at once: what was only received may come later."""
+    """Everything that the dead server acknowledged as stored is visible at once; *received* may follow later."""
     names = dict.fromkeys(one.memory.name for one in producers if one.memory.name != LOSING)
-    alone = [("grpc.use_local_subchannel_pool", 1)]  # the producers' connection may still wait to be made again
+    alone = [("grpc.use_local_subchannel_pool", 1)]  # the producers' connection may still be in its reconnect delay
     async with memstream.connect(server.address, options=alone) as client:
         kept = {name: set(await contents(client.memory(f"crash/{name}"))) for name in names}
     for producer, last in zip(producers, stored, strict=True):
         if producer.memory.name in kept:
             said = kept[producer.memory.name]
             missing = [n for n in range(1, last + 1) if words(producer.name, n) not in said]
-            assert not missing, f"{producer.name} was told that {missing[0]} to {last} are stored, seed {SEED}"
+            assert not missing, f"{producer.name} got {missing[0]} to {last} acknowledged as stored, seed {SEED}"
 
 
 def _numbers(producer: Producer) -> range:
     return range(1, producer.ledger.received + 1)
 
 
-async def test_what_was_received_is_stored_after_a_kill_without_any_client(make_server: MakeServer) -> None:
-    """Received, and nothing more: the acknowledgement was for the journal alone."""
+async def test_received_is_stored_after_kill_without_client(make_server: MakeServer) -> None:
+    """Only received: the acknowledgement was for the journal alone."""
     server = await started(make_server())
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("crash/received")
-        with contextlib.suppress(asyncio.CancelledError):  # how this producer ends: abandoned, not closed
+        with contextlib.suppress(asyncio.CancelledError):  # this producer ends abandoned, not closed
             async with memory.observe("joy", ack_level=memstream.AckLevel.RECEIVED) as stream:
                 for _ in range(500):
                     await stream.send(words("joy", stream.expected_sequence))
@@ -132,7 +132,7 @@ async def test_what_was_received_is_stored_after_a_kill_without_any_client(make_
     await started(server)
     async with memstream.connect(server.address) as client:
         memory = client.memory("crash/received")
-        await until(lambda: _all_stored(memory))  # statistics wake nobody up
+        await until(lambda: _all_stored(memory))  # reading statistics activates no memory
         assert sorted(await contents(memory)) == sorted(words("joy", n) for n in range(1, 501))
         assert await observed_once(memory) == 500
 

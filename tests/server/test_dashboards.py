@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules ask for nothing that a server does not expose."""
+"""The dashboard and the alert rules use only series that a server exposes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exposed() -> dict[str, set[str]]:
 
 
 def asked(expression: str) -> list[tuple[str, set[str]]]:
-    """Names of series with the labels they are selected by, and those of the groupings."""
+    """Series names with the labels of their selectors and groupings."""
     selected = [
         (name, set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", braces or "")))
         for name, braces in re.findall(r"\b(memstream_\w+)(\{[^}]*\})?", expression)
@@ -46,7 +46,7 @@ EXPRESSIONS = [*((title, one) for title, each in PANELS.items() for one in each)
 
 
 @pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=[name for name, _ in EXPRESSIONS])
-def test_an_expression_names_series_and_labels_that_there_are(where: str, expression: str) -> None:
+def test_alert_expressions_name_existing_series(where: str, expression: str) -> None:
     series = exposed()
     if where == "MemstreamDown":
         assert "up{" in expression  # Prometheus' own
@@ -58,7 +58,7 @@ def test_an_expression_names_series_and_labels_that_there_are(where: str, expres
 
 
 def test_a_server_exposes_these_names(tmp_path: Path) -> None:
-    """What Metrics describes is what is scraped: names as Prometheus sees them."""
+    """Names in Metrics equal the scraped names in Prometheus."""
     address = free_address()
     with (
         ServerProcess(tmp_path / "data", metrics_listen=address),
@@ -77,7 +77,7 @@ def test_every_metric_is_on_the_dashboard() -> None:
     assert set(exposed()) <= shown
 
 
-def test_outcomes_and_codes_that_alerts_wait_for_can_come() -> None:
+def test_alerts_use_possible_outcomes_and_codes() -> None:
     codes = {one for each in re.findall(r'code=~?"([A-Z_|]+)"', " ".join(ALERTS.values())) for one in each.split("|")}
     assert codes <= {code.name for code in grpc.StatusCode}
     assert len(ALERTS) == len([rule for group in RULES["groups"] for rule in group["rules"]])

@@ -1,4 +1,4 @@
-"""DB-GPT's defects that only a running server can show, each with the right result (the others: tests/core)."""
+"""DB-GPT's defects that only a running server can show, each with the correct result (the others: tests/core)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.waiting import until
 
 
 async def test_now_is_not_the_time_the_memory_was_made(client: memstream.Client, path: str) -> None:
-    """There `now` was frozen in the constructor: every fragment got the same times."""
+    """DB-GPT froze `now` in the constructor: every fragment got the same times."""
     memory = await client.create_memory(path)
     made = (await memory.describe()).create_time
     assert made is not None
@@ -26,9 +26,7 @@ async def test_now_is_not_the_time_the_memory_was_made(client: memstream.Client,
     assert times[0] != times[1]
 
 
-async def test_an_observation_may_bring_its_own_time_and_a_query_its_own_now(
-    client: memstream.Client, path: str
-) -> None:
+async def test_observation_time_and_query_now_can_be_set(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
     day = datetime(2020, 5, 8, 12, tzinfo=UTC)
     await memory.observe_batch(
@@ -49,7 +47,7 @@ def _part(found: memstream.Recollection, name: str) -> float:
 
 
 async def test_access_times_are_kept_also_over_a_restart(make_server: MakeServer, path: str) -> None:
-    """There they were set on a copy that was thrown away."""
+    """DB-GPT set them on a copy that it discarded."""
     server = await started(make_server())
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
@@ -74,7 +72,7 @@ async def _accessed(memory: Memory, content: str, times: int) -> bool:
 
 
 async def test_the_weights_of_a_query_count(client: memstream.Client, path: str) -> None:
-    """There alpha, beta and gamma were ignored."""
+    """DB-GPT ignored alpha, beta and gamma."""
     for profile in Profile:
         memory = await client.create_memory(f"{path}-{profile}", kind=MemoryKind.LONG_TERM, profile=profile)
         await memory.observe_batch(
@@ -90,21 +88,21 @@ async def test_the_weights_of_a_query_count(client: memstream.Client, path: str)
 
 
 async def test_reading_feeds_no_copies_back(client: memstream.Client, path: str) -> None:
-    """There every read wrote what it had found into the memory again, under both profiles."""
+    """In DB-GPT every read wrote its results into the memory again, under both profiles."""
     for profile in Profile:
         memory = await client.create_memory(f"{path}-{profile}", profile=profile)
         await memory.observe_batch([f"Bob said {number} things about tea" for number in range(8)])
         before = sorted(await contents(memory))
         for _ in range(10):
             await memory.recall_once("tea", limit=8)
-        await memory.observe_batch(["Ann likes coffee"])  # behind everything that reading has caused
+        await memory.observe_batch(["Ann likes coffee"])  # decided after everything that the reads caused
         after = sorted(await contents(memory))
         assert len(set(after)) == len(after)
         assert len(after) <= len(before) + 1
         assert await observed_once(memory) == 9
 
 
-async def test_an_echo_of_what_was_recalled_makes_no_memory(client: memstream.Client, path: str) -> None:
+async def test_echo_of_recalled_text_is_not_stored(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
     await memory.observe_batch([Observation("Bob likes tea", session="monday")])
     assert len(await memory.recall_once("tea", session="monday")) == 1
@@ -114,7 +112,7 @@ async def test_an_echo_of_what_was_recalled_makes_no_memory(client: memstream.Cl
 
 
 async def test_clear_empties_and_deleting_deletes(client: memstream.Client, path: str) -> None:
-    """There `clear` did nothing."""
+    """In DB-GPT `clear` did nothing."""
     memory = await client.create_memory(path)
     await memory.observe_batch([f"word {number}" for number in range(20)])
     if memstream.Capability.LIFECYCLE in (await client.server_info()).capabilities:
@@ -128,8 +126,8 @@ async def test_clear_empties_and_deleting_deletes(client: memstream.Client, path
     assert len(await anew.recall_once("word 3")) == 0
 
 
-async def test_metadata_is_of_each_fragment_and_no_filter_of_the_rest(client: memstream.Client, path: str) -> None:
-    """There one dict was shared by all fragments, and its keys became filters of every search."""
+async def test_metadata_belongs_to_each_fragment(client: memstream.Client, path: str) -> None:
+    """In DB-GPT all fragments shared one dict, whose keys became filters of every search."""
     memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
     await memory.observe_batch(
         [
@@ -159,8 +157,8 @@ async def test_overflow_of_a_fifo_neither_loses_nor_doubles(client: memstream.Cl
     assert tiers == [memstream.Tier.LONG_TERM] * 7 + [memstream.Tier.SHORT_TERM] * 3
 
 
-async def test_a_model_call_blocks_no_other_memory_nor_a_read_of_its_own(make_server: MakeServer) -> None:
-    """There the model was called inside the memory's lock: readers waited for it."""
+async def test_model_call_blocks_no_read_and_no_other_memory(make_server: MakeServer) -> None:
+    """DB-GPT called the model inside the memory's lock: readers waited for it."""
     vector = [1.0] + [0.0] * 7
     async with FakeOpenAI(dimension=8) as fake:
         server = await started(
@@ -175,7 +173,7 @@ async def test_a_model_call_blocks_no_other_memory_nor_a_read_of_its_own(make_se
                 await until(lambda: _asked(fake))
                 answer = await memory.recall_once("tea", embedding=vector)
                 assert [one.fragment.content for one in answer] == ["Bob likes tea"]
-                await memory.update(labels={"mood": "calm"})  # a transition of its own passes, too
+                await memory.update(labels={"mood": "calm"})  # an unrelated transition passes as well
                 assert await contents(memory) == ["Bob likes tea"]
                 assert not sent.done
                 await sent

@@ -1,4 +1,4 @@
-"""A call that its client gives up, or whose deadline passes, stops, with what it asks of a model; its place is free."""
+"""A call that is cancelled or exceeds its deadline stops, together with its model request, and frees its slot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def fake() -> AsyncIterator[FakeOpenAI]:
 
 @pytest.mark.parametrize("gives_up", [False, True], ids=["its deadline", "a cancel"])
 @pytest.mark.parametrize("name", ["PutFragment", "RecallOnce"])
-async def test_a_call_that_waits_for_a_model_ends_the_models_work_with_it(
+async def test_ending_a_call_cancels_its_model_request(
     make_server: MakeServer, fake: FakeOpenAI, name: str, gives_up: bool
 ) -> None:
     server = await started(
@@ -46,7 +46,7 @@ async def test_a_call_that_waits_for_a_model_ends_the_models_work_with_it(
         memory = await client.create_memory("deadlines/joy")
         await memory.observe_batch(["Joe likes coffee"])
     fake.latency_s = FOR_EVER_S
-    # A recall waits two seconds for its vector, so it has to be given up before that.
+    # A recall waits two seconds for its vector, so the client must cancel before that.
     async with memstream.connect(server.address, timeout_s=60.0 if gives_up else 1.0) as client:
         memory = client.memory("deadlines/joy")
         calling = asyncio.ensure_future(CALLS[name](memory))
@@ -60,7 +60,7 @@ async def test_a_call_that_waits_for_a_model_ends_the_models_work_with_it(
                 await calling
         await until(lambda: _left(fake))
     fake.latency_s = 0.0
-    async with memstream.connect(server.address) as client:  # there is room for one call, so the other has ended
+    async with memstream.connect(server.address) as client:  # only one call fits, so the other has ended
         assert await contents(client.memory("deadlines/joy")) == ["Joe likes coffee"]
 
 
@@ -89,9 +89,7 @@ async def test_query_timeout_ends_work_of_model(make_server: MakeServer, fake: F
         stream.cancel()
 
 
-async def test_what_was_received_is_stored_although_its_caller_is_gone(
-    make_server: MakeServer, fake: FakeOpenAI
-) -> None:
+async def test_received_is_stored_after_caller_left(make_server: MakeServer, fake: FakeOpenAI) -> None:
     server = await started(using(make_server, fake, embedding_timeout_s=FOR_EVER_S, calls_in_flight_max=1))
     fake.latency_s = 3.0
     async with memstream.connect(server.address, timeout_s=1.0) as client:

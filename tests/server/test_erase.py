@@ -1,4 +1,4 @@
-"""Erasure on a real server: what is erased is found in no file of the data directory, nor what derives from it."""
+"""Erasure on a real server: no file of the data directory contains the erased content or data derived from it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MERGING = {"short_term": {"merge_content": True, "similarity_rule": "cosine", "s
 
 
 def secret() -> str:
-    """A word that stands nowhere else."""
+    """A word that occurs nowhere else."""
     return f"zq{uuid.uuid4().hex}"
 
 
 def files_with(data_dir: Path, needles: Mapping[str, bytes]) -> dict[str, set[str]]:
-    """The needles found, with the names of the files of the data directory that hold them."""
+    """The needles found, with the names of the data files that contain them."""
     found: dict[str, set[str]] = {}
     for path in data_dir.rglob("*"):
         if path.is_file():
@@ -46,7 +46,7 @@ def files_with(data_dir: Path, needles: Mapping[str, bytes]) -> dict[str, set[st
 
 
 def needles_of(data_dir: Path, words: Iterable[str], ids: Iterable[str]) -> dict[str, bytes]:
-    """The words, and the quarters of every vector that the journal holds of these fragments."""
+    """The words, and the quarters of every vector of these fragments in the journal."""
     out = {word: word.encode() for word in words}
     chosen = list(ids)
     marks = ",".join("?" * len(chosen))
@@ -94,7 +94,7 @@ def insightful(fake: FakeOpenAI, said: str) -> None:
 
 
 def alike(fake: FakeOpenAI, mark: str) -> None:
-    """Texts with the mark are near one another, and yet each has its own vector."""
+    """Similar texts with the mark, each with its own vector."""
     base = fake._vector(mark)
     plain = fake.vector
     fake.vector = lambda text: base + 0.05 * fake._vector(text) if mark in text else plain(text)
@@ -106,7 +106,7 @@ async def ids_of(memory: Memory, *observations: Observation) -> list[str]:
 
 
 async def crowd(client: memstream.Client, namespace: str) -> None:
-    """Rows of many memories in turn, so that the journal's pages are split and rows move."""
+    """Interleaved rows of many memories, so that the journal's pages split and rows move."""
     memories = [await client.create_memory(f"{namespace}/crowd-{n}", kind=MemoryKind.LONG_TERM) for n in range(6)]
     for turn in range(5):
         for memory in memories:
@@ -125,8 +125,8 @@ async def insight_of(memory: Memory) -> list[str]:
 
 
 @only_sqlite("a database has files and a log of its own")
-async def test_nothing_erased_is_in_any_file_of_the_data_directory(make_server: MakeServer, fake: FakeOpenAI) -> None:
-    """Of every tier, with what enhanced, was merged, derived, put by key and answered; also through kill -9."""
+async def test_erased_content_is_in_no_data_file(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    """Of every tier; enhancers, merged, derived, put by key, returned in answers; also through kill -9."""
     words = {name: secret() for name in ("sensory", "anchor", "enhancer", "long", "key", "put", "insight", "merged")}
     insightful(fake, f"They repeat {words['insight']}.")
     for mark in ("alike-a", "alike-b", "alike-c"):
@@ -169,7 +169,7 @@ async def test_nothing_erased_is_in_any_file_of_the_data_directory(make_server: 
         assert {name for names in before.values() for name in names} >= {"journal.db-wal"}
         started_ = [await memory.erase_fragments(each) for memory, each in erased]
         assert [each.type for each in started_] == ["erase"] * 4
-    await restarted(server)  # in the middle of it
+    await restarted(server)  # during the erasure
     async with memstream.connect(server.address) as client:
         for operation in started_:
             assert (await client.finished(operation)).state is OperationState.SUCCEEDED
@@ -189,7 +189,7 @@ async def test_nothing_erased_is_in_any_file_of_the_data_directory(make_server: 
     assert "Traceback" not in server.log()
 
 
-async def test_by_filter_the_forgotten_and_the_pinned_go_too(client: memstream.Client, path: str) -> None:
+async def test_filter_matches_forgotten_and_pinned(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
     said = [Observation(f"line {n}", speaker="Bob" if n % 2 else "Joy") for n in range(6)]
     ids = await ids_of(memory, *said)
@@ -202,7 +202,7 @@ async def test_by_filter_the_forgotten_and_the_pinned_go_too(client: memstream.C
     assert "line 3" not in [hit.fragment.content for hit in await memory.recall_once("line 3")]
 
 
-async def test_unknown_ids_and_those_of_other_memories_are_passed_over(client: memstream.Client, path: str) -> None:
+async def test_unknown_and_foreign_ids_are_skipped(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
     other = await client.create_memory(f"{path}-other")
     (mine,), (theirs,) = await ids_of(memory, Observation("mine")), await ids_of(other, Observation("theirs"))

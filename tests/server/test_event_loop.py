@@ -1,4 +1,4 @@
-"""The event loop empties the socket on which grpc.aio's poller rings."""
+"""The event loop drains grpc.aio's wake-up socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memstream_server.app.event_loop import EventLoop
 
 
 class PollerCompletionQueue:
-    """Events and their bell, as grpc.aio's of that name has them: the reader takes all events and one byte."""
+    """Events and their wake-up socket, like grpc.aio's class of that name: the reader takes all events and one byte."""
 
     def __init__(self) -> None:
         self.bell, self._ringer = socket.socketpair()
@@ -52,7 +52,7 @@ async def _hears(queue: PollerCompletionQueue) -> None:
         for events in (range(200), range(200, 201), range(201, 203)):
             queue.happen(events)
             await asyncio.sleep(0)
-            await asyncio.sleep(0)  # in this turn it is read
+            await asyncio.sleep(0)  # read in this iteration
             assert queue.taken == list(range(events.stop))
             assert queue.silent()
     finally:
@@ -66,7 +66,7 @@ def test_one_turn_takes_all_events_and_all_bytes() -> None:
 
 
 def test_asyncio_alone_leaves_bytes_behind() -> None:
-    """What the other test would not notice if it were not so."""
+    """Without this the other test would prove nothing."""
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner, pytest.raises(AssertionError):
         runner.run(_hears(PollerCompletionQueue()))
 
@@ -88,4 +88,4 @@ def test_the_poller_of_grpc_is_known_by_its_reader(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(event_loop, "_is_poller", is_poller)
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(serve())
-    assert heard.count(True) == 1, "grpc.aio tells of its events in another way now: see app/event_loop.py"
+    assert heard.count(True) == 1, "grpc.aio signals its events differently now: see app/event_loop.py"

@@ -1,4 +1,4 @@
-"""Who opens and says little, or opens without end: others are served meanwhile, and nothing of it is left behind."""
+"""Clients that open many streams, or open them and send little: others are served, and nothing remains afterwards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HELLO = PREFACE + frame(SETTINGS)
 
 
 async def served(client: memstream.Client, path: str) -> None:
-    """Whether somebody else is served: a memory, an observation, a recall."""
+    """Whether another client is served: a memory, an observation, a recall."""
     memory = await client.create_memory(path, exist_ok=True)
     await memory.observe_batch(["the code is 4711"])
     assert (await memory.recall_once("code"))[0].fragment.content == "the code is 4711"
@@ -54,7 +54,7 @@ async def streams_open(metrics: str) -> float:
     [b"", PREFACE[:9], PREFACE, HELLO[:-3]],
     ids=["nothing", "half a preface", "no settings", "half of the settings"],
 )
-async def test_connections_that_do_not_get_to_their_handshake_are_closed(make_server: MakeServer, sent: bytes) -> None:
+async def test_connections_without_handshake_are_closed(make_server: MakeServer, sent: bytes) -> None:
     server = await started(make_server(**HASTE))
     async with AsyncExitStack() as stack, memstream.connect(server.address) as client:
         slow = [await stack.enter_async_context(raw(server.address)) for _ in range(50)]
@@ -71,7 +71,7 @@ async def test_connections_that_do_not_get_to_their_handshake_are_closed(make_se
     [b"", frame(HEADERS, END_HEADERS, 1, request(OBSERVE))[:40], frame(HEADERS, 0, 1, request(OBSERVE)[:40])],
     ids=["nothing more", "half a frame of headers", "half the headers"],
 )
-async def test_connections_that_never_come_to_a_call_are_closed(make_server: MakeServer, sent: bytes) -> None:
+async def test_idle_connections_are_closed(make_server: MakeServer, sent: bytes) -> None:
     server = await started(make_server(**HASTE))
     async with AsyncExitStack() as stack, memstream.connect(server.address) as client:
         slow = [await stack.enter_async_context(raw(server.address)) for _ in range(50)]
@@ -83,7 +83,7 @@ async def test_connections_that_never_come_to_a_call_are_closed(make_server: Mak
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0\0\x03\xe8" + b"x" * 10], ids=["no message", "half a message"])
-async def test_a_stream_whose_first_message_does_not_come_is_ended(make_server: MakeServer, sent: bytes) -> None:
+async def test_stream_without_first_message_is_ended(make_server: MakeServer, sent: bytes) -> None:
     metrics = free_address()
     server = await started(make_server(**HASTE, metrics_listen=metrics))
     async with raw(server.address) as connection, memstream.connect(server.address) as client:
@@ -129,7 +129,7 @@ async def test_what_was_opened_in_time_stays_open(make_server: MakeServer) -> No
             assert (stream.received, stream.stored) == (2, 2)
 
 
-async def test_a_flood_of_streams_leaves_calls_to_others_and_room_after_it(make_server: MakeServer) -> None:
+async def test_stream_flood_leaves_calls_and_recovers(make_server: MakeServer) -> None:
     metrics = free_address()
     server = await started(make_server(streams_max=50, metrics_listen=metrics))
     async with memstream.connect(server.address) as client:
@@ -137,11 +137,11 @@ async def test_a_flood_of_streams_leaves_calls_to_others_and_room_after_it(make_
         async with grpc.aio.insecure_channel(server.address) as channel:
             results = await asyncio.gather(*(_opened(channel) for _ in range(2_000)))
             assert results.count("OPEN") == 50
-            # The others were refused: by the server, by HTTP/2 before the connection's limit was heard of, or, as it
-            # looks to a client whose message is written after its refusal has come, for a defect or by itself.
+            # The others were refused: by the server; by HTTP/2 before the client knew the connection's limit; or, if
+            # the client wrote its message after the refusal, with what it sees as a defect or its own error.
             assert set(results) <= {"OPEN", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL", "CANCELLED"}
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await StreamServiceStub(channel).Recall().read()  # one that waits for the answer, and writes nothing
+                await StreamServiceStub(channel).Recall().read()  # waits for the response, writes nothing
             assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "50 streams are open" in (raised.value.details() or "")
             await served(client, "others/joy")
@@ -163,7 +163,7 @@ async def test_who_pings_without_end_is_sent_away(make_server: MakeServer) -> No
         await served(client, "others/joy")
 
 
-async def test_headers_and_messages_that_are_too_large_are_refused_alone(make_server: MakeServer) -> None:
+async def test_oversized_headers_and_messages_fail_alone(make_server: MakeServer) -> None:
     server = await started(make_server(message_max_bytes=131_072))
     async with memstream.connect(server.address) as client, grpc.aio.insecure_channel(server.address) as channel:
         await served(client, "others/joy")
@@ -181,7 +181,7 @@ async def test_headers_and_messages_that_are_too_large_are_refused_alone(make_se
 
 @pytest.mark.parametrize("levels", [150, 60_000])
 async def test_messages_nested_too_deep_are_no_messages(make_server: MakeServer, levels: int) -> None:
-    """Groups within groups, as bytes: no message of the contract holds itself, but a parser follows these."""
+    """Groups within groups, as bytes: no message of the contract contains itself, but a parser follows these."""
     server = await started(make_server())
     async with memstream.connect(server.address) as client, grpc.aio.insecure_channel(server.address) as channel:
         await served(client, "others/joy")
@@ -194,7 +194,7 @@ async def test_messages_nested_too_deep_are_no_messages(make_server: MakeServer,
 
 
 async def _opened(channel: grpc.aio.Channel) -> str:
-    """OPEN, or how the stream ended."""
+    """OPEN, or the final status of the stream."""
 
     async def requests() -> AsyncIterator[pb.RecallRequest]:
         yield pb.RecallRequest(open=pb.RecallOpen(namespace="others", memory="joy"))

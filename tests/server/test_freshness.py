@@ -1,4 +1,4 @@
-"""What was stored is seen at once by everyone who asks for its revision."""
+"""Every reader that asks for its revision sees a stored observation at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_another_connection_sees_what_was_stored(
             assert answer[0].fragment.content == f"The {number}th lighthouse is at Cape {number}."
 
 
-async def test_a_flush_makes_everything_visible_without_a_revision(client: memstream.Client, path: str) -> None:
+async def test_flush_makes_all_visible_without_revision(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path, kind=memstream.MemoryKind.LONG_TERM)
     async with memory.observe("joy") as stream:
         for number in range(200):
@@ -34,7 +34,7 @@ async def test_a_flush_makes_everything_visible_without_a_revision(client: memst
     assert (answer[0].fragment.content, answer.eligible) == ("entry 199", 200)
 
 
-async def test_a_recall_waits_for_a_revision_that_is_to_come(client: memstream.Client, path: str) -> None:
+async def test_recall_waits_for_a_future_revision(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
     to_come = (await memory.describe()).revision + 1
     async with memory.recall() as recall:
@@ -47,7 +47,7 @@ async def test_a_recall_waits_for_a_revision_that_is_to_come(client: memstream.C
     assert [one.fragment.content for one in answer] == ["Bob likes tea"]
 
 
-async def test_a_revision_that_does_not_come_says_how_far_behind(client: memstream.Client, path: str) -> None:
+async def test_missing_revision_error_names_the_distance(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
     present = (await memory.describe()).revision
     with pytest.raises(memstream.RevisionNotReached, match="at revision 1") as raised:
@@ -59,9 +59,7 @@ async def test_a_revision_that_does_not_come_says_how_far_behind(client: memstre
         assert len(await recall.query("tea")) == 0
 
 
-async def test_an_observation_of_another_stream_of_the_memory_counts_for_the_revision(
-    client: memstream.Client, path: str
-) -> None:
+async def test_other_streams_observation_advances_the_revision(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
     async with memory.observe("joy") as joy, memory.observe("ann") as ann:
         await (await joy.send("joy was here"))

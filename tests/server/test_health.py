@@ -1,4 +1,4 @@
-"""Health by service, as probes and balancers see it: what serves, what is degraded, and the end."""
+"""Health by service, as probes and load balancers see it: serving, degraded, and the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def checked(channel: grpc.aio.Channel, *services: str) -> list[int]:
 
 
 class Parts:
-    """What a server looks at, as a test says."""
+    """The parts that the server polls, set by a test."""
 
     def __init__(self) -> None:
         self.journal = self.index = True
@@ -45,11 +45,11 @@ class Parts:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "LOOK_S", 0.01)
+    monkeypatch.setattr(health, "POLL_INTERVAL_S", 0.01)
 
 
 @pytest.mark.usefixtures("quick")
-async def test_services_serve_while_the_parts_do_that_they_need() -> None:
+async def test_services_serve_while_their_parts_serve() -> None:
     parts, names = Parts(), ["memstream.v1.StreamService", "memstream.v1.ServerService"]
     servicer = Health(names, parts.look)
     server = grpc.aio.server()
@@ -58,14 +58,14 @@ async def test_services_serve_while_the_parts_do_that_they_need() -> None:
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         asked = [*names, "memstream.journal", "memstream.index", ""]
-        assert await checked(channel, *asked) == [NOT_SERVING] * 5  # before it has looked
+        assert await checked(channel, *asked) == [NOT_SERVING] * 5  # before the first poll
         await servicer.start()
         assert await checked(channel, *asked) == [SERVING] * 5
 
         async def seen(*expected: int) -> bool:
             return await checked(channel, *asked) == [*expected]
 
-        parts.index = False  # what it answers is right without it
+        parts.index = False  # answers are correct without it
         await until(lambda: seen(SERVING, SERVING, SERVING, NOT_SERVING, NOT_SERVING))
         parts.index, parts.journal = True, False
         await until(lambda: seen(NOT_SERVING, SERVING, NOT_SERVING, SERVING, NOT_SERVING))
@@ -105,7 +105,7 @@ async def test_watchers_are_told_whoever_leaves() -> None:
     await server.stop(0)
 
 
-async def test_a_server_is_whole_once_its_index_serves_and_nothing_serves_while_it_drains(
+async def test_whole_server_needs_index_and_draining_serves_nothing(
     make_server: MakeServer,
 ) -> None:
     server = await started(make_server())
@@ -125,7 +125,7 @@ async def _all_serve(channel: grpc.aio.Channel) -> bool:
     return await checked(channel, "memstream.index", "") == [SERVING] * 2
 
 
-async def test_reflection_tells_every_service_and_its_messages(shared: ServerProcess) -> None:
+async def test_grpc_reflection_lists_services_and_messages(shared: ServerProcess) -> None:
     async with grpc.aio.insecure_channel(shared.address) as channel:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         call = stub.ServerReflectionInfo()
@@ -188,7 +188,7 @@ async def test_a_hanging_event_loop_is_not_alive(monkeypatch: pytest.MonkeyPatch
     endpoint = MetricsEndpoint(Metrics(), "127.0.0.1:0")
     endpoint.answer_probes(lambda _service: True)
     try:
-        # This call blocks the event loop until it is answered.
+        # This call blocks the event loop until it returns.
         assert probed(f"127.0.0.1:{endpoint.port}") == {"livez": 503, "readyz": 503}
     finally:
         endpoint.close()

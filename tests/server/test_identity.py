@@ -1,4 +1,4 @@
-"""What a user sees of repeats, folding, filters and expiry, by every road to an answer."""
+"""Repeats, folding, filters and expiry as a user sees them, through every kind of query."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_what_expired_is_told_by_nobody(make_server: MakeServer) -> None:
                 await memory.get_fragment(**key)
         exported = b"".join([part.lines async for part in client.export("expiry", "joy")])
         assert b"swordfish" not in exported
-        await client.finished(await client.import_("expiry", _once(exported)))  # it is there, and changes nothing
+        await client.finished(await client.import_("expiry", _once(exported)))  # it exists, and changes nothing
         async with memory.watch(Cursor(uid, 0, 0), include_fragments=True) as watch:
             seen = [await anext(watch) for _ in range(3)]
         assert "swordfish" not in repr(seen)

@@ -1,4 +1,4 @@
-"""Whatever becomes of Milvus Lite, recall answers, and the index comes to hold what the journal holds."""
+"""Milvus Lite fails in many ways: recall answers, and the index converges to the journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.waiting import until
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the child process in /proc")
 SEARCHES_MILVUS = {"dense_in_memory_max": 0}
-"""No vectors in RAM: the dense leg is Milvus and what was not yet flushed."""
+"""No vectors in RAM: the dense leg is Milvus plus rows that are not flushed yet."""
 
 
 def about(number: int) -> str:
@@ -31,7 +31,7 @@ def about(number: int) -> str:
 
 
 async def in_index(data_dir: Path, uid: str) -> list[str]:
-    """The ids the index has of a memory, read by nobody's server."""
+    """The index's ids of a memory, read without a server."""
     journal = await journals.opened(data_dir, lambda: 0, reserve_bytes=0)
     index = await open_lite(data_dir)
     try:
@@ -54,7 +54,7 @@ async def check_index(server: ServerProcess, memory: Memory) -> None:
     assert await in_index(server.data_dir, uid) == sorted(listed)
 
 
-async def test_a_stop_brings_into_the_index_what_waits_for_it(make_server: MakeServer) -> None:
+async def test_stop_flushes_the_index_backlog(make_server: MakeServer) -> None:
     server = await started(make_server(**SEARCHES_MILVUS, index_flush_interval_s=600.0))
     async with memstream.connect(server.address) as client:
 
@@ -70,8 +70,8 @@ async def test_a_stop_brings_into_the_index_what_waits_for_it(make_server: MakeS
 
 
 @linux
-async def test_what_writes_and_searches_the_index_does_without_pandas(make_server: MakeServer) -> None:
-    """70 MB of each process, which Milvus' packages import for others."""
+async def test_index_client_works_without_pandas(make_server: MakeServer) -> None:
+    """Saves 70 MB in each process, which Milvus' packages would import."""
     server = await started(make_server(**SEARCHES_MILVUS))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("index/small", kind=memstream.MemoryKind.LONG_TERM)
@@ -81,7 +81,7 @@ async def test_what_writes_and_searches_the_index_does_without_pandas(make_serve
         assert (answer[0].fragment.content, answer.degraded) == (about(30), "")
         loaded = {pid: _loaded(pid) for pid in (server.pid, *server.children())}
     assert len(loaded) == 2
-    assert all("cygrpc" in maps for maps in loaded.values()), "what is loaded is seen there"
+    assert all("cygrpc" in maps for maps in loaded.values()), "the maps show loaded libraries"
     assert [pid for pid, maps in loaded.items() if "pandas" in maps] == []
     assert "libarrow" not in loaded[server.pid]
 
@@ -116,7 +116,7 @@ async def _has_child(server: ServerProcess) -> bool:
 
 
 @linux
-async def test_a_recall_without_the_index_says_that_it_is_degraded(make_server: MakeServer) -> None:
+async def test_recall_without_index_is_marked_degraded(make_server: MakeServer) -> None:
     server = await started(make_server(**SEARCHES_MILVUS))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("index/gone", kind=memstream.MemoryKind.LONG_TERM)
@@ -130,7 +130,7 @@ async def test_a_recall_without_the_index_says_that_it_is_degraded(make_server: 
 
 async def _degraded(memory: Memory) -> str:
     answer = await memory.recall_once("island number 70", limit=1, reinforce=False)
-    assert answer[0].fragment.content == about(10)  # by its words, whatever the dense leg has
+    assert answer[0].fragment.content == about(10)  # by its words, whatever the dense leg finds
     return answer.degraded
 
 
@@ -139,8 +139,8 @@ async def _sound(memory: Memory) -> bool:
 
 
 @linux
-async def test_an_index_lost_while_serving_hides_nothing_unsaid(make_server: MakeServer) -> None:
-    """Its directory is gone and its process killed: every answer is right or says that it is degraded."""
+async def test_lost_index_marks_recalls_degraded(make_server: MakeServer) -> None:
+    """Its directory is deleted and its process killed: every answer is correct or marked degraded."""
     server = await started(make_server(**SEARCHES_MILVUS))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("index/lost", kind=memstream.MemoryKind.LONG_TERM)
@@ -152,7 +152,7 @@ async def test_an_index_lost_while_serving_hides_nothing_unsaid(make_server: Mak
         os.kill(server.children()[0], signal.SIGKILL)
         said = recovered = False
         while not (recovered and await indexed(client, memory)):
-            # By its vector alone: no word of the query is in the memory.
+            # By its vector alone: the query shares no word with the memory.
             answer = await memory.recall_once("zzz", embedding=_direction(17), limit=1, reinforce=False)
             assert answer.degraded or answer[0].fragment.content == about(17)
             said = said or bool(answer.degraded)
@@ -227,7 +227,7 @@ async def test_what_leaves_long_term_leaves_the_index(make_server: MakeServer) -
 
 
 async def test_the_index_finds_what_ram_finds(make_server: MakeServer) -> None:
-    """The same questions answered by vectors in RAM and by Milvus: the same best hit, and nearly the same ten."""
+    """The same queries answered from vectors in RAM and from Milvus: the same best hit, and nearly the same ten."""
     found: list[list[list[str]]] = []
     for place, dense_max in enumerate([20_000, 0]):
         server = await started(make_server(f"data{place}", dense_in_memory_max=dense_max))

@@ -1,4 +1,4 @@
-"""A full disk under the index alone: Lite is stopped and started again, nothing said is lost, and it catches up."""
+"""A full disk under the index alone: Lite restarts, no observation is lost, and the index catches up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs"
 
 @pytest.fixture
 async def disk(tmp_path: Path) -> AsyncIterator[Path]:
-    """A tiny file system where Milvus Lite's files will be."""
+    """A tiny file system for Milvus Lite's files."""
     place = tmp_path / "data" / "milvus"
     yield place
     unmounting = await asyncio.create_subprocess_exec("umount", "--lazy", str(place), stderr=asyncio.subprocess.DEVNULL)
@@ -37,7 +37,7 @@ async def mounted(disk: Path) -> None:
         pytest.skip("mounting a tmpfs takes root")
 
 
-async def test_a_full_disk_of_the_index_stops_nothing_and_loses_nothing(make_server: MakeServer, disk: Path) -> None:
+async def test_full_index_disk_loses_nothing(make_server: MakeServer, disk: Path) -> None:
     server = await started(make_server(**SEARCHES_MILVUS))
     assert await stopped(server) == 0
     await mounted(disk)

@@ -1,4 +1,4 @@
-"""Lifecycle through the SDK and a real server: what changes by request, by age, and what repeats are answered."""
+"""Lifecycle through the SDK and a real server: changes by request and by age, and responses to repeats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 
 async def told(memory: Memory, *lines: str, session: str = "monday") -> list[str]:
-    """Ids of what was observed."""
+    """Ids of the observations."""
     result = await memory.observe_batch([Observation(line, session=session) for line in lines])
     return [outcome.fragment_id for outcome in result.outcomes]
 
@@ -83,9 +83,7 @@ async def test_what_is_updated_is_found_by_its_new_words(client: memstream.Clien
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.LONG_TERM, MemoryKind.HYBRID])
-async def test_what_is_forgotten_is_not_recalled_until_it_is_restored(
-    client: memstream.Client, path: str, kind: MemoryKind
-) -> None:
+async def test_forgotten_is_recalled_only_after_restore(client: memstream.Client, path: str, kind: MemoryKind) -> None:
     memory = await client.create_memory(path, kind=kind)
     ids = await told(memory, "a heron by the canal", "an umbrella in the hall")
     assert await memory.forget_fragments(ids[:1]) == 1
@@ -106,7 +104,7 @@ async def test_forgetting_by_filter(client: memstream.Client, path: str) -> None
     assert await memory.restore_fragments(filter=Filter(sessions=["monday"], tiers=[Tier.LONG_TERM])) > 0
     for given in ({}, {"filter": Filter()}, {"ids": ["0" * 26], "filter": Filter(sessions=["monday"])}):
         with pytest.raises(memstream.InvalidRequest):
-            await memory.forget_fragments(**given)  # type: ignore[arg-type]  # what is wrong is the point
+            await memory.forget_fragments(**given)  # type: ignore[arg-type]  # invalid on purpose
 
 
 async def test_clear_and_clone(client: memstream.Client, path: str) -> None:
@@ -127,7 +125,7 @@ async def test_clear_and_clone(client: memstream.Client, path: str) -> None:
 
 
 # ---- by age
-async def test_fragments_expire_and_are_erased_after_the_grace(client: memstream.Client, path: str) -> None:
+async def test_expired_fragments_are_erased_after_grace(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path, policy={"retention": {"forget_grace": timedelta(seconds=1)}})
     await memory.observe_batch([Observation("for a moment", ttl=timedelta(milliseconds=50)), Observation("for good")])
     await until(lambda: _reasons(memory, EventType.ERASED))
@@ -137,7 +135,7 @@ async def test_fragments_expire_and_are_erased_after_the_grace(client: memstream
     assert await fragments(memory, forgotten=True) == []
 
 
-async def test_a_memory_over_its_capacity_forgets_the_weakest(client: memstream.Client, path: str) -> None:
+async def test_memory_over_capacity_forgets_the_weakest(client: memstream.Client, path: str) -> None:
     policy = {"retention": {"long_term_capacity": 5}}
     memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM, policy=policy)
     await memory.observe_batch([Observation(f"line {n}", importance=n / 20) for n in range(20)])
@@ -150,7 +148,7 @@ async def test_a_memory_over_its_capacity_forgets_the_weakest(client: memstream.
     assert set(await _reasons(memory, EventType.FORGOTTEN)) == {EventReason.CAPACITY}
 
 
-async def test_a_watch_from_before_the_events_kept_says_so(client: memstream.Client, path: str) -> None:
+async def test_watch_before_kept_events_is_refused(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path, policy={"retention": {"event_retention": timedelta(seconds=1)}})
     await told(memory, "one", "two")
     revision = (await memory.describe()).revision
@@ -172,8 +170,8 @@ async def _reasons(memory: Memory, type_: EventType) -> list[EventReason | None]
 
 
 # ---- repeats
-async def test_every_change_answers_its_repeats_across_a_kill(make_server: MakeServer) -> None:
-    """The answer to a request_id is committed with the change: whoever lost it to a crash asks again and gets it."""
+async def test_every_mutation_is_idempotent_across_kill(make_server: MakeServer) -> None:
+    """The response to a request_id is committed with the change: after a crash the client repeats and gets it."""
     server = await started(make_server())
     answers: list[tuple[str, Message, Message]] = []
     named = {"namespace": "ns", "memory": "m"}

@@ -1,4 +1,4 @@
-"""What callers say, and the keys of callers and providers, are in no log line: not at debug level, not in failures."""
+"""Texts of callers, and keys of callers and providers, are in no log line: not at debug level, not in failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAID = {
 
 
 class EchoingEndpoint(FakeOpenAI):
-    """Once `echoes`, it fails in one way after another, and every reply repeats the request and its key."""
+    """With `echoes`, it fails in every way in turn, and every reply repeats the request and its key."""
 
     echoes = False
     _turn = 0
@@ -59,7 +59,7 @@ async def endpoint() -> AsyncIterator[EchoingEndpoint]:
 
 
 async def use_everything(client: memstream.Client, path: str) -> None:
-    """Every way in which a caller says something; what fails is the server's affair."""
+    """Every way in which a caller sends text; failures are expected."""
     memory = client.memory(path)
     for attempt in range(4):
         said: dict[str, Any] = SAID | {"body": f"{WORD} {attempt}"}
@@ -125,7 +125,7 @@ async def test_nothing_said_is_logged(tmp_path: Path, endpoint: EchoingEndpoint,
 
 
 def damage(journal: Path) -> None:
-    """Every page but the first is no page any more."""
+    """Overwrites every page but the first."""
     data = journal.read_bytes()
     with journal.open("r+b") as file:
         file.seek(4_096)

@@ -1,4 +1,4 @@
-"""A model that never answers is seen in info, health, metrics, answers and the doctor; one that recovers, too."""
+"""A model that never answers shows in info, health, metrics, answers and the doctor; so does its recovery."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def openai() -> AsyncIterator[RecordedEndpoint]:
 
 
 def llm_of(endpoint: RecordedEndpoint, **settings: str | float) -> dict[str, str | float]:
-    """Settings of an LLM with a wrong key, that is asked once for each question."""
+    """Settings of an LLM with a wrong key, without retries."""
     given: dict[str, str | float] = {"llm_model": "gpt", "llm_base_url": endpoint.base_url, "llm_api_key": WRONG}
     return given | {"llm_retries": 0, "index_flush_interval_s": 0.1} | settings
 
@@ -49,7 +49,7 @@ async def test_failing_scorer_is_seen_everywhere(make_server: MakeServer, openai
     listen = free_address()
     server = await started(make_server(metrics_listen=listen, **llm_of(openai)))
     async with memstream.connect(server.address) as client:
-        await until(lambda: is_failing(client, "scorer"))  # before anybody has used it
+        await until(lambda: is_failing(client, "scorer"))  # before the first use
         memory = await client.create_memory("status/joy")
         await memory.observe_batch(["Bob likes tea"])
         info = await client.server_info()
@@ -80,7 +80,7 @@ async def test_failing_scorer_is_seen_everywhere(make_server: MakeServer, openai
     assert seen["memstream_index_up"] == 1
     shown = await asyncio.to_thread(run, "info", "--target", server.address)
     assert f"FAILING ({REFUSED})" in " ".join(shown.stdout.split())
-    assert "Incorrect API key provided" in server.log()  # what came of the question that was asked at the start
+    assert "Incorrect API key provided" in server.log()  # the result of the question at start
     assert WRONG not in server.log() + shown.stdout
 
 
@@ -99,7 +99,7 @@ async def test_scorer_that_recovers_is_shown_so(make_server: MakeServer) -> None
             await memory.observe_batch(["Bob likes tea"])
             failing = await status_of(client, "scorer")
             assert (failing.state, failing.last_error) == (ModelState.FAILING, "HTTP 503 (scripted)")
-            await until(lambda: is_serving(client, "scorer"))  # its job comes again by itself
+            await until(lambda: is_serving(client, "scorer"))  # the server retries its job
             recovered = await status_of(client, "scorer")
             assert (recovered.consecutive_failures, recovered.last_error) == (0, "")
             assert recovered.last_success_time is not None
@@ -149,7 +149,7 @@ async def test_model_of_another_dimension_under_the_same_name(make_server: MakeS
 
 
 async def test_body_of_a_shared_request_reaches_nobody(make_server: MakeServer) -> None:
-    """Requests for vectors have texts of several tenants, and some servers repeat them in their errors."""
+    """Embedding requests contain texts of several tenants, and some servers repeat them in their errors."""
     async with FakeOpenAI(dimension=16) as fake:
         settings = {"embedding": "openai", "embedding_base_url": fake.base_url, "embedding_retries": 0}
         server = await started(make_server(**settings, log_level="debug"))
@@ -166,12 +166,12 @@ async def test_body_of_a_shared_request_reaches_nobody(make_server: MakeServer) 
             shown = "".join(answer.degraded for answer in answers) + str(await client.server_info())
         assert "secret of another" not in shown
         assert "127.0.0.1" not in shown
-        # Of a harmless question the log says what came. It is asked where an error may be a text's fault.
+        # The log shows the reply to a harmless question, which is asked if an error may be the fault of a text.
         told = [line for line in server.log().splitlines() if "secret of another" in line]
         assert all("refuses any input" in line or "HTTP 500" in line for line in told), told
 
 
-async def test_counts_of_others_need_the_right_to_read_all(make_server: MakeServer, openai: RecordedEndpoint) -> None:
+async def test_usage_counts_need_server_wide_read(make_server: MakeServer, openai: RecordedEndpoint) -> None:
     server: ServerProcess = make_server(**llm_of(openai, llm_api_key=str(openai.recording["api_key"])))
     keys_file, policy_file, keys = guarded_files(server.data_dir.parent / "access")
     server.configure(api_keys_file=str(keys_file), access_policy_file=str(policy_file))
@@ -187,6 +187,6 @@ async def test_counts_of_others_need_the_right_to_read_all(make_server: MakeServ
         assert any(one.last_success_time for one in everything.models)
         before = await bob.server_info()
         await (await alice.create_memory("a/again")).observe_batch(["Ann likes coffee"])
-        assert await bob.server_info() == before  # nothing of it moves with what another tenant does
+        assert await bob.server_info() == before  # nothing in it depends on another tenant
         assert before.model_usage == ()
         assert {one.role: one.state for one in before.models}["scorer"] is ModelState.SERVING

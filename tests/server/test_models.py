@@ -1,4 +1,4 @@
-"""An embedding endpoint that is slow, dead, picky or of another model, while the server goes on."""
+"""An embedding endpoint that is slow, dead, selective or of another model, while the server continues."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def fake() -> AsyncIterator[FakeOpenAI]:
 
 
 def using(make_server: MakeServer, fake: FakeOpenAI, **settings: str | float) -> ServerProcess:
-    """A server that embeds with the endpoint. Few retries: what is tested is what comes after them."""
+    """A server that embeds with the endpoint. Few retries: the tests check what follows them."""
     given: dict[str, str | float] = {
         "embedding": "openai",
         "embedding_base_url": fake.base_url,
@@ -41,9 +41,7 @@ def using(make_server: MakeServer, fake: FakeOpenAI, **settings: str | float) ->
     return make_server(**(given | settings))
 
 
-async def test_the_endpoint_is_asked_with_its_key_and_says_its_dimension(
-    make_server: MakeServer, fake: FakeOpenAI
-) -> None:
+async def test_endpoint_gets_key_and_reports_dimension(make_server: MakeServer, fake: FakeOpenAI) -> None:
     server = await started(using(make_server, fake))
     async with memstream.connect(server.address) as client:
         model = (await client.server_info()).embedding
@@ -56,10 +54,8 @@ async def test_the_endpoint_is_asked_with_its_key_and_says_its_dimension(
     assert "sk-test" not in server.log()
 
 
-async def test_an_outage_stores_without_vectors_and_fills_them_in_later(
-    make_server: MakeServer, fake: FakeOpenAI
-) -> None:
-    # A model that knows its lighthouses: a vector drawn for the whole text is another one tomorrow, as its date is.
+async def test_outage_stores_without_vectors_then_backfills(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    # A model of lighthouses: a vector drawn from the whole text would change with its date.
     fake.vector = lambda text: np.eye(16, dtype=np.float32)[lighthouse_in(text)]
     server = await started(using(make_server, fake))
     async with memstream.connect(server.address) as client:
@@ -85,7 +81,7 @@ async def test_an_outage_stores_without_vectors_and_fills_them_in_later(
 
 
 def lighthouse_in(text: str) -> int:
-    """Its number, 15 where none is named."""
+    """Its number; 15 if the text names none."""
     found = re.search(r"[Ll]ighthouse (\d+)", text)
     return int(found[1]) if found else 15
 
@@ -94,8 +90,8 @@ async def _all_have_vectors(memory: Memory) -> bool:
     return {one.model for one in await fragments(memory)} == {"fake-16"}
 
 
-async def test_under_the_dbgpt_profile_observations_wait_received(make_server: MakeServer, fake: FakeOpenAI) -> None:
-    """They survive a kill meanwhile, too, and are stored once the endpoint is back, without any client."""
+async def test_dbgpt_profile_keeps_observations_received(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    """They also survive a kill, and are stored once the endpoint is back, without any client."""
     server = await started(using(make_server, fake))
     fake.fail(*OUTAGE)
     async with memstream.connect(server.address) as client:
@@ -111,7 +107,7 @@ async def test_under_the_dbgpt_profile_observations_wait_received(make_server: M
             await memory.observe_batch(["four"], producer="joy", first_sequence=4, timeout_s=20)
         assert raised.value.retry_after
         assert await contents(memory) == []
-        # Another memory is not held up by it.
+        # It does not delay another memory.
         other = await client.create_memory("models/default")
         assert (await other.observe_batch(["stored at once"])).stored == 1
     server.kill()
@@ -128,10 +124,9 @@ async def _backlog_is_empty(memory: Memory) -> bool:
     return (await memory.stats()).backlog == 0
 
 
-async def test_a_slow_endpoint_holds_up_neither_acknowledgement_nor_other_memories(
-    make_server: MakeServer, fake: FakeOpenAI
-) -> None:
-    """While the model thinks about one memory: *received* is told, and another with vectors of its own is served."""
+async def test_slow_endpoint_delays_no_ack_and_no_other_memory(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    """While the model works for one memory, *received* is acknowledged, and another memory with client vectors is
+    served."""
     server = await started(using(make_server, fake, embedding_timeout_s=30))
     vector = [1.0] + [0.0] * 15
     async with memstream.connect(server.address) as client:
@@ -146,7 +141,7 @@ async def test_a_slow_endpoint_holds_up_neither_acknowledgement_nor_other_memori
             answer = await other.recall_once("coffee", embedding=vector)
             assert [one.fragment.content for one in answer] == ["Ann likes coffee"]
             assert len(await slow.recall_once("tea", embedding=vector)) == 0
-            assert not sent.done  # the model is still thinking: nothing of the above waited for it
+            assert not sent.done  # the model is still working: nothing above waited for it
             await sent
         assert await contents(slow) == ["Bob likes tea"]
 
@@ -162,7 +157,7 @@ async def test_a_query_does_not_wait_for_a_slow_endpoint(make_server: MakeServer
         assert "lexical" in answer.degraded
 
 
-async def test_what_the_model_refuses_is_stored_without_a_vector(make_server: MakeServer, fake: FakeOpenAI) -> None:
+async def test_refused_text_is_stored_without_vector(make_server: MakeServer, fake: FakeOpenAI) -> None:
     fake.refuses = lambda text: "forbidden" in text
     server = await started(using(make_server, fake))
     async with memstream.connect(server.address) as client:
@@ -176,7 +171,7 @@ async def test_what_the_model_refuses_is_stored_without_a_vector(make_server: Ma
         assert answer[0].fragment.content == "the forbidden word"
 
 
-async def test_nonsense_from_the_endpoint_is_an_outage_and_no_vector(make_server: MakeServer, fake: FakeOpenAI) -> None:
+async def test_malformed_endpoint_reply_counts_as_outage(make_server: MakeServer, fake: FakeOpenAI) -> None:
     server = await started(using(make_server, fake))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("models/joy", kind=memstream.MemoryKind.LONG_TERM)
@@ -207,7 +202,7 @@ def _flags(fake: FakeOpenAI) -> list[str]:
     return ["--listen=127.0.0.1:0", "--embedding=openai", f"--embedding-base-url={fake.base_url}"]
 
 
-async def test_an_endpoint_down_at_the_first_start_is_said(make_server: MakeServer, fake: FakeOpenAI) -> None:
+async def test_endpoint_down_at_first_start_is_reported(make_server: MakeServer, fake: FakeOpenAI) -> None:
     fake.fail(*OUTAGE)
     server = using(make_server, fake)
     with pytest.raises(AssertionError) as raised:
@@ -216,7 +211,7 @@ async def test_an_endpoint_down_at_the_first_start_is_said(make_server: MakeServ
     assert "Traceback" not in str(raised.value)
     fake.heal()
     await started(server)
-    # Later starts need nobody: the dimension is on record.
+    # Later starts do not need the endpoint: the dimension is recorded.
     assert await stopped(server) == 0
     fake.fail(*OUTAGE)
     await started(server)

@@ -1,4 +1,4 @@
-"""A network that cuts connections at any byte, holds them up, and brings things twice or in another order."""
+"""A network that cuts connections at any byte, stalls them, and duplicates or reorders messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BYTES_MEAN = 6_000
 """Between two faults of a connection, in each direction: a few messages with their frames."""
 
 
-async def test_producers_survive_a_network_that_cuts_and_stalls(shared: ServerProcess, path: str) -> None:
+async def test_producers_survive_network_cuts_and_stalls(shared: ServerProcess, path: str) -> None:
     draw = random.Random(SEED)
     async with Relay(shared.address, draw) as relay, memstream.connect(relay.address, retry=PATIENT) as client:
         memory = await client.create_memory(path)
@@ -66,10 +66,8 @@ async def _all(talking: list[asyncio.Task[None]], reached: bool) -> bool:
     return reached
 
 
-async def test_a_producer_cut_off_and_replaced_meanwhile_is_told_and_claims_nothing(
-    shared: ServerProcess, path: str
-) -> None:
-    """Two processes of one name, and the older one comes back with words under numbers the newer one has used."""
+async def test_replaced_producer_fails_and_claims_nothing(shared: ServerProcess, path: str) -> None:
+    """Two processes of one name: the older one returns with other texts under numbers that the newer one has used."""
     async with Relay(shared.address) as relay, memstream.connect(relay.address, retry=PATIENT) as cut_off:
         stream = (await cut_off.create_memory(path)).observe("joy")
         await stream.__aenter__()
@@ -98,7 +96,7 @@ def batch(path: str, first: int, count: int) -> pb.ObserveBatchRequest:
     )
 
 
-async def test_the_same_batch_twice_on_two_streams_counts_once(
+async def test_same_batch_on_two_streams_counts_once(
     client: memstream.Client, shared: ServerProcess, path: str
 ) -> None:
     memory = await client.create_memory(path)
@@ -138,10 +136,11 @@ async def _stored(call: Any, number: int) -> int:
             return int(message.ack.stored)
 
 
-async def test_batches_in_any_order_and_each_twice_are_taken_in_theirs(
+async def test_shuffled_duplicate_batches_apply_in_order(
     client: memstream.Client, shared: ServerProcess, path: str
 ) -> None:
-    """All at once over several connections: what comes too early is refused with the number expected, and repeated."""
+    """All at once over several connections: a batch that comes too early is refused with the expected number, and
+    repeated."""
     memory = await client.create_memory(path)
     draw = random.Random(SEED)
     requests = [batch(path, first, 5) for first in range(1, 40, 5)] * 2
@@ -156,7 +155,7 @@ async def test_batches_in_any_order_and_each_twice_are_taken_in_theirs(
                 answer = await stub.ObserveBatch(request, timeout=60)
             except grpc.aio.AioRpcError as error:
                 refusal = memstream.status.translate(error)
-                # Each call opens the producer anew, so that one under way at that moment may be told so instead.
+                # Each call opens the producer again, so a concurrent call may fail with that reason instead.
                 if not isinstance(refusal, memstream.ProducerSuperseded):
                     assert isinstance(refusal, memstream.SequenceGap), refusal
                     expected = int(refusal.details["expected_sequence"])

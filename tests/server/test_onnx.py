@@ -1,4 +1,4 @@
-"""A server whose vectors come from a local model."""
+"""A server with vectors of a local model."""
 
 from __future__ import annotations
 

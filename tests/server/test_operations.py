@@ -31,7 +31,7 @@ async def filled(memory: Memory, count: int) -> None:
     await indexed(memory)
 
 
-async def test_a_reindex_fills_the_index_again_while_recalls_go_on(make_server: MakeServer) -> None:
+async def test_reindex_refills_index_during_recalls(make_server: MakeServer) -> None:
     with make_server(dense_in_memory_max=10, index_partitions=2) as server:
         async with memstream.connect(server.address) as client:
             memory = await client.create_memory("ns/joy", kind=MemoryKind.LONG_TERM)
@@ -54,7 +54,7 @@ async def test_a_reindex_fills_the_index_again_while_recalls_go_on(make_server: 
         assert "index_reconciled" not in server.log()
 
 
-async def test_a_killed_reindex_goes_on_at_the_next_start(make_server: MakeServer) -> None:
+async def test_killed_reindex_resumes_at_next_start(make_server: MakeServer) -> None:
     server = make_server(index_partitions=2).start()
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("ns/joy", kind=MemoryKind.LONG_TERM)
@@ -121,7 +121,7 @@ async def test_what_is_refused(client: memstream.Client, path: str) -> None:
         [each async for each in client.operations("", "joy")]
 
 
-async def test_cancelling_one_that_has_ended_changes_nothing(client: memstream.Client, path: str) -> None:
+async def test_cancelling_an_ended_query_does_nothing(client: memstream.Client, path: str) -> None:
     ended = await client.finished(await client.start_purge(path.partition("/")[0]))
     assert await client.cancel_operation(ended.id) == ended
 

@@ -1,4 +1,4 @@
-"""The server as a process: one to a directory, an orderly end, backup and restore."""
+"""The server process: one per directory, graceful end, backup and restore."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import until
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`memstream` with these arguments, to its end."""
+    """Runs `memstream` with these arguments to its end."""
     command = [sys.executable, "-m", "memstream_server", *arguments]
     inherited = os.environ | environment(arguments)
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=inherited)
@@ -39,7 +39,7 @@ async def read(call: Any) -> Any:
     return await call.read()
 
 
-async def test_a_second_server_on_the_same_journal_says_so_and_ends(shared: ServerProcess) -> None:
+async def test_second_server_on_journal_exits_with_error(shared: ServerProcess) -> None:
     ended = await asyncio.to_thread(run, *serving(shared.data_dir))
     assert ended.returncode == 1
     assert ("the database is in use by memstream pid" if DATABASE else str(shared.data_dir)) in ended.stderr
@@ -47,7 +47,7 @@ async def test_a_second_server_on_the_same_journal_says_so_and_ends(shared: Serv
     assert shared.is_running()
 
 
-async def test_a_second_server_at_the_same_address_says_so_and_ends(shared: ServerProcess, tmp_path: Path) -> None:
+async def test_second_server_at_address_exits_with_error(shared: ServerProcess, tmp_path: Path) -> None:
     ended = await asyncio.to_thread(run, *serving(tmp_path / "data", shared.address))
     assert ended.returncode == 1
     assert shared.address in ended.stderr
@@ -55,7 +55,7 @@ async def test_a_second_server_at_the_same_address_says_so_and_ends(shared: Serv
 
 
 async def test_a_killed_server_is_replaced_at_once(make_server: MakeServer) -> None:
-    """The lock is the system's, and Milvus Lite ends with its parent."""
+    """The operating system releases the lock, and Milvus Lite ends with its parent."""
     server = await started(make_server())
     for _ in range(3):
         server.kill()
@@ -64,7 +64,7 @@ async def test_a_killed_server_is_replaced_at_once(make_server: MakeServer) -> N
         await until(lambda: indexed(client))
 
 
-async def test_sigterm_tells_streams_in_flight_and_ends_with_zero(make_server: MakeServer) -> None:
+async def test_sigterm_notifies_streams_and_exits_zero(make_server: MakeServer) -> None:
     server = await started(make_server())
     async with memstream.connect(server.address) as client:
         await client.create_memory("process/joy")
@@ -89,7 +89,7 @@ async def test_sigterm_tells_streams_in_flight_and_ends_with_zero(make_server: M
         assert await ending == 0
 
 
-async def test_sigterm_ends_with_zero_though_a_stream_does_not(make_server: MakeServer) -> None:
+async def test_sigterm_exits_zero_with_open_stream(make_server: MakeServer) -> None:
     server = await started(make_server(drain_grace_s=0.3))
     async with memstream.connect(server.address) as client:
         await client.create_memory("process/joy")
@@ -122,7 +122,7 @@ async def test_the_sdk_outlives_an_orderly_restart(make_server: MakeServer) -> N
 
 @only_sqlite("`backup` copies a data directory; for a database it is pg_dump")
 async def test_a_restored_backup_answers_as_before(make_server: MakeServer, tmp_path: Path) -> None:
-    """Backup while the server runs, more observations, restore: the answers of the backup, the index filled anew."""
+    """Backup while the server runs, more observations, restore: the answers of the backup, with a rebuilt index."""
     file = str(tmp_path / "monday.memstream")
     server = await started(make_server(dense_in_memory_max=0))
     async with memstream.connect(server.address) as client:
@@ -160,7 +160,7 @@ async def _answers(memory: memstream.Memory) -> list[list[str]]:
 
 
 @only_sqlite("`backup` copies a data directory; for a database it is pg_dump")
-async def test_a_client_ahead_of_a_restored_server_is_told(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_client_ahead_of_restored_server_is_refused(make_server: MakeServer, tmp_path: Path) -> None:
     file = str(tmp_path / "empty.memstream")
     server = await started(make_server(listen=free_address()))
     async with memstream.connect(server.address, retry=PATIENT) as client:
@@ -179,7 +179,7 @@ async def test_a_client_ahead_of_a_restored_server_is_told(make_server: MakeServ
 
 
 @only_sqlite("the journal needs no directory")
-async def test_a_directory_that_is_no_data_directory_is_refused(tmp_path: Path) -> None:
+async def test_foreign_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory", "utf-8")
     ended = await asyncio.to_thread(run, *serving(tmp_path / "file"))
     assert ended.returncode == 1
@@ -187,7 +187,7 @@ async def test_a_directory_that_is_no_data_directory_is_refused(tmp_path: Path) 
 
 
 @only_sqlite("damages its file")
-async def test_a_damaged_journal_is_refused_with_what_to_do(make_server: MakeServer) -> None:
+async def test_damaged_journal_is_refused_with_remedy(make_server: MakeServer) -> None:
     server = await started(make_server())
     assert await stopped(server) == 0
     journals = [file for file in server.data_dir.iterdir() if file.is_file() and file.stat().st_size > 8_192]

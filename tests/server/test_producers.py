@@ -29,7 +29,7 @@ async def test_the_same_batch_twice_counts_once(client: memstream.Client, path: 
     assert await observed_once(memory) == 3
 
 
-async def test_other_words_under_a_used_number_are_a_conflict(client: memstream.Client, path: str) -> None:
+async def test_other_content_under_used_number_conflicts(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
     await memory.observe_batch(["one", "two"], producer="joy", first_sequence=1)
     with pytest.raises(memstream.SequenceConflict) as raised:
@@ -47,7 +47,7 @@ async def test_a_gap_is_refused_with_the_number_expected(client: memstream.Clien
     assert await contents(memory) == ["one"]
 
 
-async def test_a_rejected_observation_keeps_its_number_and_its_answer(make_server: MakeServer, path: str) -> None:
+async def test_rejected_observation_keeps_number_and_status(make_server: MakeServer, path: str) -> None:
     server = make_server(content_max_bytes=100)
     for _ in range(2):
         await restarted(server)
@@ -60,7 +60,7 @@ async def test_a_rejected_observation_keeps_its_number_and_its_answer(make_serve
             assert await contents(memory) == ["one", "three"]
 
 
-async def test_a_second_process_under_the_same_name_ends_the_first(
+async def test_newer_process_of_producer_ends_the_older(
     client: memstream.Client, shared: ServerProcess, path: str
 ) -> None:
     memory = await client.create_memory(path)
@@ -79,9 +79,7 @@ async def test_a_second_process_under_the_same_name_ends_the_first(
     assert await observed_once(memory) == 2
 
 
-async def test_two_producers_of_one_memory_keep_their_own_numbers_and_order(
-    client: memstream.Client, path: str
-) -> None:
+async def test_producers_have_separate_numbers_and_order(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
 
     async def talk(name: str) -> None:
@@ -97,7 +95,7 @@ async def test_two_producers_of_one_memory_keep_their_own_numbers_and_order(
     assert await observed_once(memory) == 600
 
 
-async def test_a_request_id_gets_its_first_answer_also_after_a_restart(make_server: MakeServer, path: str) -> None:
+async def test_request_id_gets_first_response_after_restart(make_server: MakeServer, path: str) -> None:
     namespace, _, name = path.partition("/")
     create = memory_service_pb2.CreateMemoryRequest(namespace=namespace, memory=name, request_id="r-1")
     batch = stream_service_pb2.ObserveBatchRequest(
@@ -161,7 +159,7 @@ async def test_a_request_id_of_another_request_is_refused(shared: ServerProcess,
         assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
-async def test_a_producer_continues_where_its_last_process_stood(make_server: MakeServer, path: str) -> None:
+async def test_producer_continues_after_its_last_process(make_server: MakeServer, path: str) -> None:
     server = make_server()
     for life in range(3):
         await restarted(server)
@@ -176,7 +174,7 @@ async def test_a_producer_continues_where_its_last_process_stood(make_server: Ma
         assert await contents(client.memory(path)) == expected
 
 
-async def test_two_memories_of_one_name_in_two_namespaces_are_two(client: memstream.Client, path: str) -> None:
+async def test_namespaces_separate_memories_of_one_name(client: memstream.Client, path: str) -> None:
     first = await client.create_memory(path)
     second = await client.create_memory(path.replace("t-", "u-"))
     await first.observe_batch(["of the first"], producer="joy", first_sequence=1)

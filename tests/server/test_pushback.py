@@ -1,4 +1,4 @@
-"""A gRPC client's own retry does what the server says with the refusal: it waits so long, or does not try again."""
+"""A gRPC client's built-in retry follows the refusal's pushback: it waits that long, or does not retry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HASTY = {
         "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
     },
 }
-"""Left to itself this client has used up its attempts after some milliseconds."""
+"""Without pushback this client uses up its attempts within milliseconds."""
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def refusals(metrics: str, rpc: str) -> float:
     return seen.get(f'memstream_calls_total{{code="RESOURCE_EXHAUSTED",rpc="{rpc}"}}', 0.0)
 
 
-async def test_who_sends_too_much_is_tried_again_when_it_is_paid_for(tmp_path: Path, make_server: MakeServer) -> None:
+async def test_client_retries_refused_excess_after_delay(tmp_path: Path, make_server: MakeServer) -> None:
     keys_file, policy_file, keys = guarded_files(tmp_path / "access")
     metrics = free_address()
     settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file), "metrics_listen": metrics}
@@ -67,7 +67,7 @@ async def test_who_sends_too_much_is_tried_again_when_it_is_paid_for(tmp_path: P
         assert 2 <= await refusals(metrics, "ObserveBatch") <= 4
 
 
-async def test_a_quota_of_what_is_kept_is_not_asked_for_again(make_server: MakeServer) -> None:
+async def test_storage_quota_refusal_is_not_retried(make_server: MakeServer) -> None:
     metrics = free_address()
     server = await started(make_server(namespace_memories_max=1, metrics_listen=metrics))
     async with hasty(server.address) as channel:

@@ -1,4 +1,4 @@
-"""Quotas of what is kept: memories of a namespace, fragments of a memory."""
+"""Quotas of stored data: memories of a namespace, fragments of a memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.server.test_transfer import chunks, exported
 LIMIT = 10
 
 
-async def test_of_memories_made_at_once_no_more_come_into_being_than_are_allowed(make_server: MakeServer) -> None:
+async def test_concurrent_creates_respect_the_memory_quota(make_server: MakeServer) -> None:
     server = await started(make_server(namespace_memories_max=3))
     async with memstream.connect(server.address) as client:
         first = await client.create_memory("full/m0")
@@ -36,7 +36,7 @@ async def test_of_memories_made_at_once_no_more_come_into_being_than_are_allowed
         await client.create_memory("full/m9")
 
 
-async def test_an_import_makes_no_memory_beyond_the_quotas(make_server: MakeServer) -> None:
+async def test_import_respects_quotas(make_server: MakeServer) -> None:
     server = await started(make_server(namespace_memories_max=1, memory_fragments_max=LIMIT))
     open_ = await started(make_server("open"))
     async with memstream.connect(server.address) as client, memstream.connect(open_.address) as source:
@@ -55,7 +55,7 @@ async def test_an_import_makes_no_memory_beyond_the_quotas(make_server: MakeServ
         assert [one.memories async for one in client.list_namespaces()] == [1]
 
 
-async def test_a_full_memory_refuses_what_is_new_and_takes_what_is_said_anew(make_server: MakeServer) -> None:
+async def test_full_memory_refuses_new_and_accepts_repeated(make_server: MakeServer) -> None:
     server = await started(make_server(memory_fragments_max=LIMIT))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("full/joy", kind=MemoryKind.LONG_TERM)
@@ -89,7 +89,7 @@ async def test_a_full_memory_refuses_what_is_new_and_takes_what_is_said_anew(mak
         )
 
 
-async def test_a_refusal_is_kept_for_a_producer_that_asks_again(make_server: MakeServer) -> None:
+async def test_rejection_is_kept_for_a_later_producer(make_server: MakeServer) -> None:
     server = await started(make_server(memory_fragments_max=2))
     said = ["one", "two", "three"]
     async with memstream.connect(server.address) as client:
@@ -104,8 +104,8 @@ async def test_a_refusal_is_kept_for_a_producer_that_asks_again(make_server: Mak
         assert [(one.sequence, one.error.details["limit"]) for one in result.rejected] == [(3, "2")]
 
 
-async def test_streams_and_calls_at_once_fill_a_memory_to_its_last_place(make_server: MakeServer) -> None:
-    """What waits to be stored counts: nobody takes a place twice, and none stays free while somebody is refused."""
+async def test_concurrent_writers_fill_memory_exactly(make_server: MakeServer) -> None:
+    """Pending observations count: no place is taken twice, and none stays free while a writer is refused."""
     server = await started(make_server(memory_fragments_max=500))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("full/joy", kind=MemoryKind.LONG_TERM)

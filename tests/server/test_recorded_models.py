@@ -1,4 +1,4 @@
-"""A server with the models of every recorded endpoint: vectors, importance, and nothing secret in its log."""
+"""A server with the models of every recorded endpoint: vectors, importance, and no secret in its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Everything embedded anew under another model: recalls and observations go on, nothing of the old one is left."""
+"""Everything is embedded again under another model: recalls and observations continue, nothing of the old model is
+left."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def next_model(fake: FakeOpenAI, prefix: str = "next_") -> dict[str, str | float
 
 
 class Operations:
-    """The operations of a server, asked over the wire."""
+    """The operations of a server, read over the wire."""
 
     def __init__(self, stub: OperationServiceStub) -> None:
         self._stub = stub
@@ -87,7 +88,7 @@ async def connected(server: ServerProcess) -> AsyncIterator[tuple[memstream.Clie
 
 
 class Load:
-    """Recalls and observations that do not stop, and what became of them."""
+    """Continuous recalls and observations, and their results."""
 
     def __init__(self, client: memstream.Client, path: str) -> None:
         self._memory = client.memory(path)
@@ -122,7 +123,7 @@ class Load:
 
 
 async def ranked(memory: Memory) -> list[list[tuple[str, float]]]:
-    """What is recalled for some queries, with scores that do not depend on when it is asked."""
+    """Recalled fragments of some queries, with scores that do not depend on the current time."""
     answers = [
         await memory.recall_once(text, limit=5, now=NOW, weights=memstream.Weights(alpha=0.0), reinforce=False)
         for text in TEXTS[::7]
@@ -132,7 +133,7 @@ async def ranked(memory: Memory) -> list[list[tuple[str, float]]]:
 
 
 def models_of(server: ServerProcess) -> set[str]:
-    """The spaces that any vector in the journal is of."""
+    """The spaces of all vectors in the journal."""
     vectors = rows(server.data_dir, "SELECT DISTINCT model FROM vectors")
     compared = rows(server.data_dir, "SELECT DISTINCT model FROM anchors WHERE vector IS NOT NULL")
     beside = rows(server.data_dir, "SELECT DISTINCT next_model FROM anchors WHERE next_vector IS NOT NULL")
@@ -148,7 +149,7 @@ async def all_next(memory: Memory) -> bool:
 
 
 def dated(texts: Iterable[str]) -> list[memstream.Observation]:
-    """As observed at one time: the day is a part of what is embedded, and the fake's vectors hang on every letter."""
+    """Observed at one time: the embedded text contains the day, and the fake's vectors depend on every letter."""
     return [memstream.Observation(text, observe_time=NOW) for text in texts]
 
 
@@ -158,7 +159,7 @@ async def fill(client: memstream.Client, path: str, kind: MemoryKind = MemoryKin
     return memory
 
 
-async def test_recalls_go_on_while_everything_is_embedded_anew(make_server: MakeServer, fake: FakeOpenAI) -> None:
+async def test_recalls_continue_during_reembedding(make_server: MakeServer, fake: FakeOpenAI) -> None:
     fake.latency_s = 0.05
     server = await started(make_server(**next_model(fake), embedding_batch_max=8))
     async with connected(server) as (client, operations):
@@ -194,7 +195,7 @@ async def test_recalls_go_on_while_everything_is_embedded_anew(make_server: Make
         await until(lambda: indexed(client, again, other))
         assert (await ranked(again), await ranked(other)) == found
     assert await stopped(server) == 0
-    for settings in (next_model(fake), next_model(fake, "")):  # before and after it was made `embedding`
+    for settings in (next_model(fake), next_model(fake, "")):  # before and after it became `embedding`
         server = await started(make_server(**settings))
         async with memstream.connect(server.address) as client:
             assert (await client.server_info()).embedding.name == NEXT
@@ -211,7 +212,7 @@ async def some_vectors(server: ServerProcess) -> bool:
     return NEXT in models_of(server)
 
 
-async def test_killed_in_the_middle_it_goes_on_where_it_was(make_server: MakeServer, fake: FakeOpenAI) -> None:
+async def test_killed_operation_resumes_where_it_stopped(make_server: MakeServer, fake: FakeOpenAI) -> None:
     fake.latency_s = 0.2
     server = await started(make_server(**next_model(fake), embedding_batch_max=4, embedding_concurrency=1))
     async with connected(server) as (client, operations):
@@ -258,7 +259,7 @@ async def only(server: ServerProcess, name: str) -> bool:
     return models_of(server) == {name}
 
 
-async def test_an_outage_of_the_next_model_is_waited_for_and_said(make_server: MakeServer, fake: FakeOpenAI) -> None:
+async def test_next_model_outage_is_reported_and_waited_for(make_server: MakeServer, fake: FakeOpenAI) -> None:
     server = await started(make_server(**next_model(fake), embedding_batch_max=8))
     async with connected(server) as (client, operations):
         memory = await fill(client, "zoo/large")

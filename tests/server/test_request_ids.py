@@ -1,4 +1,4 @@
-"""request_id: on every rpc that has one a repeat gets the first answer, and another request with it is a conflict."""
+"""request_id: on every rpc that has one a repeat gets the first response, and another request with it conflicts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ELSEWHERE = {
 
 
 class Caller:
-    """Calls rpcs by name, with `${...}` of what was made before."""
+    """Calls rpcs by name, with `${...}` of earlier results."""
 
     def __init__(self, channel: grpc.aio.Channel, kept: dict[str, str]) -> None:
         self._channel, self.kept = channel, kept
@@ -136,7 +136,7 @@ def test_every_rpc_with_request_id_is_called() -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_repeat_gets_first_answer_and_others_conflict(caller: Caller, name: str) -> None:
+async def test_repeat_gets_first_response_others_conflict(caller: Caller, name: str) -> None:
     content, others = CALLS[name]
     answers = await asyncio.gather(*(caller.call(name, content, "r") for _ in range(3)))
     answers.append(await caller.call(name, content, "r"))

@@ -1,4 +1,4 @@
-"""A server restored from an older backup: whoever is ahead of it is told, and has a way on that leaves nothing out."""
+"""A server restored from an older backup: a client that is ahead of it is notified, and can continue without a gap."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.journals import only_sqlite
 from tests.support.server import ServerProcess, free_address
 
 SOURCE = [f"line {number}" for number in range(1, 13)]
-"""What the producer reads from, and can read again."""
+"""The producer's source, which can be read again."""
 SAVED, SAID = 4, 9
-"""Lines in the backup, and lines said before the restore."""
+"""Lines in the backup, and lines sent before the restore."""
 
 
 async def observed_and_restored(server: ServerProcess, memory: Memory, file: Path) -> tuple[Cursor, Cursor]:
-    """Says 9 lines, of which 4 are in the backup that is then restored; cursors of before and after the backup."""
+    """Sends 9 lines, of which 4 are in the backup that is then restored; cursors from before and after the backup."""
     await memory.observe_batch(SOURCE[:SAVED], producer="joy", first_sequence=1)
     saved = (await history(memory))[-1].cursor
     assert run("backup", str(file), "--data", str(server.data_dir)).returncode == 0
@@ -39,9 +39,7 @@ async def restored(server: ServerProcess, file: Path) -> None:
 
 
 @only_sqlite("`restore` is for a data directory; for a database it is pg_restore")
-async def test_a_producer_that_is_ahead_is_told_both_numbers_and_goes_on(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
+async def test_producer_ahead_gets_both_numbers_and_continues(make_server: MakeServer, tmp_path: Path) -> None:
     server = await started(make_server(listen=free_address()))
     async with memstream.connect(server.address, retry=PATIENT) as client:
         memory = await client.create_memory("restored/joy", kind=memstream.MemoryKind.LONG_TERM)
@@ -62,7 +60,7 @@ async def test_a_producer_that_is_ahead_is_told_both_numbers_and_goes_on(
         assert (raised.value.expected_sequence, raised.value.acknowledged) == (SAVED + 1, SAID)
         with pytest.raises(memstream.ServerBehind):
             await stream.close()
-        assert await contents(memory) == SOURCE[:SAVED]  # nothing was taken with a gap before it
+        assert await contents(memory) == SOURCE[:SAVED]  # nothing was accepted after a gap
         async with memory.observe("joy") as again:
             assert again.expected_sequence == raised.value.expected_sequence
             for line in SOURCE[again.expected_sequence - 1 :]:
@@ -71,9 +69,7 @@ async def test_a_producer_that_is_ahead_is_told_both_numbers_and_goes_on(
 
 
 @only_sqlite("`restore` is for a data directory; for a database it is pg_restore")
-async def test_a_batch_that_is_ahead_is_refused_with_the_number_expected(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
+async def test_batch_ahead_is_refused_with_expected_number(make_server: MakeServer, tmp_path: Path) -> None:
     server = await started(make_server(listen=free_address()))
     async with memstream.connect(server.address, retry=PATIENT) as client:
         memory = await client.create_memory("restored/joy", kind=memstream.MemoryKind.LONG_TERM)
@@ -86,8 +82,8 @@ async def test_a_batch_that_is_ahead_is_refused_with_the_number_expected(
 
 
 @only_sqlite("`restore` is for a data directory; for a database it is pg_restore")
-async def test_cursors_from_before_are_void_whatever_happened_since(make_server: MakeServer, tmp_path: Path) -> None:
-    """Revisions are given again after a restore: going on from an old one would leave out what they stand for now."""
+async def test_cursors_from_before_a_restore_are_void(make_server: MakeServer, tmp_path: Path) -> None:
+    """Revisions are reused after a restore: an old cursor would skip their new contents."""
     server = await started(make_server(listen=free_address()))
     async with memstream.connect(server.address, retry=PATIENT) as client:
         memory = await client.create_memory("restored/joy", kind=memstream.MemoryKind.LONG_TERM)
@@ -97,7 +93,7 @@ async def test_cursors_from_before_are_void_whatever_happened_since(make_server:
                 with pytest.raises(memstream.CursorVoid, match="restored from a backup"):
                     await anext(memory.watch(cursor))
             for line in SOURCE:  # now the revisions of the cursors are passed
-                await memory.observe_batch([line])  # each a repeat, or one that the backup lacks
+                await memory.observe_batch([line])  # each a repeat, or missing in the backup
         listing = memory.list_fragments()
         assert len([one async for one in listing]) == len(SOURCE)
         assert listing.cursor is not None
@@ -120,7 +116,7 @@ async def test_cursor_ahead_or_of_another_memory_is_void(client: memstream.Clien
     assert (await memory.describe()).revision == here.revision
 
 
-async def test_cursors_of_a_name_that_was_made_anew_are_void(client: memstream.Client, path: str) -> None:
+async def test_cursors_of_a_recreated_name_are_void(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
     await memory.observe_batch(["before"])
     old = await memory.describe()
@@ -133,8 +129,8 @@ async def test_cursors_of_a_name_that_was_made_anew_are_void(client: memstream.C
     assert [event.cursor.memory_uid for event in await history(memory)].count(old.uid) == 0
 
 
-async def test_what_a_foreign_producer_says_changes_nothing(client: memstream.Client, path: str) -> None:
-    """Two processes under one name: the second ends the first, other words under a number are refused."""
+async def test_foreign_producer_changes_nothing(client: memstream.Client, path: str) -> None:
+    """Two processes under one name: the second ends the first, and other texts under used numbers are refused."""
     memory = await client.create_memory(path, kind=memstream.MemoryKind.LONG_TERM)
     await memory.observe_batch(["mine"], producer="joy", first_sequence=1)
     before = (await memory.describe()).revision

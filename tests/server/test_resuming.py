@@ -1,4 +1,4 @@
-"""What a client missed when a connection or the server ended: every refusal, outcome and answer comes back once."""
+"""A connection or the server ends: every missed rejection, outcome and response arrives once."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ROUNDS = 4
 
 
 def said(number: int) -> str:
-    """Every seventh is more than the server takes, every fifth repeats the one before."""
+    """Every seventh is larger than allowed, every fifth repeats the one before."""
     if number % 7 == 0:
         return f"{number} {TOO_LONG}"
     return f"remark {number - 1 if number % 5 == 0 else number} about the weather"
 
 
 async def check_ends(memory: memstream.Memory, sent: Sequence[memstream.Sent], stream: memstream.ObserveStream) -> None:
-    """Each observation ended once: refused with its reason, or stored with its outcome."""
+    """Each observation ended once: rejected with its reason, or stored with its outcome."""
     refused = [one for one in sent if one.sequence % 7 == 0]
     assert [one.sequence for one in sent if isinstance(one.error, memstream.InvalidRequest)] == [
         one.sequence for one in refused
@@ -74,7 +74,7 @@ async def test_every_outcome_arrives_over_kills(make_server: MakeServer, path: s
 
 @pytest.mark.parametrize("size", [1, 40])
 async def test_outcomes_of_lost_acknowledgements_arrive(make_server: MakeServer, path: str, size: int) -> None:
-    """The server has committed, and its acknowledgement is cut off: a lone observation and a batch of many."""
+    """The server has committed, and its acknowledgement is lost: a lone observation and a batch of many."""
     server = await started(make_server(content_max_bytes=200))
     async with Relay(server.address) as relay, memstream.connect(relay.address, retry=PATIENT) as client:
         memory = await client.create_memory(path, kind=memstream.MemoryKind.LONG_TERM)
@@ -122,10 +122,10 @@ def batch(path: str, texts: Sequence[str], **given: object) -> pb.ObserveBatchRe
 
 @pytest.mark.parametrize("producer", ["", "joy"])
 @pytest.mark.parametrize("count", [2, 60])
-async def test_answer_lost_with_a_kill_is_given_to_the_repeat(
+async def test_repeat_gets_response_lost_in_a_kill(
     make_server: MakeServer, path: str, count: int, producer: str
 ) -> None:
-    """The batch is committed, its answer is cut off and the server killed; with few it is stored at once."""
+    """The batch is committed, its response is lost and the server killed; a small batch is stored at once."""
     server = await started(make_server(listen=free_address()))
     numbered = {"producer": producer, "first_sequence": 1} if producer else {}
     texts = [f"remark {number} about the weather" for number in range(count)]

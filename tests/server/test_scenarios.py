@@ -1,4 +1,4 @@
-"""The scenario files once more, this time by a real client of a real server."""
+"""The scenario files, run by a real client of a real server."""
 
 from __future__ import annotations
 

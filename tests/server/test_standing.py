@@ -1,4 +1,4 @@
-"""Standing queries beside a real server that is killed, restarted and drained."""
+"""Standing queries of a real server that is killed, restarted and drained."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ async def test_an_agent_is_told_what_others_say(client: memstream.Client, path: 
 
 
 @pytest.mark.parametrize("end", [restarted, stopped])
-async def test_changes_of_a_time_without_a_server_are_told_once_there_is_one(
-    make_server: MakeServer, end: object
-) -> None:
+async def test_standing_query_reports_changes_after_downtime(make_server: MakeServer, end: object) -> None:
     address = free_address()
     server = await started(make_server(listen=address))
     async with memstream.connect(address) as client:

@@ -1,4 +1,4 @@
-"""A disk that is nearly full: writes are refused before it is, reads go on, and nothing is lost when room is back."""
+"""A disk that is nearly full: writes are refused early, reads continue, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = only_sqlite("of a database's disk a server knows nothing until the 
 
 
 def more_than_there_is(place: Path) -> float:
-    """A reserve no disk of this machine has."""
+    """A larger reserve than any disk of this machine has."""
     return shutil.disk_usage(place).total + 1
 
 
@@ -50,8 +50,8 @@ async def test_writes_are_refused_and_reads_go_on(make_server: MakeServer, tmp_p
         assert await contents(memory) == ["said with room", "said with room again"]
 
 
-async def test_a_stream_is_told_and_goes_on_when_there_is_room(make_server: MakeServer, tmp_path: Path) -> None:
-    """The SDK holds what it sent, waits as it is asked to, and delivers once."""
+async def test_throttled_stream_continues_after_backlog(make_server: MakeServer, tmp_path: Path) -> None:
+    """The SDK keeps what it sent, waits as asked, and delivers once."""
     address = free_address()
     server = await started(make_server(listen=address))
     async with memstream.connect(address, retry=PATIENT) as client:
@@ -79,7 +79,7 @@ async def _refused(address: str) -> None:
 
 
 async def test_a_disk_that_fills_up_while_observing(make_server: MakeServer, tmp_path: Path) -> None:
-    """A tiny disk of its own, filled by somebody else in the middle of a stream, and emptied again."""
+    """A tiny disk that another process fills during a stream, and empties again."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounting = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""What a tenant says reaches no other one by way of a model: not its prompts, its scores, nor the count of calls."""
+"""A model leaks nothing from one tenant to another: no prompts, no scores, no counts of calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def texts_of(body: JSON) -> list[str]:
 
 
 def obedient(body: JSON) -> str:
-    """A model that follows an instruction in any text it is shown."""
+    """A model that obeys an instruction in any text that it gets."""
     texts = texts_of(body)
     score = 1 if ORDER in texts else 9
     return json.dumps({"scores": [{"number": number, "score": score} for number, _ in enumerate(texts, 1)]})
@@ -56,7 +56,7 @@ async def model_calls(memory: Memory) -> list[tuple[str, int, int, int]]:
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_instruction_of_one_tenant_rates_no_other(make_server: MakeServer, fake: FakeOpenAI, fails: bool) -> None:
-    """Also where the attacker's call fails in part, so that some of its scores are kept for its repeat."""
+    """Even if the attacker's call fails in part, so that some of its scores are kept for the repeat."""
     server = await started(using(make_server, fake, llm_batch_max=2))
     async with memstream.connect(server.address) as client:
         attacker = await client.create_memory("attacker/joy")
@@ -94,7 +94,7 @@ async def guessing(client: Client, number: int, guess: str) -> Memory:
 
 
 async def test_no_prompt_has_texts_of_two_memories(make_server: MakeServer, fake: FakeOpenAI) -> None:
-    """With all of them observed at once, and a reflection over each."""
+    """All of them observed at once, with a reflection over each."""
     server = await started(using(make_server, fake, llm_insights="true"))
     names = [f"{namespace}/{memory}" for namespace in ("red", "blue", "green") for memory in ("a", "b")]
 
@@ -123,8 +123,9 @@ async def test_no_prompt_has_texts_of_two_memories(make_server: MakeServer, fake
         assert len(owners) <= 1, texts
 
 
-async def test_text_that_breaks_the_endpoint_costs_others_nothing(make_server: MakeServer, fake: FakeOpenAI) -> None:
-    """An endpoint fails (500) with any request that has one tenant's text in it: others' share its requests."""
+async def test_text_that_breaks_endpoint_affects_no_other(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    """An endpoint fails (500) with any request that has one tenant's text in it; other tenants' texts share its
+    requests."""
     embedding = {"embedding": "openai", "embedding_base_url": fake.base_url, "embedding_model": "fake-16"}
     server = await started(
         using(make_server, fake, llm_model="", embedding_retries=0, embedding_concurrency=1, **embedding)

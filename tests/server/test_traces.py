@@ -1,4 +1,4 @@
-"""Traces: from a client's span through the server to what it asked of journal, index and models."""
+"""Traces: from a client's span through the server to its use of journal, index and models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spans() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
     provider.shutdown()
 
 
-async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
+async def test_trace_spans_client_journal_index_and_models(
     make_server: MakeServer, spans: tuple[TracerProvider, InMemorySpanExporter]
 ) -> None:
     provider, exporter = spans
@@ -69,7 +69,7 @@ async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
                     await anext(aiter(watch))
             await until(lambda: indexed(client, memory))
         assert found.recollections
-        assert await stopped(server) == 0  # it sends what it has before it ends
+        assert await stopped(server) == 0  # the server sends pending spans before it ends
     ours = {one.name: one for one in exporter.get_finished_spans()}
     called = collector.named("memstream.v1.StreamService/RecallOnce")[0]
     asked = ours["memstream.v1/RecallOnce"]
@@ -83,7 +83,7 @@ async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
     assert called.attributes["rpc.grpc.status_code"] == 0
     below = {one.name: one for one in collector.spans if one.parent == called.id}
     assert {"embedder.embed", "index.search", "journal.vectors"} <= below.keys()
-    # What a call has received is decided by the memory's own tasks, for the call.
+    # The memory's own tasks decide a received observation, on behalf of the call.
     batch = collector.named("memstream.v1.StreamService/ObserveBatch")[0]
     for name in ("journal.receive", "embedder.embed", "journal.commit"):
         assert any(collector.above(one)[:1] == [batch.name] for one in collector.named(name)), name
@@ -102,7 +102,7 @@ async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
         "DeadlineExceeded",
     ]
     assert any(collector.above(one)[:1] == [streamed.name] for one in collector.named("journal.commit"))
-    assert all(one.parent for one in collector.spans if one.name.startswith("journal."))  # asked by a call
+    assert all(one.parent for one in collector.spans if one.name.startswith("journal."))  # used by a call
     assert {one.service for one in collector.spans} == {"memstream"}
     assert collector.named("index.upsert")
     rated = collector.named("scorer.score")[0].attributes
@@ -112,10 +112,10 @@ async def test_a_trace_leads_from_the_client_to_journal_index_and_models(
         assert not any(secret in str(one.span) for secret in SECRETS), one
 
 
-async def test_the_end_of_a_call_is_on_its_span_and_what_a_client_keeps_is_its_own_to_say(
+async def test_span_has_final_status_and_client_sampling_decides(
     make_server: MakeServer,
 ) -> None:
-    """The flag of a traceparent says whether; a share of 0 keeps none of the traces that begin here."""
+    """The flag of a traceparent decides; a ratio of 0 keeps none of the traces that begin here."""
     async with Collector() as collector:
         server = await started(make_server(otlp_endpoint=f"http://{collector.address}", trace_ratio=0))
         async with grpc.aio.insecure_channel(server.address) as channel:
@@ -129,11 +129,11 @@ async def test_the_end_of_a_call_is_on_its_span_and_what_a_client_keeps_is_its_o
     (called,) = collector.named("memstream.v1.MemoryService/GetMemory")
     assert called.parent.hex() == "2" * 16
     assert called.attributes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
-    assert called.span.status.code == 0  # it is no error of the server
+    assert called.span.status.code == 0  # not an error of the server
 
 
-def test_without_the_setting_nothing_of_it_is_needed() -> None:
-    """The extra is not installed everywhere."""
+def test_tracing_off_needs_no_packages() -> None:
+    """The optional packages may be missing."""
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "import memstream, memstream_server.app.process, memstream_server.rpc.server\n"

@@ -1,4 +1,4 @@
-"""Export and import between real servers: what comes over, what is refused, and what a crash or a cancel leaves."""
+"""Export and import between real servers: transferred data, refusals, and the state after a crash or a cancel."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def recalled(made: Memory, words: str) -> list[tuple[str, float]]:
 
 
 async def places(made: Memory, since: set[str]) -> list[tuple[Any, ...]]:
-    """Every fragment without what differs between two servers: the ids given after `since`."""
+    """Every fragment without what differs between two servers: ids assigned after `since`."""
     return [
         (one.content, one.tier, one.enhancement_count, one.duplicate_count, one.id if one.id in since else "")
         for one in [*await fragments(made), *await fragments(made, forgotten=True)]
@@ -114,7 +114,7 @@ async def other(make_server: MakeServer) -> AsyncIterator[memstream.Client]:
 
 
 @pytest.mark.parametrize("vectors", [False, True])
-async def test_what_is_imported_recalls_and_goes_on_as_what_was_exported(
+async def test_imported_memory_behaves_like_the_exported(
     client: memstream.Client, other: memstream.Client, path: str, vectors: bool
 ) -> None:
     namespace, _, name = path.partition("/")
@@ -147,7 +147,7 @@ async def test_what_is_imported_recalls_and_goes_on_as_what_was_exported(
     ]
 
     known = {each["id"] for each in exported_fragments}
-    for number in range(12):  # the same from now on
+    for number in range(12):  # identical from now on
         for each in (one, two):
             await each.observe_batch([Observation(f"the bees of Bob live on the roof, he says {number} times over")])
     assert await places(two, known) == await places(one, known)
@@ -171,7 +171,7 @@ async def test_insights_and_their_sources_come_over(client: memstream.Client, pa
     assert (await client.memory(f"{namespace}/joy").stats()).insights == 1
 
 
-async def test_the_events_of_an_imported_memory_fold_into_what_is_listed(client: memstream.Client, path: str) -> None:
+async def test_imported_events_replay_into_listed_fragments(client: memstream.Client, path: str) -> None:
     namespace, _, name = path.partition("/")
     await lived_in(client, path)
     lines = await exported(client, namespace, name)
@@ -224,13 +224,13 @@ async def test_an_import_again_changes_nothing(client: memstream.Client, path: s
     before = (await sue.describe()).revision
     assert (await imported(client, namespace, lines, memory="sue")).state is OperationState.SUCCEEDED
     assert (await sue.describe()).revision == before
-    assert (await imported(client, namespace, lines)).state is OperationState.SUCCEEDED  # where it came from
+    assert (await imported(client, namespace, lines)).state is OperationState.SUCCEEDED  # on the source server
     await one.observe_batch(["something new"])
     with pytest.raises(memstream.MemoryExists, match="another memory"):
         await client.import_(namespace, chunks(lines))
 
 
-async def test_a_request_id_again_gets_the_same_operation(client: memstream.Client, path: str) -> None:
+async def test_repeated_request_id_gets_same_operation(client: memstream.Client, path: str) -> None:
     namespace = path.partition("/")[0]
     lines, request = ended(whole()), uuid.uuid4().hex
     first = await client.import_(namespace, chunks(lines), request_id=request)
@@ -258,7 +258,7 @@ async def test_validate_only_writes_nothing(client: memstream.Client, path: str)
     assert [one async for one in client.list_memories(namespace)] == []
 
 
-async def test_broken_lines_are_refused_and_leave_nothing(
+async def test_invalid_lines_are_refused_without_trace(
     client: memstream.Client, shared: ServerProcess, path: str
 ) -> None:
     namespace = path.partition("/")[0]
@@ -289,7 +289,7 @@ async def test_an_endless_stream_is_cut_off(make_server: MakeServer) -> None:
                     number += 1
                     yield json.dumps(fragment(number)).encode() + b"\n"
 
-            for _ in range(20):  # grpc.aio may lose the reason of a call that ends while it is written to
+            for _ in range(20):  # grpc.aio may lose the status of a call that ends during a write
                 with pytest.raises((memstream.InvalidRequest, memstream.Unavailable)) as refused:
                     await client.import_("ns", endless())
                 if refused.type is memstream.InvalidRequest:
@@ -309,12 +309,12 @@ async def begun(client: memstream.Client, operation: memstream.Operation) -> Non
     await until(look)
 
 
-async def test_a_server_killed_during_an_import_goes_on_with_it(make_server: MakeServer) -> None:
+async def test_killed_import_resumes_after_restart(make_server: MakeServer) -> None:
     server = await started(make_server(listen="127.0.0.1:0"))
     async with memstream.connect(server.address) as client:
         operation = await client.import_("ns", chunks(large(2_500)))
         await begun(client, operation)
-        assert [one async for one in client.list_memories("ns")] == []  # not a part of it is seen
+        assert [one async for one in client.list_memories("ns")] == []  # no part of it is visible
     await restarted(server)
     async with memstream.connect(server.address) as client:
         ended_ = await client.finished(operation)
@@ -330,7 +330,7 @@ async def test_a_server_killed_during_an_import_goes_on_with_it(make_server: Mak
         await until(tidy)
 
 
-async def test_a_cancelled_import_leaves_nothing_and_can_begin_again(make_server: MakeServer) -> None:
+async def test_cancelled_import_leaves_nothing_and_can_restart(make_server: MakeServer) -> None:
     with make_server() as server:
         async with memstream.connect(server.address) as client:
             lines, request = large(2_500), uuid.uuid4().hex
@@ -353,7 +353,7 @@ async def test_a_cancelled_import_leaves_nothing_and_can_begin_again(make_server
             assert once_more.id == again.id, "a repeat is of the operation that went on, too"
 
 
-async def test_an_export_is_of_one_revision_and_has_what_was_received(client: memstream.Client, path: str) -> None:
+async def test_export_is_one_revision_with_all_received(client: memstream.Client, path: str) -> None:
     namespace, _, name = path.partition("/")
     made = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
 
@@ -377,13 +377,13 @@ async def test_an_export_is_of_one_revision_and_has_what_was_received(client: me
 
 
 async def test_a_slow_reader_costs_the_server_no_memory(make_server: MakeServer) -> None:
-    """32 MB wait to be read; the server holds a window of them."""
+    """32 MB wait to be read; the server holds one window of them."""
     metrics = free_address()
     with make_server(metrics_listen=metrics) as server:
         async with memstream.connect(server.address) as client:
             await imported(client, "ns", large(1_000, "{} " + "x" * 32_000))
-            await until(lambda: all_indexed(metrics))  # what follows is the export's alone
-            assert len(await exported(client, "ns", "joy")) == 1_003  # whatever a first time costs
+            await until(lambda: all_indexed(metrics))  # the growth that follows is caused by the export alone
+            assert len(await exported(client, "ns", "joy")) == 1_003  # one-time growth
             before = resident_bytes(server)
             parts = client.export("ns", "joy")
             first = [await anext(parts) for _ in range(3)]
@@ -417,7 +417,7 @@ def test_the_facade_does_it_too(shared: ServerProcess, path: str, tmp_path: Path
         assert client.memory(f"{namespace}/sue").stats().short_term == 1
 
 
-async def test_a_memory_that_is_not_there_cannot_be_exported(client: memstream.Client) -> None:
+async def test_missing_memory_cannot_be_exported(client: memstream.Client) -> None:
     with pytest.raises(memstream.MemoryNotFound):
         await exported(client, "nobody", "nothing")
     assert len(await exported(client, "nobody")) == 2

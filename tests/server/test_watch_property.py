@@ -1,4 +1,4 @@
-"""Under random operations through the SDK, folding every event from the first gives what a listing gives."""
+"""Under random operations through the SDK, replaying every event gives the same state as a listing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = st.lists(st.one_of(OBSERVE, OBSERVE, OBSERVE, KEYED, RECALL, POLICY, LIF
 
 
 class Doing:
-    """Random steps against one memory."""
+    """Random operations on one memory."""
 
     def __init__(self, memory: Memory, lifecycle: bool) -> None:
         self._memory = memory
@@ -87,8 +87,8 @@ async def test_events_fold_to_the_listing(
         doing = Doing(memory, Capability.LIFECYCLE in info.capabilities)
         for name, *given_ in steps:
             await doing.do(name, *given_)
-        # Reinforcement runs on: the events are those up to the revision the listing was read at. The cursor of one that
-        # is not the last of its revision has the revision before, and how many of the next were seen.
+        # Reinforcement continues: the events are those up to the revision of the listing. A cursor inside a revision
+        # has the revision before, and the number of events of the next one that were seen.
         listed, revision = await _listed_at(memory)
         seen = [one for one in await history(memory) if (one.cursor.revision, one.cursor.ordinal) <= (revision, 0)]
         events = [event_of(one) for one in seen if one.fragment_id]
@@ -111,7 +111,7 @@ async def _listed_at(memory: Memory) -> tuple[list[memstream.Fragment], int]:
 
 
 def _told(place: Any) -> tuple[Any, ...]:
-    """What both tell: enhancers of a held fragment are not listed over the wire."""
+    """Fields of both: the wire does not list the enhancers of a held fragment."""
     return (
         place.tier,
         place.kind,

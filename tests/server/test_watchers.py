@@ -1,4 +1,4 @@
-"""Watchers that do not read: they cost the server little, and have every event once when they read on."""
+"""Watchers that do not read: they cost the server little, and get every event once when they read again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.waiting import until
 WATCHERS, OBSERVATIONS, CONTENT = 30, 2_500, "x" * 6_000
 MESSAGES = 300
 RAM_MAX = 150 << 20
-"""What all watchers together may add to what observing takes; what they have not read is 30 times 15 MB."""
+"""What all watchers together may add to the cost of observing; their unread data are 30 times 15 MB."""
 
 
 def ram(server: ServerProcess) -> int:
@@ -41,7 +41,7 @@ def numbers(response: conversations.WatchMessagesResponse) -> list[int]:
     return [message.number for message in response.messages]
 
 
-async def test_watchers_that_stop_reading_cost_little_and_lose_nothing(make_server: MakeServer) -> None:
+async def test_stalled_watchers_cost_little_and_lose_nothing(make_server: MakeServer) -> None:
     server = await started(make_server())
     async with (
         memstream.connect(server.address) as client,
@@ -77,7 +77,7 @@ async def test_watchers_that_stop_reading_cost_little_and_lose_nothing(make_serv
             seen += keys(await resumed.read())
         assert seen == expected
         late = firsts[0]
-        while len(late) < len(expected):  # one that reads on where it stopped
+        while len(late) < len(expected):  # one that resumes where it stopped
             late += keys(await calls[1].read())
         assert late == expected
     assert await stopped(server) == 0
@@ -89,8 +89,8 @@ async def _observe(memory: memstream.Memory, producer: str, count: int) -> None:
             await stream.send(f"{number} {CONTENT}")
 
 
-async def test_a_watcher_that_never_reads_is_ended_and_goes_on_at_its_cursor(make_server: MakeServer) -> None:
-    """Its place is free before it reads on; it reads what was on its way, then why it ended, and misses nothing."""
+async def test_stalled_watch_ends_and_resumes_at_its_cursor(make_server: MakeServer) -> None:
+    """Its slot is free before it reads on; it reads the queued responses, then the reason, and misses nothing."""
     server = await started(make_server(watch_stalled_max_s=0.5))
     async with (
         memstream.connect(server.address) as client,
@@ -123,20 +123,20 @@ async def test_a_watcher_that_never_reads_is_ended_and_goes_on_at_its_cursor(mak
                 seen += keys(await resumed.read())
             assert seen == expected
             resumed.cancel()
-            # The SDK reads ahead of a program that does not iterate, but not far; then it is ended, too.
+            # The SDK reads ahead for a program that does not iterate, within a bound; then its watch is ended, too.
             handed = [(await anext(resuming)).cursor for _ in expected]
             assert [(one.revision, one.ordinal) for one in handed] == expected
             assert resuming.connections > 1
             assert not silent.done()
-        assert await stopped(server) == 0  # while nobody has read why `silent` ended
+        assert await stopped(server) == 0  # before any client has read why `silent` ended
 
 
 async def _ended(server: ServerProcess, call: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.WatchResponse]) -> bool:
-    """All that do not read were ended, the SDK's among them; none has heard of it."""
-    return server.log().count("stalled_stream_ends") >= 3 and not call.done()
+    """The server has ended all watches that do not read, the SDK's among them; no client knows yet."""
+    return server.log().count("stalled_stream_ended") >= 3 and not call.done()
 
 
-async def test_a_watcher_of_messages_that_never_reads_is_ended_and_goes_on(make_server: MakeServer) -> None:
+async def test_stalled_message_watch_ends_and_resumes(make_server: MakeServer) -> None:
     server = await started(make_server(watch_stalled_max_s=0.5))
     async with (
         memstream.connect(server.address) as client,
@@ -164,11 +164,11 @@ async def test_a_watcher_of_messages_that_never_reads_is_ended_and_goes_on(make_
 
 
 async def _says_so(server: ServerProcess) -> bool:
-    return "stalled_stream_ends" in server.log()
+    return "stalled_stream_ended" in server.log()
 
 
-async def test_a_watcher_left_behind_by_retention_gets_the_oldest_cursor(make_server: MakeServer) -> None:
-    """Events are not kept for the sake of one that does not read."""
+async def test_watcher_behind_retention_gets_oldest_cursor(make_server: MakeServer) -> None:
+    """The server keeps no events for a watcher that does not read."""
     server = await started(make_server())
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("slow/old", kind=memstream.MemoryKind.LONG_TERM)

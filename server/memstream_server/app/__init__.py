@@ -1,1 +1,13 @@
-"""The composition root: settings in, a running server out. The only package that knows every part by name."""
+"""The composition root: builds a running server from settings. No other package names every concrete part.
+
+dependencies: what the engine is given
+errors: why a server does not start
+event_loop: the event loop, which drains gRPC's wake-up socket
+measuring: metrics of the engine
+model_status: the status and metrics of model calls
+models: embedder, reranker and LLM from the settings
+opening: what a start opens: tracing, index, embedding space
+process: signals, allocator and garbage collector of the process
+running: starts a server and closes its parts in reverse order
+watched_models: the recorded models that the engine gets
+"""

@@ -1,4 +1,4 @@
-"""Why a server does not start."""
+"""The error of a start."""
 
 
 class StartError(Exception):

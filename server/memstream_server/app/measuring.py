@@ -1,4 +1,4 @@
-"""What the engine does, as Prometheus metrics."""
+"""The engine's metrics, for Prometheus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memstream_server.ports.journal.records import Recorded
 
 
 class EngineMetrics:
-    """The engine's counts as Prometheus metrics."""
+    """Counts what the engine does."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

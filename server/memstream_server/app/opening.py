@@ -1,4 +1,4 @@
-"""What a start opens: traces, the vector index, the embedding space that is in force."""
+"""What a start opens: tracing, the vector index, the current embedding space."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def open_tracing(settings: Settings) -> OpenTelemetry | None:
-    """None where no endpoint is set; StartError where one is and its packages are not installed."""
+    """None without an endpoint. Raises StartError if an endpoint is set and its packages are not installed."""
     if not settings.otlp_endpoint:
         return None
     try:
@@ -32,7 +32,7 @@ def open_tracing(settings: Settings) -> OpenTelemetry | None:
 
 
 async def open_index(settings: Settings) -> VectorIndex:
-    """A Milvus server where a URI is set, else Milvus Lite in the data directory."""
+    """A Milvus server if a URI is set, otherwise Milvus Lite in the data directory."""
     from memstream_server.adapters.milvus.collection import Timeouts
     from memstream_server.adapters.milvus.index import connect_milvus, open_lite
 
@@ -43,7 +43,7 @@ async def open_index(settings: Settings) -> VectorIndex:
 
 
 async def in_force(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:
-    """The models with that in front whose space is in force: the next one's once everything is embedded by it."""
+    """The models, with the model of the current space first: the next model once it has embedded everything."""
     recorded = await journal.space()
     if recorded is not None and models.next is not None and await models.next.named() == recorded.model:
         embedding = (await models.next.embedding(recorded)).model
@@ -52,7 +52,7 @@ async def in_force(journal: SqlJournal, models: Models, settings: Settings) -> t
 
 
 async def space_of(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
-    """The embedding space in force, recorded at the first start; the model's endpoint is asked only then."""
+    """The current embedding space, which the first start records; only that start asks the model's endpoint."""
     recorded = await journal.space()
     if recorded is not None and settings.embedding is EmbeddingKind.OPENAI:
         return recorded, EmbeddingModel(name=settings.embedding_model, dimension=recorded.dimension)
@@ -67,6 +67,6 @@ async def space_of(journal: SqlJournal, embedder: Embedder, settings: Settings) 
         recorded = Space(model.name, model.dimension, settings.index_partitions)
         try:
             await journal.set_space(recorded)
-        except Conflict:  # another server that starts for the first time was quicker
+        except Conflict:  # another server has recorded it first
             recorded = await journal.space() or recorded
     return recorded, model

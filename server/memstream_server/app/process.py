@@ -1,4 +1,4 @@
-"""A server as the process: its signals, allocator and collector, and what it says when it serves."""
+"""The server process: signals, allocator, garbage collector, and the lines it prints when it serves."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ MALLOC_ARENAS = 2
 
 
 async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
-    """Run until SIGTERM or SIGINT, then drain. Raises StartError, or Unreadable for the data directory."""
-    # sqlite3 gives the interpreter lock away at every row it steps over. With the default of 5 ms its threads win it
-    # back too late beside a busy event loop: commits of 574 to 4,012 observations a second became 4,700 with 0.5 ms.
+    """Runs until SIGTERM or SIGINT, then drains. Raises StartError, or Unreadable for the data directory."""
+    # sqlite3 releases the interpreter lock at every row that it steps over. With the default of 5 ms its threads get
+    # the lock back too late while the event loop is busy: 574 to 4,012 committed observations a second became 4,700
+    # with 0.5 ms.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tame_allocator()
     stop = asyncio.Event()
@@ -29,10 +30,10 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     async with running(settings) as server:
-        # What was imported lives as long as the process: the collector need not look at its 120,000 objects. It did so
-        # every second while observations came in, and held everything up for 60 to 280 ms each time. No collection
-        # before: it finds 80 objects, 1,300 at a first start, and takes a tenth of the start. Not frozen again later:
-        # what lives then may become a cycle that must be found.
+        # Imported objects live as long as the process, so the collector need not scan them: there are 120,000. It did
+        # so every second while observations came in, and stopped everything for 60 to 280 ms each time. No collection
+        # first: it finds 80 objects, 1,300 at a first start, and takes a tenth of the start. No second freeze later:
+        # objects of that time may become cycles that the collector must find.
         gc.freeze()
         info = server.engine.info()
         announce(f"memstream listens on {server.address}")
@@ -49,10 +50,10 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
 
 
 def _tame_allocator() -> None:
-    """Two heaps for all threads instead of eight a core: what one thread frees, another one's heap cannot use.
+    """Two heaps for all threads instead of eight a core: memory that one thread frees is of no use to another heap.
 
-    Mixed load on two cores had 15 of them, a fifth of the process, half empty and never given back.
+    A mixed load on two cores had 15 heaps, a fifth of the process, half empty and never returned.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
     if mallopt is not None:
         mallopt(M_ARENA_MAX, MALLOC_ARENAS)

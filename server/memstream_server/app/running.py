@@ -1,4 +1,4 @@
-"""A server from start to drained end: parts are opened in order and closed in the reverse of it."""
+"""Runs a server: opens its parts in order and closes them in reverse order."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 INDEX_GRACE_S = 5.0
-"""How long a stop may spend on bringing waiting rows into the index; what is left stays in the outbox."""
+"""How long a stop may spend on writing pending rows to the index; the rest stays in the outbox."""
 OUTBOX_LOOK_S = 10.0
-"""How often the rows waiting for the index are counted."""
+"""Interval at which pending rows of the index are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings, models: Models | None = None) -> AsyncIterator[Running]:
-    """A server from start to drained end. Parts are closed in reverse order, also when a later one fails to start."""
+    """A server from start to drained end. Parts are closed in reverse order, even if a later one fails to start."""
     from memstream_server.adapters.journal import open_journal
     from memstream_server.rpc.access.files import AccessError
     from memstream_server.rpc.access.opening import open_access
@@ -120,7 +120,7 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
 
 
 async def _watch_engine(engine: Engine, metrics: Metrics) -> None:
-    """What the engine holds, sampled once a second."""
+    """Samples the engine's gauges once a second."""
     while True:
         held = engine.held()
         metrics.backlog.set(held.backlog)
@@ -135,15 +135,15 @@ async def _watch_engine(engine: Engine, metrics: Metrics) -> None:
 
 
 async def _watch_outbox(journal: SqlJournal, metrics: Metrics) -> None:
-    """What waits for the index, also while nobody brings it there."""
+    """Samples the index backlog, even while no process writes it."""
     while True:
-        with contextlib.suppress(JournalError):  # health says that it does not answer
+        with contextlib.suppress(JournalError):  # the health service reports that the journal does not answer
             metrics.outbox_depth.set(await journal.outbox_size())
         await asyncio.sleep(OUTBOX_LOOK_S)
 
 
 def _write_port(file: Path, address: str) -> None:
-    """Whole or not at all: whoever waits for the file reads a complete address."""
+    """Writes the file atomically, so that a waiting process reads a complete address."""
     part = file.with_name(f"{file.name}.{os.getpid()}")
     part.write_text(f"{address}\n", encoding="utf-8")
     part.replace(file)

@@ -1,7 +1,36 @@
-"""The wire: decodes what clients send, calls the engine, encodes what it answers.
+"""The gRPC layer: decodes requests, calls the engine, encodes responses.
 
 Rule 1. Nothing here decides about tiers or scores: a handler validates, calls the engine and encodes.
 Rule 2. Every refusal is an EngineError; errors.py has the one table from its reason to a status.
-Rule 3. The end of a request stream is not "the client has finished": only its explicit `close` is.
-Rule 4. Stream handlers are async generators with plain tasks beside them, cancelled and gathered in `finally`.
+Rule 3. The end of a request stream does not mean that the client has finished: only its explicit `close` does.
+Rule 4. Stream handlers are async generators; they cancel and await the tasks that they start in `finally`.
+
+access: authentication, authorization and limits of each caller
+calls: the outermost interceptor: request ids, metrics and spans; deadlines of calls
+conversations: ConversationService
+drain: notifies open streams that the server shuts down, and waits for them
+error_and_limits_interceptor: turns errors into statuses, checks the routing header, bounds calls and streams
+errors: the table from reasons to gRPC statuses
+forwarding: passes calls on to the server that owns the memory
+fragments: fragment rpcs of MemoryService
+health: grpc.health.v1
+idempotency: returns the first response to a repeated request_id
+info: ServerService
+limits: bounds of requests, streams and calls
+memories: memory rpcs of MemoryService
+observe: the Observe stream
+operations: OperationService
+page_tokens: page tokens of list rpcs
+recall: the Recall stream and a single query
+registration: registers handlers from the contract's descriptors
+request_reader: reads, bounds, decompresses and parses request messages
+rpc_table: rights, locality, capability and message size of every rpc
+server: builds, starts and stops the gRPC server
+slow_consumer: ends a stream whose client does not read
+streams: StreamService
+transfer: ExportMemories and ImportMemories
+transport: TLS credentials
+validation: checks of request fields
+watch: the Watch stream
+wire: conversion between messages and domain values
 """

@@ -1,15 +1,15 @@
-"""What is the same for every call of the contract: its request id, its count and duration, its span.
+"""The outermost interceptor: request id, metrics and span of every call; time limits of calls that wait.
 
-Rule 1. Outermost: it sees the status that a call ends with, whoever gave it, and takes no part in giving it.
-Rule 2. No label and no attribute names a memory, a principal or an id. A request id is in log lines alone.
+Rule 1. It observes the final status of a call, whichever layer sets it, and never changes it.
+Rule 2. No label and no attribute names a memory, a principal or an id. A request id appears in log lines only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 import re
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
@@ -23,34 +23,36 @@ if TYPE_CHECKING:
     from memstream_server.observability import Metrics
 
 REQUEST_ID = "x-request-id"
-"""Metadata: of a request, who calls; of an answer, under which request_id the log has the call."""
-HEARD_S = 0.5
-"""How long before its deadline a call that waits is given up, a fifth of its time at most: to be heard in time."""
+"""Metadata key. In a request: the caller's id for the call; in a response: the request_id of the call's log lines."""
+DEADLINE_MARGIN_S = 0.5
+"""A waiting call gives up this long before its deadline (at most a fifth of its time), so that the status arrives in
+time."""
 AFTER_CLOSE_S = 0.02
-"""How long a stream waits, after `close`, for the end of its client's side: it refuses what comes instead."""
-_GIVEN = re.compile(r"[\x21-\x7e]{1,64}")
-_OURS = "/memstream."
+"""How long a stream waits, after `close`, for the end of the request stream; it refuses messages that arrive instead.
+"""
+_REQUEST_ID_FORMAT = re.compile(r"[\x21-\x7e]{1,64}")
+_OUR_PREFIX = "/memstream."
 _Context = grpc.aio.ServicerContext[Any, Any]
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class Span(Protocol):
-    """A call as a trace shows it."""
+    """The trace span of a call."""
 
     def ended(self, code: grpc.StatusCode) -> None:
-        """With which status; once."""
+        """Records the status; called once."""
         ...
 
 
 class Tracing(Protocol):
-    """Makes calls spans of traces, where the settings ask for it."""
+    """Creates trace spans of calls if the settings enable it."""
 
     def call(self, method: str, metadata: Metadata) -> AbstractContextManager[Span]:
-        """The span of a call that this server answers, below its client's; what the call does is below it."""
+        """The server span of a call, a child of the client's span and the parent of the spans of its work."""
         ...
 
     def passed_on(self) -> Metadata:
-        """What takes the present span on to another server."""
+        """Metadata that carries the current span to another server."""
         ...
 
 
@@ -64,11 +66,11 @@ class Untraced:
         return ()
 
     def ended(self, code: grpc.StatusCode) -> None:
-        """Nobody looks."""
+        """Does nothing."""
 
 
 class Calls(grpc.aio.ServerInterceptor):
-    """Wraps every handler of the server. Health and reflection get a request id alone."""
+    """Wraps every handler of the server. Health and reflection only get a request id."""
 
     def __init__(self, metrics: Metrics | None = None, tracing: Tracing | None = None) -> None:
         self._metrics = metrics
@@ -86,44 +88,44 @@ class Calls(grpc.aio.ServerInterceptor):
         coders = handler.request_deserializer, handler.response_serializer
         if handler.request_streaming and handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._streaming(handler.stream_stream, method, metadata), *coders
+                self._wrap_stream(handler.stream_stream, method, metadata), *coders
             )
         if handler.request_streaming:
             return grpc.stream_unary_rpc_method_handler(
-                self._answering(handler.stream_unary, method, metadata), *coders
+                self._wrap_unary(handler.stream_unary, method, metadata), *coders
             )
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                self._streaming(handler.unary_stream, method, metadata), *coders
+                self._wrap_stream(handler.unary_stream, method, metadata), *coders
             )
-        return grpc.unary_unary_rpc_method_handler(self._answering(handler.unary_unary, method, metadata), *coders)
+        return grpc.unary_unary_rpc_method_handler(self._wrap_unary(handler.unary_unary, method, metadata), *coders)
 
-    def _answering(self, behaviour: Callable[..., Awaitable[Any]], method: str, metadata: Metadata) -> Any:
+    def _wrap_unary(self, handle: Callable[..., Awaitable[Any]], method: str, metadata: Metadata) -> Any:
         async def answer(request: Any, context: _Context) -> Any:
-            identified(context, method, metadata)
-            with self._seen(method, metadata, context):
-                return await behaviour(request, context)
+            bind_request_id(context, method, metadata)
+            with self._observe_call(method, metadata, context):
+                return await handle(request, context)
 
         return answer
 
-    def _streaming(self, behaviour: Callable[..., Any], method: str, metadata: Metadata) -> Any:
-        if not inspect.isasyncgenfunction(behaviour):  # a coroutine that writes: health's Watch
-            return self._answering(behaviour, method, metadata)
+    def _wrap_stream(self, handle: Callable[..., Any], method: str, metadata: Metadata) -> Any:
+        if not inspect.isasyncgenfunction(handle):  # a coroutine that writes: health's Watch
+            return self._wrap_unary(handle, method, metadata)
 
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
-            given = identified(context, method, metadata)
-            await context.send_initial_metadata(((REQUEST_ID, given),))  # the end may be hours away
-            with self._seen(method, metadata, context):
-                async with aclosing(behaviour(request, context)) as responses:
+            given = bind_request_id(context, method, metadata)
+            await context.send_initial_metadata(((REQUEST_ID, given),))  # the stream may last for hours
+            with self._observe_call(method, metadata, context):
+                async with aclosing(handle(request, context)) as responses:
                     async for response in responses:
                         yield response
 
         return stream
 
     @contextmanager
-    def _seen(self, method: str, metadata: Metadata, context: _Context) -> Iterator[None]:
-        """Counts, times and traces what runs inside; handlers have a task of their own each."""
-        if not method.startswith(_OURS):
+    def _observe_call(self, method: str, metadata: Metadata, context: _Context) -> Iterator[None]:
+        """Counts, times and traces the body; every handler has a task of its own."""
+        if not method.startswith(_OUR_PREFIX):
             yield
             return
         started_s, code = time.perf_counter(), grpc.StatusCode.OK
@@ -131,7 +133,7 @@ class Calls(grpc.aio.ServerInterceptor):
             try:
                 yield
             except grpc.aio.AbortError:
-                code = _code(context)
+                code = _status_code(context)
                 raise
             except (asyncio.CancelledError, GeneratorExit):
                 code = grpc.StatusCode.CANCELLED
@@ -144,39 +146,42 @@ class Calls(grpc.aio.ServerInterceptor):
                     self._metrics.call_seconds.labels(rpc).observe(time.perf_counter() - started_s)
 
 
-def identified(context: _Context, method: str, metadata: Metadata) -> str:
-    """The call's request id, as given or made: on its log lines from here on, and in what its caller gets back."""
-    found = (value for key, value in metadata if key == REQUEST_ID and isinstance(value, str))
-    given = next((value for value in found if _GIVEN.fullmatch(value)), "") or secrets.token_hex(8)
+def bind_request_id(context: _Context, method: str, metadata: Metadata) -> str:
+    """Takes the caller's request id or creates one; binds it to log lines and to the trailing metadata."""
+    given = f"{random.getrandbits(64):016x}"  # distinguishes calls; nothing is derived from it
+    for key, value in metadata:
+        if key == REQUEST_ID and isinstance(value, str) and _REQUEST_ID_FORMAT.fullmatch(value):
+            given = value
+            break
     structlog.contextvars.bind_contextvars(rpc=method, request_id=given)
     context.set_trailing_metadata(((REQUEST_ID, given),))
     return given
 
 
-def current_id() -> str:
-    """Of the call that this is done for; empty where it is done for none."""
+def current_request_id() -> str:
+    """The request id of the current call; empty outside of calls."""
     return str(structlog.contextvars.get_contextvars().get("request_id", ""))
 
 
-def heard_in_s(remaining_s: float) -> float:
-    """How long a call of that much time may wait, and still say in time that it waited for nothing."""
-    return max(0.0, remaining_s - min(HEARD_S, remaining_s / 5))
+def wait_limit_s(remaining_s: float) -> float:
+    """How long a call with this remaining time may wait and still send its status in time."""
+    return max(0.0, remaining_s - min(DEADLINE_MARGIN_S, remaining_s / 5))
 
 
-def is_cancelled() -> bool:
-    """Whether the present task is to end. Asked of a CancelledError, which may be that of something the task waited
-    for: whoever ends with one of those leaves a client without any answer."""
+def is_task_cancelled() -> bool:
+    """Whether the current task is being cancelled. A CancelledError may instead come from something that the task
+    awaited; a handler that ends with such an error leaves its client without a status."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-def gave_up(context: _Context) -> bool:
-    """Whether who called has gone, or the call was ended here."""
-    return bool(context.cancelled()) or is_cancelled()
+def is_abandoned(context: _Context) -> bool:
+    """Whether the client is gone, or the server cancelled the call."""
+    return bool(context.cancelled()) or is_task_cancelled()
 
 
-def _code(context: _Context) -> grpc.StatusCode:
-    code: object = context.code()  # a number, whatever its type says
+def _status_code(context: _Context) -> grpc.StatusCode:
+    code: object = context.code()  # an int, despite its annotation
     if isinstance(code, grpc.StatusCode):
         return code
     return next((each for each in grpc.StatusCode if each.value[0] == code), grpc.StatusCode.UNKNOWN)

@@ -26,8 +26,8 @@ from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.patience import patiently
-from memstream_server.rpc.repeats import Repeatable, answered, repeatable
+from memstream_server.rpc.patience import end_if_stalled
+from memstream_server.rpc.repeats import IdempotentCall, answered, idempotent_call
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire import scalars
@@ -43,7 +43,7 @@ PROGRESS_MIN_S = 0.1
 
 
 class ConversationService:
-    """All rpcs of the service."""
+    """The servicer."""
 
     def __init__(self, conversations: Conversations, limits: Limits, drain: Drain) -> None:
         self._conversations = conversations
@@ -99,7 +99,7 @@ class ConversationService:
         found.check()
         watch = _Watch(named, max(progress_s, PROGRESS_MIN_S), self._drain, self._limits.page_bytes_max)
         told = watch.responses(self._conversations.watch(named, after))
-        async with aclosing(patiently(told, context, self._limits.watch_stalled_max_s, _stalled)) as responses:
+        async with aclosing(end_if_stalled(told, context, self._limits.watch_stalled_max_s, _stalled)) as responses:
             async for response in responses:
                 yield response
 
@@ -173,7 +173,6 @@ class ConversationService:
             lambda count: pb.RemovePlansResponse(removed=count),
         )
 
-    # ---- inside
     async def _change(self, found: Violations, request: Any, change: PlanChange, response: Callable[..., R]) -> R:
         named = self._named(found, request)
         number = wire.plan_number(found, "sub_task_number", request.sub_task_number)
@@ -205,8 +204,10 @@ class ConversationService:
         write: Callable[[AnswerOf[T]], Awaitable[T]],
         response: Callable[[T], R],
     ) -> R:
-        """Writes and answers; a repeat of a request_id gets what the first one got, also when both run at once."""
-        call: Repeatable[R] | None = repeatable(request, namespace, request.request_id, _response_type(request))
+        """Writes and responds; a repeat of a request_id gets the first response, even if both run at once."""
+        call: IdempotentCall[R] | None = idempotent_call(
+            request, namespace, request.request_id, _response_type(request)
+        )
 
         async def act() -> R:
             return response(await write(None if call is None else lambda done: call.answer(response(done))))
@@ -214,7 +215,7 @@ class ConversationService:
         return await answered(call, self._conversations, act)
 
     def _page(self, request: Any, rows: Sequence[R], size: int, number: Callable[[R], int]) -> tuple[Sequence[R], str]:
-        """The rows that make the page, of one more than were asked for, and the token that continues after them."""
+        """The rows of a page, from one row more than was asked for, and the token of the next page."""
         shown = next(_parts(rows[:size], self._limits.page_bytes_max), [])
         return shown, page_tokens.make(request, str(number(shown[-1]))) if len(shown) < len(rows) else ""
 
@@ -231,7 +232,8 @@ class _Watch:
     async def responses(
         self, pages: AsyncGenerator[list[Message], None]
     ) -> AsyncGenerator[pb.WatchMessagesResponse, None]:
-        """Messages and progress marks until the conversation is completed, or the client or the server goes away."""
+        """Yields messages and progress marks until the conversation is completed, or the client or the server ends the
+        stream."""
         drained = asyncio.Event()
         draining = asyncio.create_task(drained.wait())
         page = asyncio.create_task(_next(pages))
@@ -259,7 +261,7 @@ class _Watch:
 
 
 def _stalled(response: pb.WatchMessagesResponse, limit_s: float) -> WatcherStalled:
-    """Why a watch ends that leaves `response` unread."""
+    """The error of a watch whose client does not read `response`."""
     text = "what was sent is not read: read on to the end, and watch again after the last number"
     if not response.messages:
         return WatcherStalled(text, quota="watch_stalled_max_s", limit=number_text(limit_s))
@@ -272,7 +274,7 @@ async def _next(pages: AsyncGenerator[list[Message], None]) -> list[Message] | N
 
 
 def _parts(messages: Iterable[R], bytes_max: int) -> Iterator[list[R]]:
-    """The messages in order, as many together as fit; one that does not fit by itself is alone."""
+    """Splits messages into parts that fit, in order; a message that is too large is a part of its own."""
     part: list[R] = []
     size = 0
     for message in messages:
@@ -291,5 +293,5 @@ def _after(request: Any) -> int:
 
 
 def _response_type(request: WireMessage) -> Any:
-    """AppendMessageRequest is answered by AppendMessageResponse."""
+    """The response type: AppendMessageResponse for AppendMessageRequest."""
     return getattr(pb, request.DESCRIPTOR.name.removesuffix("Request") + "Response")

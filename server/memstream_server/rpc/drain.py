@@ -1,6 +1,6 @@
-"""Draining: telling open streams that the server goes away, and waiting until they have ended.
+"""Draining: notifies open streams that the server shuts down, and waits until they have ended.
 
-Streams of memories are told by `Drain.memories`, which is another one after every loss of the server's lease.
+Streams of memories use `Drain.memories`, which is replaced whenever the server loses its lease.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from memstream_server.rpc.wire.scalars import duration
 
 
 class Drain:
-    """One per server. `begin` is called once; streams learn of it through the callback they gave."""
+    """One per server. `begin` is called once; it runs the callbacks of open streams."""
 
     def __init__(self, grace_s: float = 10.0, description: str = "the server is shutting down") -> None:
         self.grace_s = grace_s
@@ -29,21 +29,21 @@ class Drain:
 
     @property
     def memories(self) -> Drain:
-        """What a stream of a memory that opens now is told by: the server goes away, or its lease does."""
+        """The Drain of streams of memories that open now: it begins when the server shuts down or loses its lease."""
         if self._memories is None:
             self._memories = Drain(self.grace_s, self.description)
             self._memories.begun = self.begun
         return self._memories
 
-    def leave_memories(self, description: str) -> None:
-        """The memories are not this server's any more: their streams end at once, others may be opened."""
+    def end_memory_streams(self, description: str) -> None:
+        """Ends the streams of memories at once, because this server no longer owns them; new streams may open."""
         left, self._memories = self._memories, None
         if left is not None:
             left.grace_s, left.description = 0.0, description
             left.begin()
 
     def begin(self) -> None:
-        """Tell every open stream. Those opened from now on are refused."""
+        """Notifies every open stream. Streams that open later are refused."""
         if self.begun:
             return
         self.begun = True
@@ -68,7 +68,7 @@ class Drain:
 
     @contextmanager
     def told(self, callback: Callable[[], None]) -> Iterator[None]:
-        """`callback` runs when draining begins; at once if it has."""
+        """Runs `callback` when draining begins; at once if it has."""
         self._callbacks.add(callback)
         try:
             if self.begun:
@@ -78,7 +78,7 @@ class Drain:
             self._callbacks.discard(callback)
 
     async def finished(self, timeout_s: float) -> bool:
-        """Waits until no stream is open; False when some are after `timeout_s`."""
+        """Waits until no stream is open; False if some are after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._none_open.wait()
@@ -87,9 +87,9 @@ class Drain:
         return True
 
     def message(self) -> pb.GoingAway:
-        """What streams are told."""
+        """The message to open streams."""
         return pb.GoingAway(grace=duration(self.grace_s), description=self.description)
 
     def error(self) -> ShuttingDown:
-        """How a stream ends that did not end by itself within the grace."""
+        """The error of a stream that has not ended within the grace period."""
         return ShuttingDown(f"{self.description}: reconnect")

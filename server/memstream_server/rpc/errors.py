@@ -1,4 +1,4 @@
-"""From what the engine refuses to gRPC statuses: one table, and the google.rpc details beside the code."""
+"""From the engine's errors to gRPC statuses: one table, and the google.rpc details of a status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATUS_KEY = "grpc-status-details-bin"
 _MESSAGE_BYTES_MAX = 600
 _VIOLATIONS_MAX = 10
 _TOLD_MAX = 5
-"""Violations that a message names."""
+"""Violations that a message lists."""
 _DESCRIPTION_BYTES_MAX = 200
 """Details travel as trailing metadata, of which clients accept 8 KB."""
 
@@ -79,14 +79,14 @@ RETRY_S: dict[str, float] = {
     "JOURNAL_UNAVAILABLE": 0.5,
     "OWNER_UNAVAILABLE": 0.5,
 }
-"""Reasons that always carry RetryInfo, with the delay in seconds where the engine names none."""
+"""Reasons that always have RetryInfo, with the delay in seconds if the engine sets none."""
 
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
-"""By it gRPC clients' own retries are governed (gRFC A6): milliseconds to wait, negative not to try again."""
+"""Controls the built-in retries of gRPC clients (gRFC A6): milliseconds to wait; negative: do not retry."""
 NOT_GIVEN_BACK = ("namespace_memories_max", "memory_fragments_max")
-"""Quotas of what is kept, which waiting does not give back: to ask again by itself is senseless."""
+"""Quotas of stored data: waiting does not free them, so clients must not retry automatically."""
 _ASKED_AGAIN = (_Code.RESOURCE_EXHAUSTED, _Code.ABORTED)
-"""Codes that retry policies name although not all of their reasons pass with time."""
+"""Codes that retry policies commonly name although some of their reasons do not pass with time."""
 
 _BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -98,7 +98,7 @@ class RoutingMismatch(EngineError):
 
 
 class PageTokenInvalid(EngineError):
-    """A page token was not made by this call, or with other arguments."""
+    """Another rpc, or the same one with other arguments, created the page token."""
 
     reason = "PAGE_TOKEN_INVALID"
 
@@ -112,23 +112,23 @@ class WatcherStalled(EngineError):
 
 
 class Unauthenticated(EngineError):
-    """No identity, or one that is not accepted. Its text never repeats a credential."""
+    """No identity, or an invalid one. Its text never repeats a credential."""
 
     reason = "UNAUTHENTICATED"
 
 
 class OwnerUntrusted(OwnerUnreachable):
-    """The certificate of the server that owns the memory is refused; waiting does not help, its operator must act."""
+    """The certificate of the server that owns the memory is not trusted; its operator must act."""
 
 
 class PermissionDenied(EngineError):
-    """The identity may not do this in that namespace."""
+    """The identity does not have this right in the namespace."""
 
     reason = "PERMISSION_DENIED"
 
 
 def status_of(error: EngineError) -> status_pb2.Status:
-    """The google.rpc.Status of a refusal: its code, ErrorInfo, and BadRequest and RetryInfo where they apply."""
+    """The google.rpc.Status of an error: its code, ErrorInfo, and BadRequest and RetryInfo where they apply."""
     retry_s = error.retry_after_s if error.retry_after_s is not None else RETRY_S.get(error.reason)
     return _status(
         CODES.get(error.reason, _Code.INTERNAL), error.reason, error.message, error.details, error.violations, retry_s
@@ -136,9 +136,9 @@ def status_of(error: EngineError) -> status_pb2.Status:
 
 
 def status_of_rejection(refused: Rejection | Failure) -> status_pb2.Status:
-    """The status of an item refused before it was received, or of what ended an operation.
+    """The status of a rejected item, or of the error that ended an operation.
 
-    Its field violations are read back from its message.
+    Its field violations are parsed from its message.
     """
     violations = violations_in(refused.message) if refused.reason == "INVALID_FIELD" else ()
     details = refused.details if isinstance(refused, Rejection) else {}
@@ -147,18 +147,19 @@ def status_of_rejection(refused: Rejection | Failure) -> status_pb2.Status:
 
 
 def status_of_any(error: BaseException) -> status_pb2.Status:
-    """Like `status_of`; what is no refusal is a defect: logged under an incident id, which is all the client gets.
+    """Like `status_of`. Any other exception is a defect: it is logged under an incident id, and the client gets only
+    the id.
 
-    The id is that of the place and the type: the log writes equal failures once, and counts the others.
+    The id depends on the place and the type: the log writes equal failures once, and counts the others.
     """
     if isinstance(error, EngineError):
         if isinstance(error.__cause__, OutcomeUnknown | StorageFull | ModelError):
             log.warning("call_failed", reason=error.reason, error=error.__cause__)
         return status_of(error)
-    if isinstance(error, grpc.aio.InternalError):  # a message could not be sent: the call is over, nobody reads this
+    if isinstance(error, grpc.aio.InternalError):  # the call is over: nobody reads this status
         return status_pb2.Status(code=_Code.CANCELLED.value[0], message="the client went away")
     incident = site_of(error)
-    if isinstance(error, OutcomeUnknown):  # a read while the journal's database is away; its text names hosts
+    if isinstance(error, OutcomeUnknown):  # a read while the journal's database is unreachable; its text names hosts
         log.warning("journal_unavailable", incident=incident, error=error)
         text = f"the journal cannot be read now; incident {incident} in the server's log"
         return status_of(JournalUnavailable(text, retry_after_s=0.5, incident=incident))
@@ -168,21 +169,21 @@ def status_of_any(error: BaseException) -> status_pb2.Status:
 
 
 def failure_of(error: Exception) -> Failure:
-    """What an operation keeps of the error that ended it."""
+    """The stored failure of an operation."""
     status = status_of_any(error)
     reason = error.reason if isinstance(error, EngineError) else "INTERNAL"
     return Failure(status.code, reason, status.message)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:
-    """End the call with `status`; raises grpc.aio.AbortError."""
+    """Ends the call with `status`; raises grpc.aio.AbortError."""
     given = context.trailing_metadata() or ()
     trailing = (*given, *pushback(status), (STATUS_KEY, status.SerializeToString()))
     await context.abort(_BY_NUMBER[status.code], status.message, trailing_metadata=trailing)
 
 
 def pushback(status: status_pb2.Status) -> tuple[tuple[str, str], ...]:
-    """The trailing metadata that tells gRPC's own retry what RetryInfo tells a program."""
+    """Trailing metadata that gives gRPC's built-in retry the same delay as RetryInfo gives a program."""
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     waits = False
     for detail in status.details:
@@ -194,15 +195,17 @@ def pushback(status: status_pb2.Status) -> tuple[tuple[str, str], ...]:
 
 
 def violation_text(violations: Iterable[FieldViolation]) -> str:
-    """ "field: what is wrong; field: ...": the whole message of an InvalidField, which a client shows by itself: the
-    violations say nothing more. `violations_in` reads it back."""
+    """The text "field: what is wrong; field: ...": the whole message of an InvalidField.
+
+    A client may show it alone, because the violations contain nothing more. `violations_in` parses it.
+    """
     given = list(violations)
     said = [f"{each.field}: {each.description.replace('; ', ', ')}" for each in given[:_TOLD_MAX]]
     return "; ".join([*said, *([f"and {len(given) - _TOLD_MAX} more"] if len(given) > _TOLD_MAX else [])])
 
 
 def violations_in(message: str) -> tuple[FieldViolation, ...]:
-    """The violations of a text made by `violation_text`."""
+    """Parses the violations of a text of `violation_text`."""
     parts = (part.partition(": ") for part in message.split("; "))
     return tuple(FieldViolation(name, description) for name, colon, description in parts if colon)
 

@@ -1,10 +1,11 @@
-"""Passing calls on to the server that owns their memory, once, where several servers share a database.
+"""Forwards calls to the server that owns their memory, where several servers share a database.
 
-Rule 1. A call goes where its memory is owned now; a memory that nobody owns is served here, and taken by that.
-Rule 2. A call that was passed on is not passed on again: where it finds no owner either it fails, and the server that
-passed it on looks again.
-Rule 3. Messages pass as they are, with deadline, cancellation, metadata and status. What cannot have begun is tried
-again; what may have is the client's to repeat.
+Rule 1. A call goes to the current owner of its memory; if a memory has no owner, the server that gets the call takes
+it.
+Rule 2. A forwarded call is not forwarded again: if it does not reach the owner it fails, and the server that forwarded
+it looks the owner up again.
+Rule 3. Messages, deadline, cancellation, metadata and status are forwarded unchanged. Calls that cannot have begun are
+retried; for others the client decides whether to retry.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from memstream_server.engine.errors import (
     OwnedElsewhere,
     OwnerUnreachable,
 )
-from memstream_server.rpc.calls import REQUEST_ID, Tracing, Untraced, current_id, gave_up, heard_in_s
+from memstream_server.rpc.calls import REQUEST_ID, Tracing, Untraced, current_request_id, is_abandoned, wait_limit_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PUSHBACK_KEY, STATUS_KEY, OwnerUntrusted
+from memstream_server.rpc.rpc_table import RPC_RULES, names_memory, path_of
 
 if TYPE_CHECKING:
     from memstream_server.engine.ownership import Ownership
@@ -43,32 +45,30 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MARK = "memstream-forwarded"
-"""Metadata of a call that another server passed on."""
+"""Metadata of a forwarded call."""
 CONNECT_S = 2.0
-"""How long the owner's server may take to accept a connection."""
-PATIENCE_S = 15.0
-"""How long a unary call that has not begun is tried again, at the most until shortly before its deadline."""
+"""Timeout of a connection to the owner's server."""
+RETRY_S = 15.0
+"""How long a unary call that has not begun is retried, at most until shortly before its deadline."""
 CALLS_OF_CONNECTION = 100
-"""Calls after which a further connection to the owner is used: the owner's server takes some number on one."""
-PAUSE_S = 0.1
-_LOCAL = frozenset({"CreateMemory", "GetMemory", "ListMemories", "ListFragments", "ListOperations", "CloneMemory"})
-"""Calls that name a memory and are answered from the journal, which every server reads."""
+"""Calls after which another connection to the owner is opened: a server limits the streams of a connection."""
+RETRY_PAUSE_S = 0.1
 _NOT_OURS = ("grpc-", "user-agent", ":", "te", "content-type", REQUEST_ID, "traceparent", "tracestate")
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.enable_retries", 0),  # a call that may have begun is not ours to repeat
-    ("grpc.use_local_subchannel_pool", 1),  # a channel made anew connects anew, whatever came of the one before
+    ("grpc.enable_retries", 0),  # the call may have begun, and only the client may repeat it
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel gets a new connection, whatever the state of the last one
 ]
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Call = Any
 
 
 @dataclass(slots=True, eq=False)
-class _Passage:
-    """A call on its way to an owner."""
+class _ForwardedCall:
+    """A call that was sent to an owner."""
 
     owner: int
     channel: grpc.aio.Channel
@@ -76,17 +76,17 @@ class _Passage:
 
 
 @dataclass(slots=True, eq=False)
-class _Wait:
-    """How long a call that has not begun is tried."""
+class _Retries:
+    """The retries of a call that has not begun."""
 
     until_s: float
     tries: int = field(default=0)
 
-    async def over(self) -> bool:
-        """Whether to give up; otherwise it is time for the next try."""
+    async def exhausted(self) -> bool:
+        """Waits until the next try is due, or returns True if the time is over."""
         loop = asyncio.get_running_loop()
         self.tries += 1
-        pause_s = min(1.0, PAUSE_S * self.tries)
+        pause_s = min(1.0, RETRY_PAUSE_S * self.tries)
         if loop.time() + pause_s >= self.until_s:
             return True
         await asyncio.sleep(pause_s)
@@ -94,40 +94,40 @@ class _Wait:
 
 
 class Forwarding:
-    """Wraps handlers. `watch` runs beside them; `close` ends the channels."""
+    """Wraps handlers. A task watches the owners of forwarded calls; `close` ends it and closes the channels."""
 
     def __init__(
-        self, ownership: Ownership, drain: Drain, look_s: float, peers: Peers, tracing: Tracing | None = None
+        self, ownership: Ownership, drain: Drain, poll_interval_s: float, peers: Peers, tracing: Tracing | None = None
     ) -> None:
         self._tracing = tracing or Untraced()
         self._ownership = ownership
         self._peers = peers
         self._drain = drain
-        self._look_s = look_s
+        self._poll_interval_s = poll_interval_s
         self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
-        """By address, and which of the connections to it."""
-        self._passages: set[_Passage] = set()
-        self._watching: asyncio.Task[None] | None = None
+        """By address and number of the connection to it."""
+        self._forwarded: set[_ForwardedCall] = set()
+        self._watch_task: asyncio.Task[None] | None = None
 
     def wrap(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler of an rpc, or one that first looks where its memory is owned."""
-        if not self._ownership.shared or method.name in _LOCAL or not _may_name(method):
+        """The handler of an rpc, or one that first looks up the owner of the memory."""
+        if not self._ownership.shared or RPC_RULES[path_of(method)].served_anywhere or not names_memory(method):
             return behaviour
-        return self._streaming(method, behaviour) if method.server_streaming else self._answering(method, behaviour)
+        return self._wrap_stream(method, behaviour) if method.server_streaming else self._wrap_unary(method, behaviour)
 
     async def close(self) -> None:
-        """Ends what is passed on."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        """Ends the forwarded calls."""
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.gather(self._watch_task, return_exceptions=True)
         for channel in [*self._channels.values()]:
             await channel.close()
         self._channels.clear()
 
-    # ---- where
-    async def _owner(self, request: object, context: _Context) -> Owner | None:
-        """Whom to pass the call on to; None: serve it here."""
-        named = _named(request)
+    # ---- owners
+    async def _find_owner(self, request: object, context: _Context) -> Owner | None:
+        """The server to forward the call to; None: this server handles it."""
+        named = _memory_of(request)
         if named is None:
             return None
         owner = await self._ownership.owner(*named)
@@ -139,59 +139,59 @@ class Forwarding:
             raise OwnerUnreachable("the server that owns the memory has not said yet where it is")
         return owner
 
-    # ---- calls with one answer
-    def _answering(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    # ---- calls with one response
+    def _wrap_unary(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         async def answer(request: Any, context: _Context) -> Any:
             requests, first = None, request
             if method.client_streaming:
                 requests, first = request, await anext(request, None)
-            wait = _Wait(_deadline_s(context))
+            wait = _Retries(_deadline_s(context))
             while True:
                 try:
-                    owner = await self._owner(first, context)
+                    owner = await self._find_owner(first, context)
                     if owner is None:
-                        return await behaviour(request if requests is None else _joined(first, requests), context)
-                    return await self._pass_one(method, owner, first, requests, context)
+                        return await behaviour(request if requests is None else _prepend(first, requests), context)
+                    return await self._forward_unary(method, owner, first, requests, context)
                 except (OwnedElsewhere, OwnerUnreachable, LeaseLost) as error:
-                    # The memory moves just now, or the owner has just ended: somebody will have it in a moment.
-                    passes = requests is None and not _is_marked(context) and _passes(error)
-                    if not passes or await wait.over():
+                    # The memory is moving, or its owner has just ended: another server will own it in a moment.
+                    passes = requests is None and not _is_marked(context) and _is_retryable(error)
+                    if not passes or await wait.exhausted():
                         raise
 
         return answer
 
-    async def _pass_one(
+    async def _forward_unary(
         self, method: MethodDescriptor, owner: Owner, first: Message, requests: Any, context: _Context
     ) -> bytes:
-        responses = self._passed(method, owner, first, requests, context)
+        responses = self._forward(method, owner, first, requests, context)
         async with contextlib.aclosing(responses):
             async for response in responses:
                 only: bytes = response
                 return only
         raise OwnerUnreachable("the server that owns the memory gave no answer")
 
-    # ---- calls with a stream of answers
-    def _streaming(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    # ---- calls with streamed responses
+    def _wrap_stream(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
             requests, first = None, request
             if method.client_streaming:
                 requests, first = request, await anext(request, None)
-            owner = await self._owner(first, context)
+            owner = await self._find_owner(first, context)
             if owner is None:
-                answers = behaviour(request if requests is None else _joined(first, requests), context)
+                answers = behaviour(request if requests is None else _prepend(first, requests), context)
             else:
-                answers = self._told(method, self._passed(method, owner, first, requests, context))
+                answers = self._add_going_away(method, self._forward(method, owner, first, requests, context))
             async with contextlib.aclosing(answers):
                 async for answer in answers:
                     yield answer
 
         return stream
 
-    async def _told(self, method: MethodDescriptor, answers: AsyncGenerator[bytes, None]) -> Any:
-        """The owner's answers, and `going_away` among them when it is this server that goes."""
+    async def _add_going_away(self, method: MethodDescriptor, answers: AsyncGenerator[bytes, None]) -> Any:
+        """The owner's responses; adds `going_away` if this server shuts down."""
         drained = asyncio.Event()
         waiting: asyncio.Task[Any] = asyncio.create_task(drained.wait())
-        following: asyncio.Task[bytes | None] = asyncio.create_task(_next(answers))
+        following: asyncio.Task[bytes | None] = asyncio.create_task(_next_or_none(answers))
         told = False
         try:
             with self._drain.told(drained.set):
@@ -200,12 +200,12 @@ class Forwarding:
                     if following.done():
                         if (answer := following.result()) is None:
                             return
-                        following = asyncio.create_task(_next(answers))
+                        following = asyncio.create_task(_next_or_none(answers))
                         yield answer
                     elif told:
                         raise self._drain.error()
                     else:
-                        told, waiting = True, asyncio.create_task(_slept(self._drain.grace_s))
+                        told, waiting = True, asyncio.create_task(_sleep(self._drain.grace_s))
                         if "going_away" in method.output_type.fields_by_name:
                             yield GetMessageClass(method.output_type)(going_away=self._drain.message())
         finally:
@@ -214,50 +214,50 @@ class Forwarding:
             await asyncio.gather(following, waiting, return_exceptions=True)
             await answers.aclose()
 
-    # ---- passing on
-    async def _passed(
+    # ---- forwarding
+    async def _forward(
         self, method: MethodDescriptor, owner: Owner, first: Message, requests: Any, context: _Context
     ) -> Any:
-        """The owner's answers, as bytes. Raises OwnerUnreachable; ends the call with the owner's status."""
-        channel = await self._connected(owner)
-        path = f"/{method.containing_service.full_name}/{method.name}"
-        metadata = (*self._peers.metadata(_metadata(context), path), *self._tracing.passed_on())
+        """The owner's responses, as bytes. Raises OwnerUnreachable; ends the call with the owner's status."""
+        channel = await self._connected_channel(owner)
+        path = path_of(method)
+        metadata = (*self._peers.metadata(_forwarded_metadata(context), path), *self._tracing.passed_on())
         timeout = context.time_remaining()
         call: _Call
         if requests is None:
-            make: Any = channel.unary_stream(path, request_serializer=_bytes)
+            make: Any = channel.unary_stream(path, request_serializer=_serialize)
             call = make(first, timeout=timeout, metadata=metadata)
         else:
-            call = channel.stream_stream(path, request_serializer=_bytes)(timeout=timeout, metadata=metadata)
-        passage = _Passage(owner.number, channel, call)
-        self._passages.add(passage)
-        self._watch()
-        pumping = None if requests is None else asyncio.create_task(_pump(call, first, requests))
+            call = channel.stream_stream(path, request_serializer=_serialize)(timeout=timeout, metadata=metadata)
+        passage = _ForwardedCall(owner.number, channel, call)
+        self._forwarded.add(passage)
+        self._start_watching()
+        pumping = None if requests is None else asyncio.create_task(_send_requests(call, first, requests))
         try:
             async for response in call:
                 yield response
         except asyncio.CancelledError:
             if pumping is not None and pumping.done() and not pumping.cancelled() and pumping.exception() is not None:
-                raise pumping.exception() from None  # type: ignore[misc]  # looked at above
-            if gave_up(context):
+                raise pumping.exception() from None  # type: ignore[misc]  # checked above
+            if is_abandoned(context):
                 raise
-            # By _watch_owners, or by `close`.
+            # Cancelled by _watch_owners or by `close`.
             text = "the server that owned the memory ended or lost it: what was asked may have been done"
             raise OwnerUnreachable(text, begun="yes") from None
         except grpc.aio.AioRpcError as error:
-            await _relay(error, context)
+            await _relay_status(error, context)
         finally:
-            self._passages.discard(passage)
+            self._forwarded.discard(passage)
             call.cancel()
             if pumping is not None:
                 pumping.cancel()
                 await asyncio.gather(pumping, return_exceptions=True)
             await self._close_unused(channel)
 
-    async def _connected(self, owner: Owner) -> grpc.aio.Channel:
-        """A channel that is connected. Raises OwnerUnreachable, at once where nobody listens: who drains leaves its
-        memories in the same moment, and they are looked up again."""
-        under_way = sum(each.owner == owner.number for each in self._passages)
+    async def _connected_channel(self, owner: Owner) -> grpc.aio.Channel:
+        """A connected channel. Raises OwnerUnreachable, at once if nothing listens at the address: a server that drains
+        releases its memories at the same moment, and the caller looks the owner up again."""
+        under_way = sum(each.owner == owner.number for each in self._forwarded)
         key = (owner.address, under_way // CALLS_OF_CONNECTION)
         channel = self._channels.get(key)
         if channel is None:
@@ -265,10 +265,10 @@ class Forwarding:
         problem = ""
         try:
             async with asyncio.timeout(CONNECT_S):
-                connected = await _connects(channel)
+                connected = await _try_connect(channel)
             if not connected:
                 problem = await self._peers.certificate_problem(channel, owner.address)
-        except (TimeoutError, grpc.aio.UsageError):  # closed by another call
+        except (TimeoutError, grpc.aio.UsageError):  # another call has closed it
             connected = False
         if connected:
             return channel
@@ -281,31 +281,32 @@ class Forwarding:
         raise OwnerUnreachable(text, retry_after_s=0.2)
 
     async def _close_unused(self, channel: grpc.aio.Channel) -> None:
-        """Closes a channel that is given to no call any more, once the last call has left it: closing ends calls, and
-        a server that drains accepts no connection but answers what it has."""
-        if channel not in self._channels.values() and all(each.channel is not channel for each in self._passages):
+        """Closes a channel that gets no further calls, once its last call has ended. Closing earlier would end calls,
+        and a server that drains accepts no new connection but completes its open calls."""
+        if channel not in self._channels.values() and all(each.channel is not channel for each in self._forwarded):
             await channel.close()
 
-    def _watch(self) -> None:
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch_owners(), context=contextvars.Context())
+    def _start_watching(self) -> None:
+        if self._watch_task is None or self._watch_task.done():
+            self._watch_task = asyncio.create_task(self._watch_owners(), context=contextvars.Context())
 
     async def _watch_owners(self) -> None:
-        """A server that stopped without closing its connections answers nothing: its calls end with its lease."""
-        while self._passages:
-            await asyncio.sleep(self._look_s)
+        """Cancels the calls to a server whose lease has expired: a hung server may keep its connections open."""
+        while self._forwarded:
+            await asyncio.sleep(self._poll_interval_s)
             try:
                 living = await self._ownership.living()
             except JournalUnavailable as error:
-                log.info("owners_not_looked_up", error=error)
+                log.info("owner_lookup_failed", error=error)
                 continue
-            for passage in [*self._passages]:
+            for passage in [*self._forwarded]:
                 if passage.owner not in living:
                     passage.call.cancel()
 
 
-async def _connects(channel: grpc.aio.Channel) -> bool:
-    """Whether a channel's next attempt leads to a connection; it makes others by itself, but after a second or more."""
+async def _try_connect(channel: grpc.aio.Channel) -> bool:
+    """Whether the channel's next connection attempt succeeds; the channel makes later attempts only after a second or
+    more."""
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
             return False
@@ -313,17 +314,17 @@ async def _connects(channel: grpc.aio.Channel) -> bool:
     return True
 
 
-async def _next(answers: AsyncGenerator[bytes, None]) -> bytes | None:
+async def _next_or_none(answers: AsyncGenerator[bytes, None]) -> bytes | None:
     return await anext(answers, None)
 
 
-async def _slept(seconds: float) -> bool:
+async def _sleep(seconds: float) -> bool:
     await asyncio.sleep(seconds)
     return True
 
 
-async def _pump(call: _Call, first: Message | None, requests: AsyncIterator[Message]) -> None:
-    """Requests on to the owner. What is wrong with one of them ends the call; a broken call tells its reader."""
+async def _send_requests(call: _Call, first: Message | None, requests: AsyncIterator[Message]) -> None:
+    """Forwards requests to the owner. An invalid request ends the call; a broken call ends its reader."""
     try:
         if first is not None:
             await call.write(first)
@@ -337,16 +338,17 @@ async def _pump(call: _Call, first: Message | None, requests: AsyncIterator[Mess
         raise
 
 
-async def _relay(error: grpc.aio.AioRpcError, context: _Context) -> None:
-    """End the call as the owner ended it. Raises OwnerUnreachable where the owner did not say anything."""
+async def _relay_status(error: grpc.aio.AioRpcError, context: _Context) -> None:
+    """Ends the call with the owner's status. Raises OwnerUnreachable if the owner sent none."""
     given = error.trailing_metadata() or ()
     rich = [(key, value) for key, value in given if key == STATUS_KEY and isinstance(value, bytes)]
-    # CANCELLED is what is left of a call when the owner's grace ends; a client that cancels never gets here.
+    # CANCELLED is the status of a call that is left when the owner's grace ends; a call that the client cancels does
+    # not get here.
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         if not rich:
             text = "the server that owns the memory ended, or the connection to it: what was asked may have been done"
             raise OwnerUnreachable(text, begun="yes") from None
-        info = _info(rich[0][1])
+        info = _error_info(rich[0][1])
         if info.reason == "OWNER_UNAVAILABLE" and "begun" not in info.metadata:
             raise OwnedElsewhere(error.details() or "the memory has moved") from None
     asked = [(key, value) for key, value in given if key == PUSHBACK_KEY]
@@ -354,7 +356,7 @@ async def _relay(error: grpc.aio.AioRpcError, context: _Context) -> None:
     await context.abort(error.code(), error.details() or "", trailing_metadata=trailing)
 
 
-def _info(status: bytes) -> error_details_pb2.ErrorInfo:
+def _error_info(status: bytes) -> error_details_pb2.ErrorInfo:
     info = error_details_pb2.ErrorInfo()
     for detail in status_pb2.Status.FromString(status).details:
         if detail.Unpack(info):
@@ -362,52 +364,44 @@ def _info(status: bytes) -> error_details_pb2.ErrorInfo:
     return info
 
 
-def _passes(error: EngineError) -> bool:
-    """Whether to try again: the call has changed nothing, and time may help."""
+def _is_retryable(error: EngineError) -> bool:
+    """Whether to retry: the call has changed nothing, and a later try may succeed."""
     return "begun" not in error.details and not isinstance(error, OwnerUntrusted)
 
 
 def _deadline_s(context: _Context) -> float:
     remaining: float | None = context.time_remaining()
-    return asyncio.get_running_loop().time() + (
-        PATIENCE_S if remaining is None else min(PATIENCE_S, heard_in_s(remaining))
-    )
+    return asyncio.get_running_loop().time() + (RETRY_S if remaining is None else min(RETRY_S, wait_limit_s(remaining)))
 
 
 def _is_marked(context: _Context) -> bool:
     return any(key == MARK for key, _ in context.invocation_metadata() or ())
 
 
-def _metadata(context: _Context) -> tuple[tuple[str, str | bytes], ...]:
+def _forwarded_metadata(context: _Context) -> tuple[tuple[str, str | bytes], ...]:
     given = [(key, value) for key, value in context.invocation_metadata() or () if not key.startswith(_NOT_OURS)]
-    return (*given, (MARK, "1"), (REQUEST_ID, current_id()))
+    return (*given, (MARK, "1"), (REQUEST_ID, current_request_id()))
 
 
-def _bytes(message: Any) -> bytes:
+def _serialize(message: Any) -> bytes:
     data: bytes = message.SerializeToString()
     return data
 
 
-async def _joined(first: Message | None, rest: AsyncIterator[Message]) -> AsyncIterator[Message]:
+async def _prepend(first: Message | None, rest: AsyncIterator[Message]) -> AsyncIterator[Message]:
     if first is not None:
         yield first
     async for message in rest:
         yield message
 
 
-def _may_name(method: MethodDescriptor) -> bool:
-    fields = method.input_type.fields_by_name
-    opening = fields["open"].message_type if "open" in fields else None
-    return "memory" in (fields if opening is None else opening.fields_by_name)
-
-
-def _named(request: Any) -> tuple[str, str] | None:
-    """(namespace, name) of the memory a request is for; None where it names none (whoever serves it says so)."""
+def _memory_of(request: Any) -> tuple[str, str] | None:
+    """(namespace, name) of the request's memory; None if it names none, which its handler refuses."""
     if request is None:
         return None
     fields = request.DESCRIPTOR.fields_by_name
     if "open" in fields:
-        return _named(request.open) if request.HasField("open") else None
+        return _memory_of(request.open) if request.HasField("open") else None
     memory = getattr(request, "memory", "")
     if not isinstance(memory, str):
         return memory.namespace, memory.name

@@ -1,4 +1,4 @@
-"""MemoryService's fragments: read, put, changed, forgotten, restored."""
+"""Fragment rpcs of MemoryService: get, list, put, update, forget, restore, erase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.repeats import answered, once_of, repeatable
+from memstream_server.rpc.repeats import answered, commit_with_answer, idempotent_call
 from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.fragments import fragment_message, read_filter
@@ -32,7 +32,7 @@ _MASKED = ("content", "structured", "importance", "metadata", "expire_time", "pi
 
 
 class FragmentMethods:
-    """What of MemoryService is about fragments."""
+    """The handlers."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine = engine
@@ -85,10 +85,12 @@ class FragmentMethods:
             found.add("observation.external_id", "is required: it says which fragment is put")
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
-        call = repeatable(request, namespace, request_id, pb.PutFragmentResponse)
+        call = idempotent_call(request, namespace, request_id, pb.PutFragmentResponse)
 
         async def put() -> pb.PutFragmentResponse:
-            return _put(await self._engine.fragments.put(namespace, name, new, request.etag, once_of(call, _put)))
+            return _put(
+                await self._engine.fragments.put(namespace, name, new, request.etag, commit_with_answer(call, _put))
+            )
 
         return await answered(call, self._engine, put)
 
@@ -98,10 +100,12 @@ class FragmentMethods:
         change = _change(found, request, self._limits)
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
-        call = repeatable(request, namespace, request_id, pb.UpdateFragmentResponse)
+        call = idempotent_call(request, namespace, request_id, pb.UpdateFragmentResponse)
 
         async def update() -> pb.UpdateFragmentResponse:
-            return _updated(await self._engine.fragments.update(namespace, name, change, once_of(call, _updated)))
+            return _updated(
+                await self._engine.fragments.update(namespace, name, change, commit_with_answer(call, _updated))
+            )
 
         return await answered(call, self._engine, update)
 
@@ -109,10 +113,12 @@ class FragmentMethods:
         self, request: pb.ForgetFragmentsRequest, _context: _Context
     ) -> pb.ForgetFragmentsResponse:
         namespace, name, which = self._which(request)
-        call = repeatable(request, namespace, request.request_id, pb.ForgetFragmentsResponse)
+        call = idempotent_call(request, namespace, request.request_id, pb.ForgetFragmentsResponse)
 
         async def forget() -> pb.ForgetFragmentsResponse:
-            return _forgotten(await self._engine.fragments.forget(namespace, name, which, once_of(call, _forgotten)))
+            return _forgotten(
+                await self._engine.fragments.forget(namespace, name, which, commit_with_answer(call, _forgotten))
+            )
 
         return await answered(call, self._engine, forget)
 
@@ -120,16 +126,18 @@ class FragmentMethods:
         self, request: pb.RestoreFragmentsRequest, _context: _Context
     ) -> pb.RestoreFragmentsResponse:
         namespace, name, which = self._which(request)
-        call = repeatable(request, namespace, request.request_id, pb.RestoreFragmentsResponse)
+        call = idempotent_call(request, namespace, request.request_id, pb.RestoreFragmentsResponse)
 
         async def restore() -> pb.RestoreFragmentsResponse:
-            return _restored(await self._engine.fragments.restore(namespace, name, which, once_of(call, _restored)))
+            return _restored(
+                await self._engine.fragments.restore(namespace, name, which, commit_with_answer(call, _restored))
+            )
 
         return await answered(call, self._engine, restore)
 
     async def erase_fragments(self, request: pb.EraseFragmentsRequest, _context: _Context) -> pb.EraseFragmentsResponse:
         namespace, name, which = self._which(request)
-        call = repeatable(request, namespace, request.request_id, pb.EraseFragmentsResponse)
+        call = idempotent_call(request, namespace, request.request_id, pb.EraseFragmentsResponse)
 
         async def erase() -> pb.EraseFragmentsResponse:
             answer = None if call is None else lambda operation: call.answer(_erasing(operation))
@@ -140,7 +148,7 @@ class FragmentMethods:
     def _which(
         self, request: pb.ForgetFragmentsRequest | pb.RestoreFragmentsRequest | pb.EraseFragmentsRequest
     ) -> tuple[str, str, list[str] | Filter]:
-        """(namespace, memory, ids or a filter that restricts something). Raises InvalidField."""
+        """(namespace, memory, ids or a filter that is not empty). Raises InvalidField."""
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         identifier(found, "request_id", request.request_id, self._limits)
@@ -161,7 +169,7 @@ class FragmentMethods:
 
 
 def _change(found: Violations, request: pb.UpdateFragmentRequest, limits: Limits) -> FragmentChange:
-    """What the mask names, from the message; an expire_time that is named and not set takes the expiry away."""
+    """The masked fields of the message; a masked expire_time that is not set removes the expiry."""
     message, paths = request.fragment, set(request.update_mask.paths)
     validation.fragment_id(found, "fragment.id", message.id)
     _check_mask(found, request.update_mask.paths)
@@ -225,7 +233,7 @@ def _erasing(operation: Operation) -> pb.EraseFragmentsResponse:
 
 
 def _fitting(messages: list[fragment_pb2.Fragment], bytes_max: int) -> list[fragment_pb2.Fragment]:
-    """The first of them that fit together, at least one."""
+    """As many of the first messages as fit, at least one."""
     size = 0
     for number, message in enumerate(messages):
         size += message.ByteSize()

@@ -1,14 +1,14 @@
-"""grpc.health.v1: what serves, by service, for probes and balancers that ask (Check) or are told (Watch).
+"""grpc.health.v1: which services serve, for probes (Check) and load balancers (Watch).
 
 | service | SERVING while |
 |---|---|
 | `memstream.v1.ServerService` | the process runs and is not draining |
-| the other services of the contract | the journal serves, too: without the index they answer correctly, if with less |
-| `memstream.journal`, `memstream.index` | this part serves; an index that is being filled does not yet |
-| `memstream.model.embedder`, `.scorer`, `.insights`, ... | the last call of this model succeeded, or none was made |
-| the empty name: the server as a whole | journal and index serve, whatever the models do |
+| the other services of the contract | the journal serves too; without the index, answers may be incomplete |
+| `memstream.journal`, `memstream.index` | this part serves; an index that is being rebuilt does not |
+| `memstream.model.embedder`, `.scorer`, `.insights`, ... | the last call of this model succeeded, or there was none |
+| the empty name: the server as a whole | journal and index serve, whatever the state of the models |
 
-Ours and not grpcio-health-checking's: there every other watcher of a service goes deaf when one leaves.
+It replaces grpcio-health-checking, in which every other watcher of a service stops getting updates when one leaves.
 """
 
 from __future__ import annotations
@@ -26,60 +26,60 @@ if TYPE_CHECKING:
 SERVICE = "grpc.health.v1.Health"
 JOURNAL, INDEX, WHOLE = "memstream.journal", "memstream.index", ""
 MODEL = "memstream.model."
-"""Before the role of a model."""
-LOOK_S = 1.0
+"""Prefix of a model's role."""
+POLL_INTERVAL_S = 1.0
 _ALIVE = "memstream.v1.ServerService"
 _Status = health_pb2.HealthCheckResponse
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Health:
-    """The servicer. `look` says what serves; without it everything does until `end`."""
+    """The servicer. `read_serving` returns what serves; without it everything serves until `end`."""
 
-    def __init__(self, services: Sequence[str], look: Callable[[], Awaitable[Serving]] | None = None) -> None:
+    def __init__(self, services: Sequence[str], read_serving: Callable[[], Awaitable[Serving]] | None = None) -> None:
         self._services = tuple(services)
-        self._look = look
+        self._read_serving = read_serving
         self._serving = dict.fromkeys((*services, JOURNAL, INDEX, WHOLE), False)
         self._changed = asyncio.Event()
         self._ended = self._closed = False
-        self._watching: asyncio.Task[None] | None = None
+        self._poll_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """From here on what `look` says is told; every second it is asked again."""
-        if self._look is None:
-            self._tell(True, True, {})
+        """Reads the state now and every second from then on."""
+        if self._read_serving is None:
+            self._set_serving(True, True, {})
             return
-        seen = await self._look()
-        self._tell(seen.journal, seen.index, seen.models)
-        self._watching = asyncio.create_task(self._watch(self._look))
+        seen = await self._read_serving()
+        self._set_serving(seen.journal, seen.index, seen.models)
+        self._poll_task = asyncio.create_task(self._poll_serving(self._read_serving))
 
     def end(self) -> None:
-        """The server drains: nothing serves, and nothing will again."""
+        """The server drains: no service serves any more."""
         models = {name.removeprefix(MODEL): False for name in self._serving if name.startswith(MODEL)}
-        self._tell(False, False, models, alive=False)
+        self._set_serving(False, False, models, alive=False)
         self._ended = True
 
     async def close(self) -> None:
-        """No more looking, and no more telling: watches end."""
+        """Stops polling and ends all watches."""
         self._closed = True
         self._changed.set()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._poll_task is not None:
+            self._poll_task.cancel()
+            await asyncio.gather(self._poll_task, return_exceptions=True)
 
     def serves(self, service: str) -> bool:
-        """Whether a service serves now; a name that there is not does not."""
+        """Whether a service serves now; False for an unknown name."""
         return self._serving.get(service, False)
 
-    # ---- the rpcs
+    # ---- rpcs
     async def Check(self, request: health_pb2.HealthCheckRequest, context: _Context) -> _Status:  # noqa: N802  # grpc's
-        """Whether a service serves now. NOT_FOUND for a name there is not."""
+        """Whether a service serves now. NOT_FOUND for an unknown name."""
         if request.service not in self._serving:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
         return self._status(request.service)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, _context: _Context) -> AsyncIterator[_Status]:  # noqa: N802
-        """The same now and after every change."""
+        """The state now and after every change."""
         said: _Status | None = None
         while True:
             changed, status = self._changed, self._status(request.service)
@@ -87,23 +87,22 @@ class Health:
                 said = status
                 yield status
             elif self._closed:
-                return  # else it would hold up the end of the server, which waits for calls
+                return  # otherwise the server, which waits for calls, could not stop
             else:
                 await changed.wait()
 
-    # ---- inside
     def _status(self, service: str) -> _Status:
         if service not in self._serving:
             return _Status(status=_Status.SERVICE_UNKNOWN)
         return _Status(status=_Status.SERVING if self._serving[service] else _Status.NOT_SERVING)
 
-    async def _watch(self, look: Callable[[], Awaitable[Serving]]) -> None:
+    async def _poll_serving(self, read_serving: Callable[[], Awaitable[Serving]]) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
-            seen = await look()
-            self._tell(seen.journal, seen.index, seen.models)
+            await asyncio.sleep(POLL_INTERVAL_S)
+            seen = await read_serving()
+            self._set_serving(seen.journal, seen.index, seen.models)
 
-    def _tell(self, journal: bool, index: bool, models: Mapping[str, bool], *, alive: bool = True) -> None:
+    def _set_serving(self, journal: bool, index: bool, models: Mapping[str, bool], *, alive: bool = True) -> None:
         if self._ended:
             return
         now = dict.fromkeys(self._services, journal) | {_ALIVE: alive, JOURNAL: journal, INDEX: index}

@@ -1,9 +1,10 @@
-"""ServerService: what this server is."""
+"""ServerService: version, capabilities, limits and models of the server."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ _REFLECTION = pb.Capability.CAPABILITY_REFLECTION
 
 
 class ServerService:
-    """Version, capabilities, limits and models."""
+    """The servicer."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine = engine
@@ -74,7 +75,7 @@ class ServerService:
 
 
 def _status(status: ModelStatus, whole: bool) -> pb.ModelStatus:
-    """`whole`: whether the caller may know when and how often others ask."""
+    """`whole`: whether the caller may see when and how often models are called."""
     shown = pb.ModelStatus(role=status.role, model=status.model, state=_STATES[status.state], last_error=status.error)
     if whole:
         shown.consecutive_failures = status.failures
@@ -85,9 +86,10 @@ def _status(status: ModelStatus, whole: bool) -> pb.ModelStatus:
     return shown
 
 
+@cache
 def server_version() -> str:
-    """As installed."""
+    """The installed version."""
     try:
         return version("memstream")
-    except PackageNotFoundError:  # run from a source tree that was not installed
+    except PackageNotFoundError:  # a source tree without an installed package
         return "unknown"

@@ -1,11 +1,12 @@
-"""The guard of every call: its errors become statuses, its routing header is checked, and it is counted.
+"""Turns errors of calls into statuses, checks the routing header, and bounds the number of calls and streams.
 
-Rule 1. Nothing but a status of errors.py leaves: a defect's text stays in the log, under an incident id.
-Rule 2. AbortError (a status was set already) and a CancelledError of the call itself (the client is gone) pass, and
-gRPC's InternalError, by which a read or write fails then, is the same. A CancelledError of something that the call
-waited for is a defect as others are: grpc would leave the client without any answer.
-Rule 3. A refusal that is to wait is told once it has, within the call's deadline; it counts as no call meanwhile.
-Rule 4. A handler is given `Requests` and not a message: the innermost interceptor has it read once it knows who calls.
+Rule 1. Only statuses of errors.py reach clients: the text of a defect stays in the log, under an incident id.
+Rule 2. Three exceptions pass unchanged: AbortError (a status is already set), a CancelledError of the call itself (the
+client is gone), and gRPC's InternalError, which a read or write raises in that case. A CancelledError from something
+that the call awaited is a defect like any other: grpc would leave the client without a status.
+Rule 3. A delayed refusal is sent after its delay, within the call's deadline; meanwhile it does not count as a call.
+Rule 4. A handler gets `Requests`, not a message: the innermost interceptor reads the message after it has authenticated
+the caller.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from memstream_server.engine.errors import QuotaExceeded
-from memstream_server.rpc.calls import gave_up, heard_in_s
+from memstream_server.rpc.calls import is_abandoned, wait_limit_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RoutingMismatch, abort, status_of_any
 from memstream_server.rpc.limits import Limits
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from memstream_server.observability import Metrics
 
 ROUTING_KEY = "memstream-memory"
-HELD_MAX = 1_024
-"""Refusals that wait; beyond them all are told at once."""
+DELAYED_REFUSALS_MAX = 1_024
+"""Maximum number of delayed refusals that wait; beyond it refusals are sent at once."""
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Guard(grpc.aio.ServerInterceptor):
+class ErrorAndLimitsInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of the server, health and reflection included."""
 
     def __init__(self, drain: Drain, limits: Limits, metrics: Metrics | None = None) -> None:
@@ -47,7 +48,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._streams_max = limits.streams_max
         self._calls_max = limits.calls_in_flight_max
         self._calls = 0
-        self._held = 0
+        self._delayed_refusals = 0
         self._metrics = metrics
 
     async def intercept_service(
@@ -59,15 +60,16 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         call = _Call(self, handler_call_details, handler.request_deserializer)
-        # A handler of a stream of bytes, also where the rpc has one request: gRPC would read and parse that by itself.
+        # Every handler becomes one of a stream of bytes, even if the rpc has one request: otherwise gRPC would read and
+        # parse that request before the handler runs.
         if handler.response_streaming:
-            behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            return grpc.stream_stream_rpc_method_handler(call.streaming(behaviour), None, handler.response_serializer)
-        behaviour = handler.stream_unary if handler.request_streaming else handler.unary_unary
-        return grpc.stream_unary_rpc_method_handler(call.answering(behaviour), None, handler.response_serializer)
+            handle = handler.stream_stream if handler.request_streaming else handler.unary_stream
+            return grpc.stream_stream_rpc_method_handler(call.wrap_stream(handle), None, handler.response_serializer)
+        handle = handler.stream_unary if handler.request_streaming else handler.unary_unary
+        return grpc.stream_unary_rpc_method_handler(call.wrap_unary(handle), None, handler.response_serializer)
 
     @contextmanager
-    def stream_open(self, rpc: str) -> Iterator[None]:
+    def count_stream(self, rpc: str) -> Iterator[None]:
         """Counts a stream. Raises QuotaExceeded, ShuttingDown."""
         if self._drain.open_streams >= self._streams_max:
             raise QuotaExceeded(
@@ -84,8 +86,8 @@ class Guard(grpc.aio.ServerInterceptor):
             yield
 
     @contextmanager
-    def call_open(self) -> Iterator[None]:
-        """Counts a call of one answer. Raises QuotaExceeded."""
+    def count_call(self) -> Iterator[None]:
+        """Counts a call with one response. Raises QuotaExceeded."""
         if self._calls >= self._calls_max:
             raise QuotaExceeded(
                 f"{self._calls_max} calls are under way, more at once are not allowed: try again soon",
@@ -98,86 +100,95 @@ class Guard(grpc.aio.ServerInterceptor):
         finally:
             self._calls -= 1
 
-    async def end(self, error: BaseException, context: _Context) -> None:
-        """Ends a call by the error that its handler ended with. Raises AbortError, CancelledError."""
-        if isinstance(error, asyncio.CancelledError) and gave_up(context):
+    async def end_call(self, error: BaseException, context: _Context) -> None:
+        """Ends a call with the status of its handler's error. Raises AbortError, CancelledError."""
+        if isinstance(error, asyncio.CancelledError) and is_abandoned(context):
             raise error
-        if isinstance(error, grpc.aio.InternalError):  # a message could not be sent or read: the client has gone
+        if isinstance(error, grpc.aio.InternalError):  # a read or write failed: the client is gone
             raise asyncio.CancelledError from None
         status = status_of_any(error)
         release_frames(error)
-        await self.due(error, context)
+        await self.wait_refusal_delay(error, context)
         await abort(context, status)
 
-    async def due(self, error: BaseException, context: _Context) -> None:
-        """Waits until the caller may be told."""
-        if not isinstance(error, QuotaExceeded) or not error.told_in_s or self._held >= HELD_MAX:
+    async def wait_refusal_delay(self, error: BaseException, context: _Context) -> None:
+        """Waits for the delay of a refusal, at most until shortly before the deadline."""
+        if (
+            not isinstance(error, QuotaExceeded)
+            or not error.told_in_s
+            or self._delayed_refusals >= DELAYED_REFUSALS_MAX
+        ):
             return
         remaining_s: float | None = context.time_remaining()
-        at_most_s = error.told_in_s if remaining_s is None else heard_in_s(remaining_s)
-        self._held += 1
+        at_most_s = error.told_in_s if remaining_s is None else wait_limit_s(remaining_s)
+        self._delayed_refusals += 1
         try:
             await asyncio.sleep(min(error.told_in_s, at_most_s))
         finally:
-            self._held -= 1
+            self._delayed_refusals -= 1
 
 
 class _Call:
-    """One call: what its headers say, and the wrapping of its handler."""
+    """One call: its routing header and its wrapped handler."""
 
-    def __init__(self, guard: Guard, details: grpc.HandlerCallDetails, decode: Decode) -> None:
-        self._guard = guard
+    def __init__(
+        self, interceptor: ErrorAndLimitsInterceptor, details: grpc.HandlerCallDetails, decode: Decode
+    ) -> None:
+        self._interceptor = interceptor
         self._method: str = details.method
-        self._requests = Requests(guard.reader, self._method, decode, self._check_routing)
+        self._requests = Requests(interceptor.reader, self._method, decode, self._check_routing)
         self._routing: list[str] = []
         for key, value in details.invocation_metadata or ():
             if key == ROUTING_KEY:
                 self._routing.append(value if isinstance(value, str) else value.decode(errors="replace"))
 
-    def answering(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[[Any, _Context], Awaitable[Any]]:
-        """Wraps a handler of one answer."""
+    def wrap_unary(self, handle: Callable[..., Awaitable[Any]]) -> Callable[[Any, _Context], Awaitable[Any]]:
+        """Wraps a handler of one response."""
 
         async def answer(_raw: Any, context: _Context) -> Any:
             try:
-                with self._counted(self._guard.call_open), closing(self._requests.read_from(context)) as requests:
-                    return await behaviour(requests, context)
+                with (
+                    self._count_if_ours(self._interceptor.count_call),
+                    closing(self._requests.read_from(context)) as requests,
+                ):
+                    return await handle(requests, context)
             except grpc.aio.AbortError:
                 raise
             except (Exception, asyncio.CancelledError) as error:
-                await self._guard.end(error, context)
+                await self._interceptor.end_call(error, context)
 
         return answer
 
-    def streaming(self, behaviour: Callable[..., Any]) -> Callable[[Any, _Context], Any]:
-        """Wraps a handler of a streamed answer: an async generator, or a coroutine that writes (health's Watch)."""
-        if not inspect.isasyncgenfunction(behaviour):
-            return self.answering(behaviour)
+    def wrap_stream(self, handle: Callable[..., Any]) -> Callable[[Any, _Context], Any]:
+        """Wraps a handler of a streamed response: an async generator, or a coroutine that writes (health's Watch)."""
+        if not inspect.isasyncgenfunction(handle):
+            return self.wrap_unary(handle)
 
         async def stream(_raw: Any, context: _Context) -> AsyncIterator[Any]:
             try:
-                with self._counted(self._stream_open), closing(self._requests.read_from(context)) as requests:
-                    async with aclosing(behaviour(requests, context)) as responses:
+                with self._count_if_ours(self._count_stream), closing(self._requests.read_from(context)) as requests:
+                    async with aclosing(handle(requests, context)) as responses:
                         async for response in responses:
                             yield response
             except grpc.aio.AbortError:
                 raise
             except (Exception, asyncio.CancelledError) as error:
-                await self._guard.end(error, context)
+                await self._interceptor.end_call(error, context)
 
         return stream
 
-    def _counted(self, opened: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-        """Health and reflection are always answered, and end with the server."""
+    def _count_if_ours(self, opened: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+        """Health and reflection are not limited, and do not delay the end of the server."""
         return opened() if self._method.startswith("/memstream.") else nullcontext()
 
-    def _stream_open(self) -> AbstractContextManager[None]:
-        return self._guard.stream_open(self._method.rpartition("/")[2])
+    def _count_stream(self) -> AbstractContextManager[None]:
+        return self._interceptor.count_stream(self._method.rpartition("/")[2])
 
     def _check_routing(self, request: Message) -> None:
-        """Of the first message. Raises RoutingMismatch."""
+        """Checks the first message. Raises RoutingMismatch."""
         if not self._routing:
             return
-        named = _named_memory(request)
+        named = _memory_of(request)
         for given in self._routing:
             if named is not None and given != named:
                 raise RoutingMismatch(f"the metadata {ROUTING_KEY} is {given[:300]!a}, the request names {named!r}")
@@ -199,11 +210,11 @@ def release_frames(error: BaseException) -> None:
             ahead += [one.__cause__, one.__context__]
 
 
-def _named_memory(request: Any) -> str | None:
-    """ "namespace/memory" as the request names it; None where it names none. A stream names it in `open`."""
+def _memory_of(request: Any) -> str | None:
+    """Returns "namespace/memory" of the request, or None. A stream names it in `open`."""
     fields = request.DESCRIPTOR.fields_by_name
     if "open" in fields:
-        return _named_memory(request.open) if request.HasField("open") else None
+        return _memory_of(request.open) if request.HasField("open") else None
     if "memory" not in fields:
         return None
     if fields["memory"].message_type is not None:

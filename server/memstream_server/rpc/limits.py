@@ -1,4 +1,4 @@
-"""What the server accepts on the wire, given by the composition root from its settings."""
+"""Limits of requests, streams and calls, from the settings."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Limits:
     """Serialised observations of one Observe stream in flight, not yet received."""
     message_bytes_max: int = 4 << 20
     small_message_bytes_max: int = 256 << 10
-    """Of rpcs other than those that take observations, plans and imports."""
+    """For rpcs other than those that take observations, plans and imports."""
     message_fields_max: int = 131_072
-    """Fields of one message, those of its sub-messages counted; an eighth for those small ones."""
+    """Fields of one message, including those of its sub-messages; an eighth of it for small messages."""
     caller_streams_max: int = 0
-    """Streams that one principal may have open; 0 is no limit."""
+    """Open streams of one principal; 0: no limit."""
     caller_calls_max: int = 0
-    """Calls of one answer likewise."""
+    """Concurrent calls with one response of one principal; 0: no limit."""
     caller_request_bytes_max: int = 64 << 20
-    """Bytes of requests of one caller that are received or worked on at once; more wait."""
+    """Bytes of one caller's requests that are being received or processed; further requests wait."""
     connection_streams_max: int = 256
-    """Calls and streams that one connection may have open; a client holds back more by itself."""
+    """Open calls and streams of one connection; a client queues further ones itself."""
     name_bytes_max: int = 128
     metadata_entries_max: int = 64
     metadata_bytes_max: int = 16_384
@@ -49,17 +49,17 @@ class Limits:
     streams_max: int = 4_096
     calls_in_flight_max: int = 1_024
     opening_max_s: float = 20.0
-    """How long a connection may take to its handshake, and a stream to its first message."""
+    """Maximum time for a connection's handshake, and for the first message of a stream."""
     connection_idle_max_s: float = 1_800.0
-    """How long a connection without a call is kept."""
+    """How long a connection without a call stays open."""
     watch_stalled_max_s: float = 600.0
-    """How long a watcher may leave unread what was sent to it."""
+    """How long a watcher may leave a response unread."""
     backlog_wait_s: float = 5.0
     """How long an Observe stream is throttled while its memory's backlog is full, before it is refused."""
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        """Those of a server's settings."""
+        """The limits of a server's settings."""
         return cls(
             content_bytes_max=settings.content_max_bytes,
             batch_max=settings.batch_max,
@@ -86,7 +86,7 @@ class Limits:
         )
 
     def message(self) -> pb.Limits:
-        """As GetServerInfo and the opened streams tell them."""
+        """The message in GetServerInfo and in the `opened` message of streams."""
         return pb.Limits(
             content_bytes_max=self.content_bytes_max,
             batch_max=self.batch_max,

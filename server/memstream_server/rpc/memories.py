@@ -1,4 +1,4 @@
-"""MemoryService: memories as resources; their fragments are in fragments.py."""
+"""Memory rpcs of MemoryService; the fragment rpcs are in fragments.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import readable
 from memstream_server.rpc.fragments import FragmentMethods
-from memstream_server.rpc.repeats import Repeatable, answer_of, answered, once_of, repeatable
+from memstream_server.rpc.repeats import IdempotentCall, answer_of, answered, commit_with_answer, idempotent_call
 from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
 from memstream_server.rpc.wire import policies
 from memstream_server.rpc.wire.fragments import TIERS
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _UPDATE_TRIES = 5
-"""An update without an etag is decided anew when another came between reading and writing."""
+"""An update without an etag is retried if another update came between its read and its write."""
 
 
 class MemoryService(FragmentMethods):
-    """What of the service this server has; the rest is refused by rpc/registration.py."""
+    """The handlers; rpc/registration.py refuses rpcs that are missing."""
 
     # ---- memories
     async def create_memory(self, request: pb.CreateMemoryRequest, _context: _Context) -> pb.CreateMemoryResponse:
@@ -46,7 +46,7 @@ class MemoryService(FragmentMethods):
         )
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
-        call = repeatable(request, namespace, request_id, pb.CreateMemoryResponse)
+        call = idempotent_call(request, namespace, request_id, pb.CreateMemoryResponse)
         answer = _answering(call, lambda record: _created(record, True))
 
         async def create() -> pb.CreateMemoryResponse:
@@ -81,7 +81,7 @@ class MemoryService(FragmentMethods):
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         _check_mask(found, request.update_mask.paths)
         found.check()
-        call = repeatable(request, namespace, request_id, pb.UpdateMemoryResponse)
+        call = idempotent_call(request, namespace, request_id, pb.UpdateMemoryResponse)
 
         async def update() -> pb.UpdateMemoryResponse:
             return _updated(await self._update(request, namespace, name, _answering(call, _updated)))
@@ -113,7 +113,7 @@ class MemoryService(FragmentMethods):
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
-        call = repeatable(request, namespace, request_id, pb.DeleteMemoryResponse)
+        call = idempotent_call(request, namespace, request_id, pb.DeleteMemoryResponse)
         answer = answer_of(call, pb.DeleteMemoryResponse)
 
         async def delete() -> pb.DeleteMemoryResponse:
@@ -131,7 +131,7 @@ class MemoryService(FragmentMethods):
             new_namespace = validation.name(found, "new_namespace", request.new_namespace, self._limits)
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
-        call = repeatable(request, namespace, request_id, pb.CloneMemoryResponse)
+        call = idempotent_call(request, namespace, request_id, pb.CloneMemoryResponse)
         answer = _answering(call, _cloned)
 
         async def clone() -> pb.CloneMemoryResponse:
@@ -142,15 +142,17 @@ class MemoryService(FragmentMethods):
     async def clear_memory(self, request: pb.ClearMemoryRequest, _context: _Context) -> pb.ClearMemoryResponse:
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        if 0 in request.tiers:  # elsewhere it stands for any; what clears for good takes no chances
+        if 0 in request.tiers:  # UNSPECIFIED means any tier in other rpcs; a permanent removal must name its tiers
             found.add("tiers", "has TIER_UNSPECIFIED: name the tiers, or none for all")
         tiers = TIERS.read_all(found, "tiers", request.tiers)
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
-        call = repeatable(request, namespace, request_id, pb.ClearMemoryResponse)
+        call = idempotent_call(request, namespace, request_id, pb.ClearMemoryResponse)
 
         async def clear() -> pb.ClearMemoryResponse:
-            return _cleared(await self._engine.fragments.clear(namespace, name, tiers, once_of(call, _cleared)))
+            return _cleared(
+                await self._engine.fragments.clear(namespace, name, tiers, commit_with_answer(call, _cleared))
+            )
 
         return await answered(call, self._engine, clear)
 
@@ -180,7 +182,7 @@ class MemoryService(FragmentMethods):
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
-        call = repeatable(request, namespace, request_id, pb.ReflectMemoryResponse)
+        call = idempotent_call(request, namespace, request_id, pb.ReflectMemoryResponse)
 
         def response(operation: Operation) -> pb.ReflectMemoryResponse:
             return pb.ReflectMemoryResponse(operation=operation_message(operation))
@@ -191,7 +193,6 @@ class MemoryService(FragmentMethods):
 
         return await answered(call, self._engine, start)
 
-    # ---- inside
     def _named(self, request: pb.GetMemoryRequest | pb.GetMemoryStatsRequest) -> tuple[str, str]:
         found = Violations()
         named = memory_name(found, request.namespace, request.memory, self._limits)
@@ -207,12 +208,12 @@ def _check_mask(found: Violations, paths: Any) -> None:
             found.add("update_mask", f'has {shown(path)}: "labels", "policy" and paths below it can be set')
 
 
-def _answering(call: Repeatable[Any] | None, response: Any) -> AnswerOf | None:
+def _answering(call: IdempotentCall[Any] | None, response: Any) -> AnswerOf | None:
     return None if call is None else lambda record: call.answer(response(record))
 
 
 def _check_same(request: pb.CreateMemoryRequest, record: MemoryRecord) -> None:
-    """Raises MemoryExists where an existing memory is not what the request asks for."""
+    """Raises MemoryExists if an existing memory differs from the request."""
     differing = policies.differences(request, policies.memory_message(record))
     if differing:
         named = ", ".join(f"{field} ({how})" for field, how in differing.items())

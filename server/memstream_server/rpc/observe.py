@@ -1,11 +1,11 @@
-"""Observe: a producer's observations in, cumulative acknowledgements out.
+"""Observe: observations of a producer in, cumulative acknowledgements out.
 
-Rule 1. One task reads requests; the generator follows the session, and alone writes. They meet in this object's fields,
-so acknowledgements coalesce by themselves and nothing queues up behind a slow client.
-Rule 2. Credits are given back by the acknowledgement that tells of *received*, not before: a client that does not
-read its acknowledgements runs out of window instead of filling the server's memory.
-Rule 3. An error of the client ends the stream only after what it sent before was received and acknowledged.
-Rule 4. A request stream that ends without `close` is an abandoned producer: nothing waits for *stored*.
+Rule 1. One task reads requests; the generator follows the session and is the only writer. They share this object's
+fields, so acknowledgements are merged while a client is slow, and no queue grows.
+Rule 2. The acknowledgement of *received* returns flow-control credit, and nothing else does: a client that does not
+read acknowledgements runs out of window instead of filling the server's memory.
+Rule 3. A client error ends the stream only after everything that the client sent before was received and acknowledged.
+Rule 4. A request stream that ends without `close` is an abandoned producer: the server does not wait for *stored*.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ class ObserveOpening:
     level: AckLevel
     outcomes: bool
     known: int | None = None
-    """Up to which number the client knows refusals and outcomes; None: it does not ask for what it missed."""
+    """The sequence number up to which the client knows rejections and outcomes; None: it does not ask for missed ones.
+    """
 
 
 def read_open(message: pb.ObserveRequest, limits: Limits) -> ObserveOpening:
-    """The first message of a stream. Raises ProtocolViolation, InvalidField."""
+    """Validates the first message of a stream. Raises ProtocolViolation, InvalidField."""
     if message.WhichOneof("message") != "open":
         raise ProtocolViolation("the first message of an Observe stream must be `open`")
     given, found = message.open, Violations()
@@ -71,7 +72,7 @@ def read_open(message: pb.ObserveRequest, limits: Limits) -> ObserveOpening:
 
 
 def check_numbers(first: int, count: int, limits: Limits, prefix: str = "") -> None:
-    """A batch's size and numbers. Raises InvalidField."""
+    """Validates a batch's size and numbers. Raises InvalidField."""
     if count == 0:
         raise invalid(f"{prefix}observations", "is empty")
     if count > limits.batch_max:
@@ -86,12 +87,12 @@ class _InFlight:
     count: int
     size: int
     repeat: bool
-    """All of it was received before: an acknowledgement is owed though no number moves."""
+    """Whether the whole batch is a repeat: it needs an acknowledgement although no number advances."""
     received: asyncio.Future[None]
 
 
 class ObserveStream:
-    """One open stream. `responses` is run once."""
+    """One open stream. `responses` runs once."""
 
     def __init__(
         self, session: ObserveSession, opening: ObserveOpening, limits: Limits, drain: Drain, dimension: int
@@ -106,21 +107,21 @@ class ObserveStream:
         self._stored = opened.stored
         self._indexed = 0
         self._revision = opened.revision
-        self._sent = opened.received
-        """Last number sent on this stream, or received before it."""
+        self._last_sent = opened.received
+        """Highest sequence number that this stream sent, or that was received before it."""
         self._in_flight: deque[_InFlight] = deque()
-        self._count = 0
-        self._size = 0
+        self._observations_in_flight = 0
+        self._bytes_in_flight = 0
         self._rejected: list[Rejection] = []
         self._outcomes: list[Outcome] = []
         self._flushes: deque[tuple[int, int]] = deque()
-        """(flush_id, number that must have reached the level)."""
+        """(flush_id, sequence number that must have reached the level)."""
         self._flushed = 0
-        self._resumed = opened.stored if opening.known is not None else 0
+        self._outcomes_resumed_to = opened.stored if opening.known is not None else 0
         """Outcomes up to this number were sent again when the stream opened, ..."""
         self._resumed_to = 0
-        """... and refusals up to this one."""
-        self._news = False
+        """... and rejections up to this one."""
+        self._ack_due = False
         self._throttle_s = 0.0
         self._closing = False
         self._going_away = False
@@ -128,24 +129,24 @@ class ObserveStream:
         self._wake = session.news
 
     async def responses(self, requests: AsyncIterator[pb.ObserveRequest]) -> AsyncGenerator[pb.ObserveResponse, None]:
-        """Every message of the server, until `closed`, the end of the requests, or an error."""
-        self._hear()  # what `opened` does not say: where indexed stands, and what has moved since
+        """Yields every message of the server, until `closed`, the end of the requests, or an error."""
+        self._poll_progress()  # `opened` lacks *indexed*, and progress since the session opened
         self._wake.set()
-        reader = asyncio.create_task(self._read(requests))
+        reader = asyncio.create_task(self._read_requests(requests))
         reader.add_done_callback(lambda _: self._wake.set())
         try:
-            with self._drain.told(self._drained):
+            with self._drain.told(self._on_drain):
                 async with aclosing(self._opening_messages()) as messages:
                     async for message in messages:
                         yield message
                 while True:
                     await self._wake.wait()
                     self._wake.clear()
-                    if self._drain.begun and not self._going_away:  # first: what is due may raise
+                    if self._drain.begun and not self._going_away:  # first, because pending responses may raise
                         self._going_away = True
                         yield pb.ObserveResponse(going_away=self._drain.message())
-                    ended = self._hear()
-                    due = self._due()
+                    ended = self._poll_progress()
+                    due = self._pending_responses()
                     for response in due:
                         yield response
                     if ended is not None:
@@ -153,27 +154,27 @@ class ObserveStream:
                     if self._grace_over:
                         raise self._drain.error()
                     if due:
-                        self._wake.set()  # look again: while it was written, more may have become due
-                    elif self._finished(reader):
+                        self._wake.set()  # more responses may be pending by now
+                    elif self._is_finished(reader):
                         break
             if self._closing:
                 await asyncio.wait({reader}, timeout=AFTER_CLOSE_S)
                 _raise_failure(reader)
-                yield pb.ObserveResponse(closed=self._closed())
+                yield pb.ObserveResponse(closed=self._closed_message())
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
-    # ---- what is read
-    async def _read(self, requests: AsyncIterator[pb.ObserveRequest]) -> None:
+    # ---- requests
+    async def _read_requests(self, requests: AsyncIterator[pb.ObserveRequest]) -> None:
         async for message in requests:
             kind = message.WhichOneof("message")
             if self._closing:
                 raise ProtocolViolation(f"a message ({kind}) came after `close`")
             if kind == "batch":
-                await self._batch(message.batch)
+                await self._accept_batch(message.batch)
             elif kind == "flush":
-                self._flush(message.flush)
+                self._accept_flush(message.flush)
             elif kind == "close":
                 self._closing = True
             elif kind == "open":
@@ -182,7 +183,7 @@ class ObserveStream:
                 raise ProtocolViolation("a message came with nothing set")
             self._wake.set()
 
-    async def _batch(self, batch: pb.ObservationBatch) -> None:
+    async def _accept_batch(self, batch: pb.ObservationBatch) -> None:
         count = len(batch.observations)
         check_numbers(batch.first_sequence, count, self._limits, "batch.")
         async with self._session.turn():
@@ -190,33 +191,35 @@ class ObserveStream:
                 list(batch.observations), self._opening.session, self._limits, self._dimension
             )
             self._check_window(count, size)
-            received = self._submit(batch.first_sequence, items)
+            received = self._submit_batch(batch.first_sequence, items)
         if isinstance(received, BacklogFull):
             received = await self._submit_later(received, batch.first_sequence, items)
         last = batch.first_sequence + count - 1
         self._in_flight.append(_InFlight(last, count, size, last <= self._received, received))
-        self._count += count
-        self._size += size
-        self._sent = max(self._sent, last)
-        received.add_done_callback(self._settled)
+        self._observations_in_flight += count
+        self._bytes_in_flight += size
+        self._last_sent = max(self._last_sent, last)
+        received.add_done_callback(self._on_received)
 
-    def _settled(self, received: asyncio.Future[None]) -> None:
+    def _on_received(self, received: asyncio.Future[None]) -> None:
         if not received.cancelled():
-            received.exception()  # looked at here, so that a stream that is gone leaves no warning behind
+            received.exception()  # retrieved here, so that an ended stream causes no warning
         self._wake.set()
 
     def _check_window(self, count: int, size: int) -> None:
         for held, more, most, unit in (
-            (self._count, count, self._limits.window_observations, "observations"),
-            (self._size, size, self._limits.window_bytes, "bytes"),
+            (self._observations_in_flight, count, self._limits.window_observations, "observations"),
+            (self._bytes_in_flight, size, self._limits.window_bytes, "bytes"),
         ):
             if held + more > most:
                 raise WindowExceeded(
                     f"{held} {unit} are in flight and {more} more came, the window is {most}; wait for acknowledgements"
                 )
 
-    def _submit(self, first: int, items: Sequence[NewObservation | Refusal]) -> asyncio.Future[None] | BacklogFull:
-        """Gives the batch to the engine."""
+    def _submit_batch(
+        self, first: int, items: Sequence[NewObservation | Refusal]
+    ) -> asyncio.Future[None] | BacklogFull:
+        """Submits the batch to the engine."""
         try:
             return self._session.submit(first, items, self._opening.level)
         except BacklogFull as full:
@@ -225,7 +228,7 @@ class ObserveStream:
     async def _submit_later(
         self, full: BacklogFull, first: int, items: Sequence[NewObservation | Refusal]
     ) -> asyncio.Future[None]:
-        """While the backlog is full, holds the batch for a while and throttles the client."""
+        """Retries while the backlog is full, for a limited time, and throttles the client."""
         deadline = asyncio.get_running_loop().time() + self._limits.backlog_wait_s
         while True:
             delay_s = max(0.01, full.retry_after_s or RETRY_S[full.reason])
@@ -234,31 +237,31 @@ class ObserveStream:
             self._throttle_s = delay_s
             self._wake.set()
             await asyncio.sleep(delay_s)
-            received = self._submit(first, items)
+            received = self._submit_batch(first, items)
             if not isinstance(received, BacklogFull):
                 return received
             full = received
 
-    def _flush(self, flush: pb.ObserveFlush) -> None:
+    def _accept_flush(self, flush: pb.ObserveFlush) -> None:
         if flush.flush_id < 1:
             raise invalid("flush.flush_id", f"is {flush.flush_id}: it must be 1 or more")
         flush_id = flush.flush_id
-        if self._flushes and self._flushes[-1][1] == self._sent:  # they are reached together
+        if self._flushes and self._flushes[-1][1] == self._last_sent:  # they complete together
             flush_id = max(flush_id, self._flushes.pop()[0])
         elif len(self._flushes) >= self._limits.window_observations:
             raise WindowExceeded(f"{len(self._flushes)} flushes wait, more are not allowed; wait for acknowledgements")
-        self._flushes.append((flush_id, self._sent))
+        self._flushes.append((flush_id, self._last_sent))
 
-    # ---- what is heard of the engine
-    def _hear(self) -> EngineError | None:
-        """What ended the session, if anything did."""
+    # ---- progress of the session
+    def _poll_progress(self) -> EngineError | None:
+        """Returns the error that ended the session, if any."""
         try:
-            self._merge(self._session.progress())
+            self._merge_progress(self._session.progress())
         except EngineError as error:
             return error
         return None
 
-    def _merge(self, progress: Progress) -> None:
+    def _merge_progress(self, progress: Progress) -> None:
         before = self._received, self._stored, self._indexed
         self._received = max(self._received, progress.received)
         if progress.stored >= self._stored:
@@ -266,25 +269,25 @@ class ObserveStream:
         self._indexed = max(self._indexed, progress.indexed)
         self._rejected.extend(progress.rejected)
         if self._opening.outcomes:
-            self._outcomes.extend(one for one in progress.outcomes if one.sequence > self._resumed)
+            self._outcomes.extend(one for one in progress.outcomes if one.sequence > self._outcomes_resumed_to)
         moved = before != (self._received, self._stored, self._indexed)
-        self._news = self._news or moved or bool(self._rejected or self._outcomes)
+        self._ack_due = self._ack_due or moved or bool(self._rejected or self._outcomes)
 
-    def _drained(self) -> None:
-        asyncio.get_running_loop().call_later(self._drain.grace_s, self._grace_ended)
+    def _on_drain(self) -> None:
+        asyncio.get_running_loop().call_later(self._drain.grace_s, self._on_grace_over)
         self._wake.set()
 
-    def _grace_ended(self) -> None:
+    def _on_grace_over(self) -> None:
         self._grace_over = True
         self._wake.set()
 
-    # ---- what is written
-    def _due(self) -> list[pb.ObserveResponse]:
+    # ---- responses
+    def _pending_responses(self) -> list[pb.ObserveResponse]:
         responses = []
-        self._release()
-        self._satisfy()
-        if self._news:
-            responses.append(pb.ObserveResponse(ack=self._ack()))
+        self._return_credits()
+        self._complete_flushes()
+        if self._ack_due:
+            responses.append(pb.ObserveResponse(ack=self._take_ack()))
         if self._throttle_s:
             text = "the memory's backlog is full"
             responses.append(
@@ -293,8 +296,8 @@ class ObserveStream:
             self._throttle_s = 0.0
         return responses
 
-    def _release(self) -> None:
-        """Give back the credits of batches that are received. Raises what the engine says of one that is not."""
+    def _return_credits(self) -> None:
+        """Returns the credit of received batches. Raises the engine's error of a failed one."""
         while self._in_flight:
             batch = self._in_flight[0]
             if batch.received.done():
@@ -302,35 +305,35 @@ class ObserveStream:
             elif batch.repeat or batch.last > self._received:
                 return
             self._in_flight.popleft()
-            self._count -= batch.count
-            self._size -= batch.size
-            self._news = self._news or batch.repeat or batch.last > self._received
+            self._observations_in_flight -= batch.count
+            self._bytes_in_flight -= batch.size
+            self._ack_due = self._ack_due or batch.repeat or batch.last > self._received
             self._received = max(self._received, batch.last)
 
-    def _satisfy(self) -> None:
+    def _complete_flushes(self) -> None:
         reached = {
             AckLevel.RECEIVED: self._received,
             AckLevel.STORED: self._stored,
             AckLevel.INDEXED: self._indexed,
         }[self._opening.level]
-        if self._in_flight:  # a batch that repeats numbers is first compared with what was received under them
+        if self._in_flight:  # a repeated batch must first be compared with the received one
             first = self._in_flight[0]
             reached = min(reached, first.last - first.count)
         while self._flushes and self._flushes[0][1] <= reached:
             self._flushed = max(self._flushed, self._flushes.popleft()[0])
-            self._news = True
+            self._ack_due = True
 
-    def _finished(self, reader: asyncio.Task[None]) -> bool:
-        """Whether the stream is over. Raises what the reader raised once everything before it is acknowledged."""
+    def _is_finished(self, reader: asyncio.Task[None]) -> bool:
+        """Whether the stream is over. Raises the reader's error once all batches before it are acknowledged."""
         if reader.done() and not self._in_flight:
             _raise_failure(reader)
             if not self._closing:
                 return True
-        return self._closing and not self._in_flight and self._stored >= self._sent
+        return self._closing and not self._in_flight and self._stored >= self._last_sent
 
     async def _opening_messages(self) -> AsyncGenerator[pb.ObserveResponse, None]:
-        """`opened`, and acknowledgements with the rest of what the client asks to have again."""
-        opened = self._opened()
+        """`opened`, then acknowledgements with the missed rejections and outcomes that the client asked for."""
+        opened = self._opened_message()
         if self._opening.known is None:
             yield pb.ObserveResponse(opened=opened)
             return
@@ -355,7 +358,7 @@ class ObserveStream:
                 yield pb.ObserveResponse(ack=ack)
         self._resumed_to = resumption.upto
 
-    def _opened(self) -> pb.ObserveOpened:
+    def _opened_message(self) -> pb.ObserveOpened:
         opened = self._session.opened
         return pb.ObserveOpened(
             received=opened.received,
@@ -369,8 +372,8 @@ class ObserveStream:
             revision=opened.revision,
         )
 
-    def _ack(self) -> pb.Ack:
-        self._news = False
+    def _take_ack(self) -> pb.Ack:
+        self._ack_due = False
         rejected, self._rejected = self._rejected, []
         outcomes, self._outcomes = self._outcomes, []
         return pb.Ack(
@@ -384,7 +387,7 @@ class ObserveStream:
             resumed=self._resumed_to,
         )
 
-    def _closed(self) -> pb.ObserveClosed:
+    def _closed_message(self) -> pb.ObserveClosed:
         return pb.ObserveClosed(
             received=self._received,
             stored=self._stored,

@@ -1,4 +1,4 @@
-"""OperationService: long work is started, followed and cancelled."""
+"""OperationService: start, follow and cancel long operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import readable
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.repeats import answered, repeatable
+from memstream_server.rpc.repeats import answered, idempotent_call
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire.operations import operation_message
 
@@ -23,7 +23,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class OperationService:
-    """All rpcs of the service."""
+    """The servicer."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine = engine
@@ -33,7 +33,7 @@ class OperationService:
         found = Violations()
         identifier(found, "request_id", request.request_id, self._limits)
         found.check()
-        call = repeatable(request, "", request.request_id, pb.StartReindexResponse)
+        call = idempotent_call(request, "", request.request_id, pb.StartReindexResponse)
 
         def response(operation: Operation) -> pb.StartReindexResponse:
             return pb.StartReindexResponse(operation=operation_message(operation))
@@ -49,7 +49,7 @@ class OperationService:
         namespace, memory = self._where(found, request.namespace, request.memory)
         identifier(found, "request_id", request.request_id, self._limits)
         found.check()
-        call = repeatable(request, namespace, request.request_id, pb.StartPurgeResponse)
+        call = idempotent_call(request, namespace, request.request_id, pb.StartPurgeResponse)
 
         def response(operation: Operation) -> pb.StartPurgeResponse:
             return pb.StartPurgeResponse(operation=operation_message(operation))
@@ -94,7 +94,7 @@ class OperationService:
         return id
 
     def _where(self, found: Violations, namespace: str, memory: str) -> tuple[str, str]:
-        """Both may be empty; a memory is in a namespace."""
+        """Validates (namespace, memory). Both may be empty; a memory needs a namespace."""
         if memory and not namespace:
             found.add("namespace", "is required with memory")
         elif memory:

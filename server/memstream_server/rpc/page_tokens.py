@@ -1,8 +1,8 @@
-"""Page tokens: opaque to clients, and good only for the call and the arguments they were made by.
+"""Page tokens: opaque to clients, and valid only for the rpc and arguments that created them.
 
-A token is base64url(check + payload) with an 8-byte check over the method, the arguments and the payload. It is
-no secret and grants nothing: the check finds tokens that were mixed up, not tokens that were forged. So a payload is
-checked like any other input: `read_number`, `read_name` and `read_position` refuse what no server writes.
+A token is base64url(check + payload) with an 8-byte check over the method, the arguments and the payload. It is not
+secret and grants nothing: the check detects mixed-up tokens, not forged ones. A payload is therefore validated like any
+other input: `read_number`, `read_name` and `read_position` refuse what no server writes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _CHECK_BYTES = 8
 _TOKEN_CHARS_MAX = 1_024
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _NAME = re.compile(r"[!-~]{1,1024}")
-"""Names and ids in printable ASCII; what they may be in detail does not matter to a comparison."""
+"""Names and ids in printable ASCII; a comparison does not need a stricter format."""
 NUMBER_MAX = 2**32 - 2
-"""The last position of a memory, and the last number of a conversation, that another can follow."""
+"""The last position of a memory, and the last number of a conversation, that has a successor."""
 
 
 def make(request: Message, payload: str) -> str:
@@ -53,14 +53,14 @@ def read_position(request: Message) -> tuple[int | None, str]:
 
 
 def number_in(payload: str) -> int:
-    """A number as this server writes one. Raises PageTokenInvalid."""
+    """A number as a server writes it. Raises PageTokenInvalid."""
     if _NUMBER.fullmatch(payload) and int(payload) <= NUMBER_MAX:
         return int(payload)
     raise _invalid()
 
 
 def name_in(payload: str) -> str:
-    """A name or an id as this server writes one. Raises PageTokenInvalid."""
+    """A name or an id as a server writes it. Raises PageTokenInvalid."""
     if _NAME.fullmatch(payload):
         return payload
     raise _invalid()
@@ -76,7 +76,7 @@ def _payload(request: Message) -> str:
         if payload and len(token) <= _TOKEN_CHARS_MAX and data[:_CHECK_BYTES] == _check(request, payload):
             return payload.decode()
     except (binascii.Error, UnicodeError):
-        pass  # falls to the one refusal below
+        pass  # refused below
     raise _invalid()
 
 

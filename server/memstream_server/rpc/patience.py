@@ -1,8 +1,8 @@
-"""Ending a stream whose client leaves unread what was sent to it.
+"""Ends a stream whose client does not read the responses.
 
-grpc takes a response when the connection has room for it, and until then a generator stands at its `yield` and cannot
-be told anything. So the status is sent beside it: it stands behind what is on its way, so that the client reads
-everything, then why the stream ended. Whatever the handler held is let go at once.
+grpc takes a response once the connection has room for it; until then the generator is suspended at its `yield` and
+cannot raise. A separate task therefore sends the status. It follows the responses that are already queued, so that the
+client reads all of them and then the reason. The handler's resources are released at once.
 """
 
 from __future__ import annotations
@@ -21,40 +21,41 @@ from memstream_server.rpc.errors import abort, status_of
 R = TypeVar("R")
 _Context = grpc.aio.ServicerContext[Any, Any]
 _ending: set[asyncio.Task[None]] = set()
-"""Statuses on their way: a loop keeps only weak references."""
+"""Tasks that send a status: the event loop keeps only weak references."""
 
 
-async def patiently(
-    responses: AsyncGenerator[R, None], context: _Context, patience_s: float, error: Callable[[R, float], EngineError]
+async def end_if_stalled(
+    responses: AsyncGenerator[R, None],
+    context: _Context,
+    stalled_max_s: float,
+    error: Callable[[R, float], EngineError],
 ) -> AsyncGenerator[R, None]:
-    """`responses`, until one is not taken for `patience_s`: then the call ends with `error` of that one.
+    """Yields `responses`. If one is not taken for `stalled_max_s`, ends the call with `error(response, stalled_max_s)`.
 
-    `error` is given the response and `patience_s`.
-
-    To be iterated over in the call's own task, which is cancelled then.
+    Iterate over it in the call's own task, which is then cancelled.
     """
     loop, handler = asyncio.get_running_loop(), asyncio.current_task()
     assert handler is not None
     async with aclosing(responses):
         async for response in responses:
-            timer = loop.call_later(patience_s, _begin_end, handler, context, error(response, patience_s))
+            timer = loop.call_later(stalled_max_s, _start_ending, handler, context, error(response, stalled_max_s))
             try:
                 yield response
             finally:
                 timer.cancel()
 
 
-def _begin_end(handler: asyncio.Task[Any], context: _Context, error: EngineError) -> None:
-    task = asyncio.create_task(_end(handler, context, error))
+def _start_ending(handler: asyncio.Task[Any], context: _Context, error: EngineError) -> None:
+    task = asyncio.create_task(_end_call(handler, context, error))
     _ending.add(task)
     task.add_done_callback(_ending.discard)
 
 
-async def _end(handler: asyncio.Task[Any], context: _Context, error: EngineError) -> None:
+async def _end_call(handler: asyncio.Task[Any], context: _Context, error: EngineError) -> None:
     """Lasts until the client has read the status, or is gone."""
-    structlog.get_logger(__name__).info("stalled_stream_ends", reason=error)
+    structlog.get_logger(__name__).info("stalled_stream_ended", reason=error)
     sending = asyncio.create_task(abort(context, status_of(error)))
-    await asyncio.sleep(0)  # it has been handed to grpc
+    await asyncio.sleep(0)  # grpc now has the status
     handler.cancel()
     await asyncio.wait({sending})
-    sending.exception()  # AbortError, or what came of a client that is gone
+    sending.exception()  # AbortError, or the error of a client that is gone

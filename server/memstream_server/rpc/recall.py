@@ -1,14 +1,14 @@
-"""Recall: many queries in flight on one stream, each answered, failed or cancelled by itself.
+"""Recall: many concurrent queries on one stream; each completes, fails or is cancelled on its own.
 
-Rule 1. Every query is a task and writes its answer itself, one message of the stream at a time: a queue to the
-generator would be a turn of the event loop more. The generator begins the stream and ends it.
-Rule 2. A query that fails ends alone, with `failed` under its id, also if the id is empty or in flight; only messages
-out of order end the stream.
-Rule 3. A standing query is told its answer, and then changes of it, until it is cancelled or the stream is closed. Each
-ranking of it counts as a request: who may no longer ask is told nothing more, and the stream ends.
-Rule 4. A query is over when its `done` (in its last part where the client reads it there, else by itself) or `failed`
-is given to the transport; its id is free again. A query that is cancelled before ends with a `failed` that follows
-what was already being written. So each ends with exactly one of these, and nothing of it comes after that.
+Rule 1. Every query is a task and writes its own answer, one message of the stream at a time: a queue to the generator
+would cost one more event-loop iteration. The generator starts and ends the stream.
+Rule 2. A failed query ends alone, with `failed` under its id, even if the id is empty or in use; only messages in the
+wrong order end the stream.
+Rule 3. A standing query sends its answer and then changes of it, until it is cancelled or the stream is closed. Each
+ranking counts as a request: if the caller loses the right to ask, the stream ends.
+Rule 4. A query is over when its `done` (inside the last part if the client reads it there, otherwise alone) or `failed`
+is passed to the transport; its id is then free. A query that is cancelled earlier ends with `failed`, after the message
+that is being written. Each query ends with exactly one of these messages, and nothing follows it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.requests import Query
 from memstream_server.rpc.access.caller import again
-from memstream_server.rpc.calls import AFTER_CLOSE_S, heard_in_s, is_cancelled
+from memstream_server.rpc.calls import AFTER_CLOSE_S, is_task_cancelled, wait_limit_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
 from memstream_server.rpc.limits import Limits
@@ -59,7 +59,7 @@ class RecallOpening:
 
 
 def read_open(message: pb.RecallRequest, limits: Limits) -> RecallOpening:
-    """The first message of a stream. Raises ProtocolViolation, InvalidField."""
+    """Validates the first message of a stream. Raises ProtocolViolation, InvalidField."""
     if message.WhichOneof("message") != "open":
         raise ProtocolViolation("the first message of a Recall stream must be `open`")
     found = Violations()
@@ -70,8 +70,8 @@ def read_open(message: pb.RecallRequest, limits: Limits) -> RecallOpening:
 
 
 class RecallStream:
-    """One open stream. `responses` is run once; what it does not yield goes to `write`, which returns when the
-    transport has taken it."""
+    """One open stream. `responses` runs once; other messages go to `write`, which returns when the transport has taken
+    them."""
 
     def __init__(
         self,
@@ -87,29 +87,29 @@ class RecallStream:
         self._limits = limits
         self._drain = drain
         self._queries: dict[str, asyncio.Task[None]] = {}
-        """Those that are not over, by id."""
+        """Tasks of unfinished queries, by id."""
         self._answering: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        """These and all others."""
-        self._to_transport = write
+        """All tasks of the stream."""
+        self._send = write
         self._time_remaining = time_remaining
         self._closing = False
         self._closed = asyncio.Event()
         """Set when no more queries come."""
         self._writing = asyncio.Lock()
         self._writer: asyncio.Task[Any] | None = None
-        """Whose message the transport is being given."""
+        """The task whose message the transport is taking."""
         self._ended = asyncio.Event()
         self._error: Exception | None = None
 
     async def responses(self, requests: AsyncIterator[pb.RecallRequest]) -> AsyncGenerator[pb.RecallResponse, None]:
-        """The first message of the server; ends when all queries are answered after `close`, or with an error."""
+        """Yields the server's first message; ends with an error, or after `close` once all queries are answered."""
         record = await self._engine.memories.get(self._opening.namespace, self._opening.memory)
         opened = pb.RecallOpened(memory_uid=record.uid, revision=record.revision, limits=self._limits.message())
-        yield pb.RecallResponse(opened=opened)  # before anything else is written
+        yield pb.RecallResponse(opened=opened)  # before any other message is written
         try:
-            with self._drain.told(self._drained):
-                self._start(self._serve(self._start(self._read(requests))))
+            with self._drain.told(self._on_drain):
+                self._start_task(self._wait_for_end(self._start_task(self._read_requests(requests))))
                 await self._ended.wait()
             if self._error is not None:
                 raise self._error
@@ -118,59 +118,59 @@ class RecallStream:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _end(self, error: Exception | None = None) -> None:
+    def _end_stream(self, error: Exception | None = None) -> None:
         if not self._ended.is_set():
             self._error = error
             self._ended.set()
 
-    async def _write(self, message: pb.RecallResponse, over: str = "") -> None:
-        """`over` is the query whose last message it is: its id is free before the client can have read that."""
+    async def _write_message(self, message: pb.RecallResponse, over: str = "") -> None:
+        """`over` is the query whose last message this is: its id is free before the client can read the message."""
         async with self._writing:
             self._writer = asyncio.current_task()
             if over and self._queries.get(over) is self._writer:
                 del self._queries[over]
             try:
-                await self._to_transport(message)
-            except Exception as error:  # there is no more to say on this stream
-                self._end(error)
+                await self._send(message)
+            except Exception as error:  # nothing more can be sent on this stream
+                self._end_stream(error)
                 raise
             finally:
                 self._writer = None
 
-    def _drained(self) -> None:
-        self._start(self._go_away())
+    def _on_drain(self) -> None:
+        self._start_task(self._go_away())
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._end(error)
+            self._end_stream(error)
 
-    async def _serve(self, reader: asyncio.Task[None]) -> None:
-        """Once the client has closed or its side has ended, the queries in flight are answered and the stream ends."""
+    async def _wait_for_end(self, reader: asyncio.Task[None]) -> None:
+        """Ends the stream after its last request, once the queries in flight are answered."""
         reader.add_done_callback(lambda _: self._closed.set())
         await self._closed.wait()
         await asyncio.gather(*self._answering, return_exceptions=True)
         await asyncio.wait({reader}, timeout=AFTER_CLOSE_S)
-        self._end()
+        self._end_stream()
 
-    async def _read(self, requests: AsyncIterator[pb.RecallRequest]) -> None:
+    async def _read_requests(self, requests: AsyncIterator[pb.RecallRequest]) -> None:
         async for message in requests:
             if self._closing:
                 raise ProtocolViolation(f"a message ({message.WhichOneof('message')}) came after `close`")
-            await self._take(message)
+            await self._handle_message(message)
 
-    async def _take(self, message: pb.RecallRequest) -> None:
+    async def _handle_message(self, message: pb.RecallRequest) -> None:
         kind = message.WhichOneof("message")
         if kind == "query":
-            await self._begin(message.query)
+            await self._begin_query(message.query)
         elif kind == "cancel":
-            await self._cancel(message.cancel.query_id)
+            await self._cancel_query(message.cancel.query_id)
         elif kind == "close":
             self._closing = True
             self._closed.set()
@@ -179,19 +179,19 @@ class RecallStream:
         else:
             raise ProtocolViolation("a message came with nothing set")
 
-    async def _begin(self, message: pb.RecallQuery) -> None:
+    async def _begin_query(self, message: pb.RecallQuery) -> None:
         query_id = message.query_id
-        if (refusal := self._refusal(query_id)) is not None:
-            await self._fail(query_id[: self._limits.name_bytes_max], refusal)
+        if (refusal := self._check_new_query(query_id)) is not None:
+            await self._fail_query(query_id[: self._limits.name_bytes_max], refusal)
             return
-        task = self._start(self._answer(message))
+        task = self._start_task(self._answer_query(message))
         self._queries[query_id] = task
         if not message.subscribe:
             self._answering.add(task)
-        task.add_done_callback(lambda done: self._over(query_id, done))
+        task.add_done_callback(lambda done: self._on_query_done(query_id, done))
 
-    def _refusal(self, query_id: str) -> EngineError | None:
-        """Why a query of that id is not begun."""
+    def _check_new_query(self, query_id: str) -> EngineError | None:
+        """The reason why a query with this id cannot start."""
         found = Violations()
         identifier(found, "query.query_id", query_id, self._limits, required=True)
         try:
@@ -205,93 +205,94 @@ class RecallStream:
             return WindowExceeded(f"{len(self._queries)} queries are in flight, more are not allowed")
         return None
 
-    async def _cancel(self, query_id: str) -> None:
-        """Ends the query with `failed`, unless its last message is already being written. No more is read meanwhile: a
-        client that does not read the ends of its queries cannot pile them up."""
+    async def _cancel_query(self, query_id: str) -> None:
+        """Ends the query with `failed`, unless its last message is already being written. The stream reads nothing
+        meanwhile, so a client that does not read cannot pile up ended queries."""
         task = self._queries.pop(query_id, None)
         if task is None:
             return
         if task is not self._writer:
             task.cancel()
-        await self._fail(query_id, QueryCancelled("the client cancelled the query"))
+        await self._fail_query(query_id, QueryCancelled("the client cancelled the query"))
 
-    def _over(self, query_id: str, task: asyncio.Task[None]) -> None:
+    def _on_query_done(self, query_id: str, task: asyncio.Task[None]) -> None:
         self._answering.discard(task)
         if self._queries.get(query_id) is task:
             del self._queries[query_id]
 
-    async def _answer(self, message: pb.RecallQuery) -> None:
+    async def _answer_query(self, message: pb.RecallQuery) -> None:
         try:
             query = queries.read_query(message, self._opening.session, self._limits, self._engine.dimension)
-            await (self._follow if message.subscribe else self._ask)(message, query)
-        except (OwnedElsewhere, LeaseLost) as error:  # the memory moved: the stream has to move with it
-            await self._write(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
-            self._end(error)
+            await (self._follow_changes if message.subscribe else self._answer_once)(message, query)
+        except (OwnedElsewhere, LeaseLost) as error:  # the memory moved, and the client must reconnect
+            await self._write_message(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
+            self._end_stream(error)
         except (Unauthenticated, PermissionDenied) as error:
-            self._end(error)
+            self._end_stream(error)
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            if isinstance(error, asyncio.CancelledError) and is_task_cancelled():
                 raise
-            if self._wanted(message):
-                await self._fail(message.query_id, error)
+            if self._is_wanted(message):
+                await self._fail_query(message.query_id, error)
 
-    async def _ask(self, message: pb.RecallQuery, query: Query) -> None:
-        timeout_s = timeout_of(message)
-        query = _timed(query, timeout_s, self._time_remaining())
-        answer = await _in_time(self._engine.recall(self._opening.namespace, self._opening.memory, query), timeout_s)
+    async def _answer_once(self, message: pb.RecallQuery, query: Query) -> None:
+        timeout_s = query_timeout_s(message)
+        query = _with_time(query, timeout_s, self._time_remaining())
+        answer = await _limit_time(self._engine.recall(self._opening.namespace, self._opening.memory, query), timeout_s)
         done = queries.done(message.query_id, answer, message.token_budget > 0)
         inside = done if self._opening.done_in_recollections else None
         for part in queries.recollections(message.query_id, answer, message.explain, inside):
-            if not self._wanted(message):
+            if not self._is_wanted(message):
                 return
             over = message.query_id if part.HasField("done") else ""
-            await self._write(pb.RecallResponse(recollections=part), over)
-        if inside is None and self._wanted(message):
-            await self._write(pb.RecallResponse(done=done), message.query_id)
+            await self._write_message(pb.RecallResponse(recollections=part), over)
+        if inside is None and self._is_wanted(message):
+            await self._write_message(pb.RecallResponse(done=done), message.query_id)
 
-    async def _follow(self, message: pb.RecallQuery, query: Query) -> None:
+    async def _follow_changes(self, message: pb.RecallQuery, query: Query) -> None:
         inside, budgeted = self._opening.done_in_recollections, message.token_budget > 0
-        timeout_s = timeout_of(message)
-        query = _timed(query, timeout_s, None)
+        timeout_s = query_timeout_s(message)
+        query = _with_time(query, timeout_s, None)
         changes = self._engine.follow(self._opening.namespace, self._opening.memory, query, again)
         async with aclosing(changes):
-            change: Change | None = await _in_time(anext(changes), timeout_s)
+            change: Change | None = await _limit_time(anext(changes), timeout_s)
             while change is not None:
                 for response in queries.change(message.query_id, change, message.explain, budgeted, inside):
-                    if not self._wanted(message):
+                    if not self._is_wanted(message):
                         return
-                    await self._write(response)
+                    await self._write_message(response)
                 change = await anext(changes, None)
 
-    def _wanted(self, message: pb.RecallQuery) -> bool:
-        """Whether the query that runs was not cancelled."""
+    def _is_wanted(self, message: pb.RecallQuery) -> bool:
+        """Whether the running query has not been cancelled."""
         return self._queries.get(message.query_id) is asyncio.current_task()
 
-    async def _fail(self, query_id: str, error: BaseException) -> None:
+    async def _fail_query(self, query_id: str, error: BaseException) -> None:
         failed = pb.RecallFailed(query_id=query_id, status=status_of_any(error))
-        await self._write(pb.RecallResponse(failed=failed), query_id)
+        await self._write_message(pb.RecallResponse(failed=failed), query_id)
 
     async def _go_away(self) -> None:
-        await self._write(pb.RecallResponse(going_away=self._drain.message()))
+        await self._write_message(pb.RecallResponse(going_away=self._drain.message()))
         await asyncio.sleep(self._drain.grace_s)
-        self._end(self._drain.error())
+        self._end_stream(self._drain.error())
 
 
-def timeout_of(message: pb.RecallQuery) -> float | None:
-    """A valid query's own time; None where it gives none."""
+def query_timeout_s(message: pb.RecallQuery) -> float | None:
+    """The timeout of a valid query; None without one."""
     return message.timeout.ToMicroseconds() / 1e6 if message.HasField("timeout") else None
 
 
-def _timed(query: Query, timeout_s: float | None, remaining_s: float | None) -> Query:
-    """The query, knowing how much time it has."""
+def _with_time(query: Query, timeout_s: float | None, remaining_s: float | None) -> Query:
+    """The query with its time limits set."""
     if timeout_s is None:
         return query if remaining_s is None else replace(query, time_s=remaining_s)
     time_s = timeout_s if remaining_s is None else min(timeout_s, remaining_s)
-    return replace(query, time_s=time_s, wait_s=heard_in_s(time_s))
+    return replace(query, time_s=time_s, wait_s=wait_limit_s(time_s))
 
 
-async def _in_time(answering: Awaitable[T], timeout_s: float | None) -> T:
-    """Raises QueryTimeout when it takes longer. Never around the reading or writing of a stream, which it would end."""
+async def _limit_time(answering: Awaitable[T], timeout_s: float | None) -> T:
+    """Raises QueryTimeout after `timeout_s`. Must not wrap reads or writes of a stream, because it would end the
+    stream."""
     try:
         async with asyncio.timeout(timeout_s) as limit:
             return await answering
@@ -309,20 +310,20 @@ async def recall_once(
     timeout_s: float | None,
     time_remaining_s: float | None,
 ) -> RecallAnswer:
-    """One query, within its own time and the call's."""
-    query = _timed(query, timeout_s, time_remaining_s)
-    return await _in_time(_recall_once(engine, namespace, memory, query, query.time_s), timeout_s)
+    """Answers one query within its own timeout and the call's."""
+    query = _with_time(query, timeout_s, time_remaining_s)
+    return await _limit_time(_recall_once(engine, namespace, memory, query, query.time_s), timeout_s)
 
 
 async def _recall_once(
     engine: Engine, namespace: str, memory: str, query: Query, time_remaining_s: float | None
 ) -> RecallAnswer:
-    """One that waits for a revision gives up shortly before its deadline, so that the client hears why."""
+    """If the query waits for a revision, gives up shortly before the deadline, so that the client gets the reason."""
     if not query.min_revision or time_remaining_s is None:
         return await engine.recall(namespace, memory, query)
     answering = asyncio.create_task(engine.recall(namespace, memory, query))
     try:
-        await asyncio.wait({answering}, timeout=heard_in_s(time_remaining_s))
+        await asyncio.wait({answering}, timeout=wait_limit_s(time_remaining_s))
         revision = query.min_revision if answering.done() else (await engine.memories.get(namespace, memory)).revision
         if revision < query.min_revision:
             raise RevisionNotReached(

@@ -1,7 +1,7 @@
-"""Registers services from the contract's descriptors; what a servicer has not is refused with CAPABILITY_MISSING.
+"""Registers services from the contract's descriptors; rpcs that a servicer lacks are refused with CAPABILITY_MISSING.
 
-A servicer is a plain object with a coroutine, or for a streamed answer an async generator, for each rpc it
-implements, named in snake case. So an rpc of the contract that nobody has built yet answers by itself.
+A servicer is a plain object. Each rpc that it implements is a coroutine, or an async generator for a streamed response,
+named in snake case. An rpc that is in the contract and not implemented is therefore refused without code of its own.
 """
 
 from __future__ import annotations
@@ -17,22 +17,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from memstream.v1 import server_service_pb2 as pb
 from memstream_server.engine.errors import CapabilityMissing
+from memstream_server.rpc.rpc_table import RPC_RULES, path_of
 
-_CAPABILITY_OF_SERVICE = {"ConversationService": "CONVERSATIONS", "OperationService": "OPERATIONS"}
-_CAPABILITY_OF_RPC = {
-    "Watch": "WATCH",
-    "CloneMemory": "LIFECYCLE",
-    "ClearMemory": "LIFECYCLE",
-    "PutFragment": "LIFECYCLE",
-    "UpdateFragment": "LIFECYCLE",
-    "ForgetFragments": "LIFECYCLE",
-    "RestoreFragments": "LIFECYCLE",
-    "EraseFragments": "ERASE",
-    "ReflectMemory": "REFLECTION",
-    "ExportMemories": "EXPORT",
-    "ImportMemories": "EXPORT",
-    "Recall": "SUBSCRIBE",  # the standing queries among its own
-}
 Services = Iterable[tuple[ServiceDescriptor, object]]
 
 
@@ -40,30 +26,26 @@ Wrap = Callable[[MethodDescriptor, Callable[..., Any]], Callable[..., Any]]
 
 
 def register(server: grpc.aio.Server, services: Services, wrap: Wrap | None = None) -> None:
-    """Add every rpc of the services to the server; its handler as `wrap` makes it, whose answers may be bytes."""
+    """Adds every rpc of the services to the server. `wrap` may wrap a handler; a wrapped handler may return bytes."""
     for service, servicer in services:
         handlers = {method.name: _handler(method, servicer, wrap) for method in service.methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
 def capabilities(services: Services) -> list[pb.Capability.ValueType]:
-    """The optional parts of the contract of which every rpc is implemented."""
+    """Optional capabilities of which the server implements every rpc."""
     have: set[str] = set()
     missing: set[str] = set()
     for service, servicer in services:
         for method in service.methods:
-            if capability := _capability(method):
+            if capability := RPC_RULES[path_of(method)].capability:
                 (have if hasattr(servicer, method_name(method)) else missing).add(capability)
     return sorted(pb.Capability.Value(f"CAPABILITY_{each}") for each in have - missing)
 
 
 def method_name(method: MethodDescriptor) -> str:
-    """Of the servicer: `RecallOnce` is `recall_once`."""
+    """The servicer's method: `RecallOnce` is `recall_once`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
-
-
-def _capability(method: MethodDescriptor) -> str:
-    return _CAPABILITY_OF_RPC.get(method.name) or _CAPABILITY_OF_SERVICE.get(method.containing_service.name, "")
 
 
 def _handler(method: MethodDescriptor, servicer: object, wrap: Wrap | None) -> grpc.RpcMethodHandler[Any, Any]:
@@ -86,14 +68,14 @@ def _serialised(message: Any) -> bytes:
 
 
 def _refusing(method: MethodDescriptor) -> Any:
-    capability = _capability(method)
+    capability = RPC_RULES[path_of(method)].capability
     text = f"this server does not implement {method.full_name}"
 
     async def answer(_request: object, _context: object) -> None:
         raise CapabilityMissing(text, capability=capability)
 
     async def stream(_request: object, _context: object) -> AsyncIterator[None]:
-        if capability:  # always; what follows makes this a generator
+        if capability:  # always true; the `yield` makes this a generator
             raise CapabilityMissing(text, capability=capability)
         yield None
 

@@ -1,4 +1,4 @@
-"""Answers to repeats: a mutation with a request_id gets the first answer again, for as long as it is kept."""
+"""Idempotency: a repeated mutation with the same request_id gets the first response while that is kept."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ T = TypeVar("T")
 
 
 class Answers(Protocol):
-    """Where answers are kept: the engine, or its conversations."""
+    """Where responses are stored: the engine, or its conversations."""
 
     async def stored_answer(self, request: str) -> Answer | None:
-        """The answer a request_id got before."""
+        """The stored response to a request_id."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Repeatable(Generic[R]):
-    """One mutation's identity: the namespace, the rpc and the client's request_id."""
+class IdempotentCall(Generic[R]):
+    """The identity of one mutation: namespace, rpc and the client's request_id."""
 
     request: Message
     key: str
     response_type: type[R]
 
     async def first_answer(self, answers: Answers) -> R | None:
-        """What this request_id was answered before. Raises RequestIdConflict when it was another request."""
+        """The first response to this request_id. Raises RequestIdConflict if the first request was a different one."""
         stored = await answers.stored_answer(self.key)
         if stored is None:
             return None
@@ -46,35 +46,37 @@ class Repeatable(Generic[R]):
         return self.response_type.FromString(stored.response)
 
     def answer(self, response: R) -> Answer:
-        """To be stored in the transaction that makes it true."""
+        """The response, to be stored in the transaction of the change."""
         return Answer(self.key, self._digest(), response.SerializeToString(), time.time_ns() // 1_000)
 
     def _digest(self) -> bytes:
         return digest_of(self.request.SerializeToString(deterministic=True))
 
 
-def repeatable(request: Message, namespace: str, request_id: str, response_type: type[R]) -> Repeatable[R] | None:
-    """None where the client gave no request_id."""
+def idempotent_call(
+    request: Message, namespace: str, request_id: str, response_type: type[R]
+) -> IdempotentCall[R] | None:
+    """None if the client gave no request_id."""
     if not request_id:
         return None
-    return Repeatable(request, "\n".join((namespace, request.DESCRIPTOR.name, request_id)), response_type)
+    return IdempotentCall(request, "\n".join((namespace, request.DESCRIPTOR.name, request_id)), response_type)
 
 
-async def first_answer(call: Repeatable[R] | None, answers: Answers) -> R | None:
-    """The stored answer, if this is a repeat."""
+async def first_answer(call: IdempotentCall[R] | None, answers: Answers) -> R | None:
+    """The stored response, if the request is a repeat."""
     return None if call is None else await call.first_answer(answers)
 
 
-def once_of(call: Repeatable[R] | None, response: Callable[[T], R]) -> Once[T] | None:
-    """What the engine needs to commit the call's answer with what it changes."""
+def commit_with_answer(call: IdempotentCall[R] | None, response: Callable[[T], R]) -> Once[T] | None:
+    """What the engine needs to commit the response together with the change."""
     return None if call is None else Once(call.key, lambda result: call.answer(response(result)))
 
 
-async def answered(call: Repeatable[R] | None, answers: Answers, act: Callable[[], Awaitable[R]]) -> R:
-    """The first answer if this is a repeat, else that of `act`.
+async def answered(call: IdempotentCall[R] | None, answers: Answers, act: Callable[[], Awaitable[R]]) -> R:
+    """The first response if the request is a repeat, otherwise that of `act`.
 
-    A repeat may overtake the call it repeats, whose client gave up: then `act` is refused for what that call did, or
-    because it was answered, and its answer is there by then.
+    A repeat may overtake the original call after the client gave up on that. Then the engine refuses `act`, because the
+    original has made the change or stored its response, and the response is available by then.
     """
     if (first := await first_answer(call, answers)) is not None:
         return first
@@ -86,6 +88,6 @@ async def answered(call: Repeatable[R] | None, answers: Answers, act: Callable[[
         raise
 
 
-def answer_of(call: Repeatable[R] | None, response: Callable[[], R]) -> Answer | None:
-    """The answer to store, if repeats of the call are to get it."""
+def answer_of(call: IdempotentCall[R] | None, response: Callable[[], R]) -> Answer | None:
+    """The response to store, if repeats of the call are to get it."""
     return None if call is None else call.answer(response())

@@ -1,13 +1,14 @@
-"""Reads the messages of calls, whose size and number of fields are bounded before they are parsed.
+"""Reads the messages of calls and bounds their size and number of fields before it parses them.
 
-Rule 1. Nothing of a call is read before its caller is known: what a client sends of it waits in the window of HTTP/2.
-Rule 2. What one caller has in RAM is bounded: what is being received counts as the largest message, what was received
-as its bytes until its call ends or its stream reads on. Those who ask for more wait, in order, for their own calls.
-Rule 3. gRPC does not decompress, as it would before a handler is asked. A gzip member begins with bytes that no message
-begins with (a field of wire type 7), and is decompressed here, up to the limit of its rpc.
-Rule 4. What takes long before a message is parsed is done for one message of a caller at a time, and with pauses.
-Rule 5. The message of a call with one request must come within `opening_max_s`, as the first of a stream must. Of calls
-that anybody may make, those that have waited longest for their message end first.
+Rule 1. The server reads no message before it has authenticated the caller: unread data stay in the HTTP/2 window.
+Rule 2. The bytes that one caller has in RAM are bounded. A message that is being received counts as the largest allowed
+message; a received one counts as its bytes until the call ends or the stream reads the next. Further reads of that
+caller wait, in order.
+Rule 3. gRPC does not decompress, because it would do so before authentication. A gzip member begins with bytes that no
+message begins with (a field of wire type 7); this module decompresses it, up to the limit of its rpc.
+Rule 4. Slow checks before parsing run for one message of a caller at a time, and with pauses.
+Rule 5. The message of a call with one request must arrive within `opening_max_s`, like the first message of a stream.
+Among calls without identification, those that have waited longest for their message are ended first.
 """
 
 from __future__ import annotations
@@ -26,27 +27,26 @@ from google.protobuf.message import DecodeError, Message
 
 from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import InvalidField, ProtocolViolation, QuotaExceeded
+from memstream_server.rpc.rpc_table import RPC_RULES
 from memstream_server.rpc.wire.scan import Table, exceeds_fields, may_exceed, sub_messages
 
 if TYPE_CHECKING:
     from memstream_server.rpc.limits import Limits
 
 COMPRESSION_ALGORITHMS = 1 << 0 | 1 << 2
-"""As gRPC core numbers them: none, and gzip."""
+"""gRPC core's numbers of no compression and gzip."""
 GZIP = b"\x1f\x8b"
 ANYBODY = ""
-"""The holder of calls that ask nobody who calls."""
+"""The account of calls without identification."""
 ANYBODY_READS_MAX = 16
-"""Messages of such calls that are being received at once."""
-_LARGE = frozenset({"Observe", "ObserveBatch", "ImportMemories", "SavePlans"})
-"""Rpcs whose messages may be as large as the server takes any."""
+"""Messages of such calls that the server receives at once."""
 _SMALL_FIELDS = 8
-"""By this the fields are divided that a message of the other rpcs may have."""
+"""Divides the maximum number of fields for rpcs with small messages."""
 _GZIP_WINDOW_BITS = 31
 _INFLATED_AT_ONCE = 65_536
-"""Bytes that are decompressed by the event loop itself."""
+"""Bytes that are decompressed on the event loop; a thread decompresses the rest."""
 _PAUSE_S = 0.001
-"""Between two steps of a scan, so that it takes a third of the event loop at most."""
+"""Pause between two steps of a scan, so that it takes at most a third of the event loop."""
 _CANCELLED_S = 0.05
 """How long after the end of its messages a call may learn that it was cancelled."""
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -60,26 +60,33 @@ class _Account:
 
 
 class ByteBudget:
-    """Bytes that each holder may have at once; who asks for more waits, in order. Something is always allowed."""
+    """Bytes that each holder may have at once; further requests wait, in order. A holder with nothing gets any size."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._accounts: dict[str, _Account] = {}
 
-    async def take(self, holder: str, size: int) -> None:
-        """Returns once the holder may have `size` bytes more, which it gives back by `give`."""
+    def try_take(self, holder: str, size: int) -> bool:
+        """Takes `size` bytes if the holder may have them now, without an await; `give` returns them."""
         account = self._accounts.get(holder)
         if account is None:
             account = self._accounts[holder] = _Account()
-        if not account.waiting and self._fits(account, size):
-            account.used += size
+        if account.waiting or not self._fits(account, size):
+            return False
+        account.used += size
+        return True
+
+    async def take(self, holder: str, size: int) -> None:
+        """Waits until the holder may have `size` bytes more; `give` returns them."""
+        if self.try_take(holder, size):
             return
+        account = self._accounts[holder]
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         account.waiting.append((size, turn))
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # its turn came in the same moment
+            if turn.done() and not turn.cancelled():  # it was granted in the same moment
                 self.give(holder, size)
             raise
 
@@ -104,7 +111,7 @@ class ByteBudget:
 
 @dataclass(frozen=True, slots=True)
 class _Rpc:
-    """What the messages of an rpc may hold."""
+    """Bounds of an rpc's messages."""
 
     bytes_max: int
     fields_max: int
@@ -112,7 +119,7 @@ class _Rpc:
 
 
 class RequestReader:
-    """Of one server."""
+    """Reads the requests of one server."""
 
     def __init__(self, limits: Limits) -> None:
         self.opening_max_s = limits.opening_max_s
@@ -129,18 +136,20 @@ class RequestReader:
         self._read = 0
 
     def rpc(self, path: str) -> _Rpc:
-        """Of a method that the server has."""
+        """The bounds of a method that the server has."""
         found = self._rpcs.get(path)
         if found is None:
             service, _, name = path[1:].rpartition("/")
             method = descriptor_pool.Default().FindMethodByName(f"{service}.{name}")
             table = sub_messages(method.input_type)
-            bounds = (self.message_bytes_max, self._fields_max) if name in _LARGE else self._small
+            rule = RPC_RULES.get(path)
+            large = rule is not None and rule.large_messages
+            bounds = (self.message_bytes_max, self._fields_max) if large else self._small
             found = self._rpcs[path] = _Rpc(*bounds, table)
         return found
 
     async def message(self, holder: str, context: _Context) -> Any:
-        """The bytes of the only message of a call. Raises TimeoutError where it does not come."""
+        """The bytes of a call's only message. Raises TimeoutError if it does not arrive in time."""
         async with asyncio.timeout(self.opening_max_s) as timeout:
             if holder:
                 return await context.read()
@@ -158,10 +167,10 @@ class RequestReader:
 
 
 class Requests:
-    """The messages of one call: an async iterator for a stream, `only` for the message of a call that has one."""
+    """The messages of one call: an async iterator for a stream, `only` for a call with one message."""
 
     def __init__(self, reader: RequestReader, path: str, decode: Decode, check: Callable[[Message], None]) -> None:
-        """`check` is given the first message, and may raise."""
+        """`check` gets the first message, and may raise."""
         self._reader = reader
         self._path = path
         self._decode = decode
@@ -171,12 +180,12 @@ class Requests:
         self._held = 0
 
     def read_from(self, context: _Context) -> Requests:
-        """Sets where bytes come from: the method's deserializer is none."""
+        """Sets the context to read bytes from: the method has no deserializer."""
         self._context = context
         return self
 
     def hold_for(self, holder: str) -> None:
-        """On whose account messages are from now on."""
+        """Sets whose account further messages are charged to."""
         if not self._held:
             self._holder = holder
 
@@ -186,19 +195,21 @@ class Requests:
 
     async def only(self) -> Message:
         """Raises InvalidField, ProtocolViolation, QuotaExceeded."""
-        if self._holder:
+        if self._holder and not self._try_take(self._reader.message_bytes_max):
             await self._take(self._reader.message_bytes_max)
         try:
             data = await self._reader.message(self._holder, self._context)
         except TimeoutError:
             raise self._overdue() from None
         if data is grpc.aio.EOF:
-            await asyncio.sleep(_CANCELLED_S)  # raises where the client has cancelled, which ends the messages, too
+            await asyncio.sleep(_CANCELLED_S)  # raises if the client has cancelled, which also ends the messages
             raise ProtocolViolation("the call has no message")
         if self._held:
             self._give(max(0, self._held - len(data)))
-        message = await self._parsed(data)
-        del data  # of what is raised below, the frames keep what they hold until the garbage collector comes
+        message = self._parse_small(data)
+        if message is None:
+            message = await self._parse(data)
+        del data  # the frames of an error raised below would keep it until the garbage collector runs
         return self._checked(message)
 
     def __aiter__(self) -> Requests:
@@ -209,23 +220,21 @@ class Requests:
         data = await (self._first() if self._check is not None else self._context.read())
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
-        if self._holder:
+        if self._holder and not self._try_take(len(data)):
             await self._take(len(data))
-        message = await self._parsed(data)
+        message = self._parse_small(data)
+        if message is None:
+            message = await self._parse(data)
         del data
         return self._checked(message)
 
-    # ---- inside
     async def _first(self) -> Any:
-        """The first message, for which a stream is not kept for ever."""
-        reading = asyncio.ensure_future(self._context.read())
+        """The first message, which must arrive in time."""
         try:
-            await asyncio.wait({reading}, timeout=self._reader.opening_max_s)
-            if reading.done():
-                return reading.result()
-        finally:
-            reading.cancel()
-        raise self._overdue()
+            async with asyncio.timeout(self._reader.opening_max_s):
+                return await self._context.read()
+        except TimeoutError:
+            raise self._overdue() from None
 
     def _overdue(self) -> Exception:
         if self._holder == ANYBODY:
@@ -235,8 +244,15 @@ class Requests:
         what = "the stream's first message" if self._check is not None else "the call's message"
         return ProtocolViolation(f"{what} did not come within {number_text(self._reader.opening_max_s)} s")
 
-    async def _parsed(self, data: bytes) -> Message | str:
-        """The message, or why it is none."""
+    def _parse_small(self, data: bytes) -> Message | str | None:
+        """As `_parse`, for data that need no await: not compressed, and too short for too many fields; else None."""
+        rpc = self._reader.rpc(self._path)
+        if data[:2] == GZIP or len(data) > rpc.bytes_max or may_exceed(data, rpc.fields_max):
+            return None
+        return self._decode_message(data)
+
+    async def _parse(self, data: bytes) -> Message | str:
+        """The message, or the reason why the data are not one."""
         rpc = self._reader.rpc(self._path)
         if data[:2] == GZIP:
             async with self._alone():
@@ -250,6 +266,9 @@ class Requests:
             async with self._alone():
                 if await _counted(exceeds_fields(data, rpc.table, rpc.fields_max)):
                     return f"the message has more than {rpc.fields_max} fields"
+        return self._decode_message(data)
+
+    def _decode_message(self, data: bytes) -> Message | str:
         try:
             return self._decode(data)
         except DecodeError:
@@ -257,7 +276,7 @@ class Requests:
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """While no other message of the caller is examined."""
+        """Waits until no other message of the caller is being examined."""
         await self._reader.examined.take(self._holder, 1)
         try:
             yield
@@ -272,6 +291,12 @@ class Requests:
             check(message)
         return message
 
+    def _try_take(self, size: int) -> bool:
+        taken = self._reader.budget.try_take(self._holder, size)
+        if taken:
+            self._held += size
+        return taken
+
     async def _take(self, size: int) -> None:
         await self._reader.budget.take(self._holder, size)
         self._held += size
@@ -283,7 +308,7 @@ class Requests:
 
 
 async def _counted(scan: Generator[None, None, bool]) -> bool:
-    """The scan's answer."""
+    """The result of the scan."""
     while True:
         try:
             next(scan)
@@ -293,7 +318,7 @@ async def _counted(scan: Generator[None, None, bool]) -> bool:
 
 
 async def _unzipped(data: bytes, bytes_max: int) -> bytes | str:
-    """What a gzip member holds, or why it cannot be read."""
+    """The decompressed data, or the reason why they cannot be decompressed."""
     member = zlib.decompressobj(_GZIP_WINDOW_BITS)
     try:
         found = member.decompress(data, min(bytes_max + 1, _INFLATED_AT_ONCE))

@@ -1,4 +1,4 @@
-"""The gRPC server: services, health, reflection, limits of the transport, and an orderly end."""
+"""The gRPC server: services, health, reflection, transport limits and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memstream.v1 import (
     server_service_pb2,
     stream_service_pb2,
 )
-from memstream_server.rpc.access.gate import NoGate
+from memstream_server.rpc.access.gate import OpenAccessInterceptor
 from memstream_server.rpc.access.opening import Access
 from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.calls import Calls, Tracing
@@ -27,7 +27,7 @@ from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.forwarding import Forwarding
 from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.info import ServerService
-from memstream_server.rpc.interceptor import Guard
+from memstream_server.rpc.interceptor import ErrorAndLimitsInterceptor
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.operations import OperationService
 from memstream_server.rpc.registration import capabilities, register
@@ -45,17 +45,18 @@ _METADATA_BYTES_MAX = 32_768
 _KEEPALIVE_S = 60
 _PING_INTERVAL_MS = 1_000
 _PING_STRIKES = 10
-"""Pings sooner than that after the last, with nothing sent between them, before a client is sent away: proxies may ping
-every two seconds."""
+"""gRPC closes a connection after this many pings that come sooner than the interval, with no data between them; proxies
+may ping every two seconds."""
 _PENDING_MAX = 1 << 30
 _REQUESTS_PER_READ = 4
-"""Calls that are taken from one connection before the others have their turn."""
+"""Calls that gRPC accepts from one connection before it serves the others."""
 _STOP_S = 1.0
-"""What calls still running get at least, once the streams have ended; else they get what is left of the grace."""
+"""Minimum time for calls that still run once the streams have ended; they get more if the grace period has more left.
+"""
 
 
 class RpcServer:
-    """Made by `create_server` or `build_server`. `start` once, `stop` once."""
+    """Created by `create_server` or `build_server`. Call `start` once and `stop` once."""
 
     def __init__(
         self,
@@ -70,9 +71,9 @@ class RpcServer:
         self._drain = drain
 
     async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
-        """Listens at host:port (port 0: any free one) or unix:/path, in plain text without `credentials`.
+        """Listens at host:port (port 0: any free one) or unix:/path; without `credentials` there is no TLS.
 
-        The address as bound. Raises OSError.
+        Returns the bound address. Raises OSError.
         """
         try:
             if credentials is None:
@@ -86,13 +87,13 @@ class RpcServer:
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
     def serves(self, service: str) -> bool:
-        """What the health service says of a service of the contract."""
+        """Whether the health service reports this service of the contract as serving."""
         return self._health.serves(service)
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Tells the streams, waits until they have ended, then ends the rest.
+        """Notifies the streams, waits until they have ended, then ends the rest.
 
-        grpc's own stop resets open streams (UNAVAILABLE without a reason), so they are ended in band before it.
+        grpc's own stop resets open streams with UNAVAILABLE and no reason, so this ends them in band first.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._drain.grace_s if grace_s is None else grace_s)
@@ -113,9 +114,9 @@ def create_server(
     access: Access | None = None,
     tracing: Tracing | None = None,
 ) -> RpcServer:
-    """A server of `engine` with the limits of `settings`, not yet listening. To be called in the running event loop."""
+    """A server of `engine` with the limits of `settings`, not yet listening. Call it in the running event loop."""
     drain = Drain(settings.drain_grace_s)
-    engine.ownership.on_loss(lambda: drain.leave_memories("this server lost its lease on the memory"))
+    engine.ownership.on_loss(lambda: drain.end_memory_streams("this server lost its lease on the memory"))
     access = access or Access(Peers())
     forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3, access.peers, tracing)
     return build_server(
@@ -134,18 +135,18 @@ def build_server(
     tracing: Tracing | None = None,
     look: Callable[[], Awaitable[Serving]] | None = None,
 ) -> RpcServer:
-    """As `create_server`, from its parts; without conversations their service is refused."""
-    guard = Guard(drain, limits, metrics)
-    gate = None if access is None else access.gate(lambda id: engine.operations.get(id))
-    interceptors = (Calls(metrics, tracing), guard, gate or NoGate())
+    """Like `create_server`, from its parts; without `conversations` the rpcs of that service are refused."""
+    limits_interceptor = ErrorAndLimitsInterceptor(drain, limits, metrics)
+    authorization = None if access is None else access.gate(lambda id: engine.operations.get(id))
+    interceptors = (Calls(metrics, tracing), limits_interceptor, authorization or OpenAccessInterceptor())
     server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
     info = ServerService(engine, limits)
-    talk = object() if conversations is None else ConversationService(conversations, limits, drain)
+    conversation_service = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
     services = [
         (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], TransferringMemoryService(engine, limits)),
         (stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"], StreamService(engine, limits, drain)),
-        (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], talk),
+        (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], conversation_service),
         (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], operations),
         (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),
     ]
@@ -160,9 +161,9 @@ def build_server(
 
 def _options(limits: Limits) -> list[tuple[str, int]]:
     return [
-        ("grpc.so_reuseport", 0),  # else a second server on the port binds silently and takes half the traffic
+        ("grpc.so_reuseport", 0),  # otherwise a second server on the port binds silently and takes half the traffic
         ("grpc.max_receive_message_length", limits.message_bytes_max),
-        ("grpc.max_send_message_length", -1),  # answers are bounded by the handlers
+        ("grpc.max_send_message_length", -1),  # handlers bound their responses
         ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", 2 * _METADATA_BYTES_MAX),
         ("grpc.keepalive_time_ms", _KEEPALIVE_S * 1_000),
@@ -173,14 +174,14 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.server_handshake_timeout_ms", round(limits.opening_max_s * 1_000)),
         ("grpc.max_connection_idle_ms", round(limits.connection_idle_max_s * 1_000)),
         ("grpc.max_concurrent_streams", limits.connection_streams_max),
-        # Beyond 1,000 calls that were not yet given to Python gRPC core ends further ones by chance, with CANCELLED,
-        # whoever makes them. Each connection can have no more waiting than it can have open.
+        # Once 1,000 calls wait for Python, gRPC core ends further calls at random with CANCELLED, whichever client
+        # makes them. Each connection can have at most as many waiting calls as open streams.
         ("grpc.server.max_pending_requests", _PENDING_MAX),
         ("grpc.server.max_pending_requests_hard_limit", _PENDING_MAX),
         ("grpc.http2.max_requests_per_read", _REQUESTS_PER_READ),
-        # The window of a call stays at 64 KB until its message is read, which opens it for that message: gRPC would let
-        # the calls of a fast client have megabytes each before anybody has looked who it is.
+        # A call's window stays at 64 KB until its message is read, which opens the window for that message. Otherwise
+        # gRPC gives each call of a fast client megabytes before the server has authenticated it.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.per_message_decompression", 0),  # done in request_reader.py, once it is known who calls
+        ("grpc.per_message_decompression", 0),  # request_reader.py decompresses, after authentication
         ("grpc.compression_enabled_algorithms_bitset", COMPRESSION_ALGORITHMS),
     ]

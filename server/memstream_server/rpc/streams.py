@@ -14,7 +14,7 @@ from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
 from memstream_server.rpc import observe, recall, watch
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.patience import patiently
+from memstream_server.rpc.patience import end_if_stalled
 from memstream_server.rpc.validation import Violations, identifier, memory_name
 from memstream_server.rpc.wire import observations, queries
 from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages
@@ -26,7 +26,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class StreamService:
-    """Observing, recalling, watching."""
+    """The servicer: Observe, Recall, Watch, ObserveBatch, RecallOnce."""
 
     def __init__(self, engine: Engine, limits: Limits, drain: Drain) -> None:
         self._engine = engine
@@ -41,7 +41,7 @@ class StreamService:
         if first is None:
             raise ProtocolViolation("the stream ended before `open`")
         opening = observe.read_open(first, self._limits)
-        drain = self._drain.memories  # before there is a session: it ends with the lease that is there now
+        drain = self._drain.memories  # before the session opens, so that the stream ends with the current lease
         session = await self._engine.open_observe(opening.namespace, opening.memory, opening.producer, opening.outcomes)
         try:
             stream = observe.ObserveStream(session, opening, self._limits, drain, self._engine.dimension)
@@ -70,12 +70,13 @@ class StreamService:
         """See rpc/watch.py."""
         stream = watch.WatchStream(self._engine, watch.read_request(request, self._limits), self._drain.memories)
         patience_s = self._limits.watch_stalled_max_s
-        async with aclosing(patiently(stream.responses(), context, patience_s, watch.stalled)) as responses:
+        async with aclosing(end_if_stalled(stream.responses(), context, patience_s, watch.stalled)) as responses:
             async for response in responses:
                 yield response
 
     async def observe_batch(self, request: pb.ObserveBatchRequest, _context: _Context) -> pb.ObserveBatchResponse:
-        """One batch. Without a producer, whose numbers would keep a refusal, one malformed item refuses them all."""
+        """One batch. Without a producer, whose numbers would keep a rejection, one malformed item refuses the whole
+        batch."""
         limits, found = self._limits, Violations()
         namespace, memory = memory_name(found, request.namespace, request.memory, limits)
         producer = identifier(found, "producer", request.producer, limits)
@@ -127,7 +128,7 @@ class StreamService:
         found.check()
         query = queries.read_query(request.query, session, limits, self._engine.dimension)
         answer = await recall.recall_once(
-            self._engine, namespace, memory, query, recall.timeout_of(request.query), context.time_remaining()
+            self._engine, namespace, memory, query, recall.query_timeout_s(request.query), context.time_remaining()
         )
         whole = pb.Recollections(query_id=query_id)
         for part in queries.recollections(query_id, answer, query.explain):

@@ -1,4 +1,4 @@
-"""ExportMemories and ImportMemories: lines out, and lines in."""
+"""ExportMemories and ImportMemories: streams of export lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memstream_server.engine.transfer.intake import Intake
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc import validation
 from memstream_server.rpc.memories import MemoryService
-from memstream_server.rpc.repeats import Repeatable, answered
+from memstream_server.rpc.repeats import IdempotentCall, answered
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire.operations import operation_message
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 INTAKES_MAX = 4
-"""Imports sent in at once: each takes room on the disk before it is known to be any good."""
+"""Concurrent uploads: each takes disk space before it is validated."""
 
 
 class TransferringMemoryService(MemoryService):
@@ -102,7 +102,8 @@ class TransferringMemoryService(MemoryService):
             again = await self._engine.operations.get(first.operation.id)
             if again.state not in (OperationState.FAILED, OperationState.CANCELLED):
                 return _response(again)
-            # A new operation goes on where that one stopped. Its answer is kept, too: the next repeat is of it.
+            # A new operation continues where the last one stopped. Its response is stored as well and answers the next
+            # repeat.
             call = replace(call, key=f"{call.key}\n{again.id}")
 
         async def begin() -> pb.ImportMemoriesResponse:
@@ -126,7 +127,7 @@ def _response(operation: Operation) -> pb.ImportMemoriesResponse:
 
 
 def _checked(opening: pb.ImportOpen, summary: Summary) -> Operation:
-    """What validate_only answers: an operation that never was, of what would be done."""
+    """The response to validate_only: an operation that did not run, with what it would do."""
     return Operation(
         id="",
         type="import",
@@ -139,10 +140,10 @@ def _checked(opening: pb.ImportOpen, summary: Summary) -> Operation:
     )
 
 
-def _repeatable(opening: pb.ImportOpen, summary: Summary) -> Repeatable[pb.ImportMemoriesResponse] | None:
+def _repeatable(opening: pb.ImportOpen, summary: Summary) -> IdempotentCall[pb.ImportMemoriesResponse] | None:
     """A repeat has the same names and the same lines."""
     if not opening.request_id:
         return None
     same = pb.ImportMemoriesRequest(lines=f"{opening.namespace}\n{opening.memory}\n{summary.sha256}".encode())
     key = "\n".join((opening.namespace, same.DESCRIPTOR.name, opening.request_id))
-    return Repeatable(same, key, pb.ImportMemoriesResponse)
+    return IdempotentCall(same, key, pb.ImportMemoriesResponse)

@@ -1,4 +1,4 @@
-"""TLS of the server's port, with files that may be replaced while it runs."""
+"""TLS of the server's port; the files may be replaced while the server runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 class TlsError(ValueError):
-    """A TLS file is missing, no PEM, or the key is not the certificate's."""
+    """A TLS file is missing or not PEM, or the key does not belong to the certificate."""
 
     log_text = True
 
@@ -23,23 +23,23 @@ class TlsFiles:
     """PEM files. With `client_ca` every client must present a certificate that it signed."""
 
     certificate: Path
-    """The server's, and the chain to its CA."""
+    """The server's certificate, and the chain to its CA."""
     key: Path
     client_ca: Path | None = None
     peer_ca: Path | None = None
-    """Of other servers' certificates; None: the system's."""
+    """CA of other servers' certificates; None: the system's CAs."""
     peer_name: str = ""
     """DNS name that other servers' certificates must contain; empty: the host of their address."""
 
     def as_client(self) -> grpc.ChannelCredentials:
-        """To another server, which is shown this one's certificate. Raises OSError."""
+        """Credentials for connections to another server, with this server's certificate. Raises OSError."""
         roots = self.peer_ca.read_bytes() if self.peer_ca is not None else None
         return grpc.ssl_channel_credentials(roots, self.key.read_bytes(), self.certificate.read_bytes())
 
 
 @dataclass(slots=True)
 class _Material:
-    """What the files said when they were last in order."""
+    """The last valid contents of the files."""
 
     seen: tuple[bytes, ...] = field(repr=False)
 
@@ -49,14 +49,14 @@ class _Material:
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials whose files are looked at for every new connection. Raises TlsError.
+    """Credentials that reload changed files for every new connection. Raises TlsError.
 
-    What is not in order, as between the replacement of a certificate and that of its key, leaves the former in force.
+    Invalid files, as between the replacement of a certificate and of its key, leave the last valid ones in force.
     """
     material = _Material(_read(files))
     refused: list[str] = []
 
-    def changed() -> grpc.ServerCertificateConfiguration | None:  # in a thread of grpc's
+    def changed() -> grpc.ServerCertificateConfiguration | None:  # runs in a thread of grpc
         try:
             now = _read(files)
         except TlsError as error:
@@ -68,18 +68,18 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         if now == material.seen:
             return None
         material.seen = now
-        log.info("tls_files_read_again")
+        log.info("tls_files_reloaded")
         return material.configuration()
 
     return grpc.dynamic_ssl_server_credentials(
         material.configuration(),
-        changed,  # type: ignore[arg-type]  # None says that nothing changed, which the stubs do not know
+        changed,  # type: ignore[arg-type]  # None means unchanged, which the stubs lack
         require_client_authentication=files.client_ca is not None,
     )
 
 
 def _read(files: TlsFiles) -> tuple[bytes, ...]:
-    """Key, certificate, and the clients' CA where there is one; checked to belong together."""
+    """Key, certificate, and the client CA if there is one; checks that they belong together."""
     paths = [files.key, files.certificate, *([files.client_ca] if files.client_ca is not None else [])]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -87,7 +87,7 @@ def _read(files: TlsFiles) -> tuple[bytes, ...]:
         context.load_cert_chain(files.certificate, files.key, password=_no_password)
         if files.client_ca is not None:
             context.load_verify_locations(files.client_ca)
-        # What was checked is what was read, unless a file was replaced in between.
+        # The checked files are the ones that were read, unless a file was replaced in between.
         if said != tuple(path.read_bytes() for path in paths):
             raise TlsError("a TLS file is being replaced")
     except ssl.SSLError as error:

@@ -1,4 +1,5 @@
-"""Checks of request fields: each finding is a violation with a dotted path, raised together as one InvalidField."""
+"""Checks of request fields: each finding is a violation with a dotted path; all are raised together as one
+InvalidField."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ _FRAGMENT_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 PAGE_SIZE_DEFAULT = 100
 VIOLATIONS_MAX = 64
-"""Violations of one request that are kept; fewer still are answered."""
+"""Violations of one request that are kept; a response lists fewer."""
 
 
 class Violations:
-    """Collects what is wrong with one request; `check` raises it."""
+    """Collects the violations of one request; `check` raises them."""
 
     __slots__ = ("found",)
 
@@ -30,7 +31,7 @@ class Violations:
             self.found.append(FieldViolation(field, description))
 
     def check(self) -> None:
-        """Raises InvalidField when anything was found."""
+        """Raises InvalidField if there are violations."""
         if self.found:
             raise InvalidField(violation_text(self.found), violations=tuple(self.found))
 
@@ -47,7 +48,7 @@ def shown(value: str) -> str:
 
 
 def name(found: Violations, field: str, value: str, limits: Limits) -> str:
-    """A namespace's or a memory's name."""
+    """Validates the name of a namespace or memory."""
     if not value:
         found.add(field, "is required")
     elif len(value) > limits.name_bytes_max:
@@ -64,12 +65,12 @@ def _character(text: str, place: int) -> str:
 
 
 def memory_name(found: Violations, namespace: str, memory: str, limits: Limits, prefix: str = "") -> tuple[str, str]:
-    """(namespace, name) of the memory a request names, for its fields `namespace` and `memory`."""
+    """Validates (namespace, name) of the memory in the fields `namespace` and `memory`."""
     return name(found, f"{prefix}namespace", namespace, limits), name(found, f"{prefix}memory", memory, limits)
 
 
 def identifier(found: Violations, field: str, value: str, limits: Limits, required: bool = False) -> str:
-    """A producer, session, speaker, key or request id: any text without control characters."""
+    """Validates a producer, session, speaker, key or request id: any text without control characters."""
     if not value:
         if required:
             found.add(field, "is required")
@@ -85,28 +86,28 @@ def identifier(found: Violations, field: str, value: str, limits: Limits, requir
 
 
 def fragment_id(found: Violations, field: str, value: str) -> str:
-    """A fragment's id."""
+    """Validates a fragment's id."""
     if not _FRAGMENT_ID.fullmatch(value):
         found.add(field, f"is {shown(value)}: an id has 26 characters of Crockford base 32 (0-9, A-Z without I L O U)")
     return value
 
 
 def within(found: Violations, field: str, value: float, low: float, high: float) -> float:
-    """A number between bounds that both belong to the range."""
-    if not low <= value <= high:  # also true of NaN
+    """Validates a number between two inclusive bounds."""
+    if not low <= value <= high:  # also true for NaN
         bounds = f"{number_text(low)} and {number_text(high)}"
         found.add(field, f"must be between {bounds}, is {number_text(value)}")
     return value
 
 
 def not_negative(found: Violations, field: str, value: int) -> int:
-    """A count or a revision."""
+    """Validates a count or a revision."""
     if value < 0:
         found.add(field, f"must not be negative, is {value}")
     return value
 
 
 def page_size(found: Violations, value: int, limits: Limits) -> int:
-    """Items a page may have: 0 takes the default, more than the most is lowered to it."""
+    """The size of a page: 0 means the default; larger values are lowered to the maximum."""
     not_negative(found, "page_size", value)
     return min(value or PAGE_SIZE_DEFAULT, limits.page_size_max)

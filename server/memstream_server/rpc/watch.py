@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 PROGRESS_DEFAULT_S = 10.0
 PROGRESS_MIN_S = 0.1
 EVENTS_MAX = 256
-"""Events in one message; a sixteenth of it where their fragments come along."""
+"""Maximum number of events in one message; a sixteenth of it if fragments are included."""
 _Step = tuple[str, int, int, tuple[Event, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """A validated request. `uid` is empty where it starts from now."""
+    """A validated request. `uid` is empty if the watch starts from now."""
 
     namespace: str
     memory: str
@@ -70,7 +70,7 @@ def read_request(request: pb.WatchRequest, limits: Limits) -> Watching:
 
 
 class WatchStream:
-    """One open watch. `responses` is run once."""
+    """One open watch. `responses` runs once."""
 
     def __init__(self, engine: Engine, watching: Watching, drain: Drain) -> None:
         self._engine = engine
@@ -80,7 +80,7 @@ class WatchStream:
         self._sent_s = asyncio.get_running_loop().time()
 
     async def responses(self) -> AsyncGenerator[pb.WatchResponse, None]:
-        """Events and progress marks until the client or the server goes away."""
+        """Yields events and progress marks until the client or the server ends the stream."""
         cursor = await self._start()
         steps = self._engine.watch(
             self._watching.namespace, self._watching.memory, cursor.memory_uid, cursor.revision, 0
@@ -113,7 +113,7 @@ class WatchStream:
             await steps.aclose()
 
     async def _start(self) -> event_pb2.Cursor:
-        """Where the watch starts. A void or compacted cursor is for the engine to refuse."""
+        """The start cursor. The engine refuses a void or compacted cursor."""
         watching = self._watching
         record = await self._engine.memories.get(watching.namespace, watching.memory)
         if not watching.uid:
@@ -126,7 +126,7 @@ class WatchStream:
         return event_pb2.Cursor(memory_uid=watching.uid, revision=watching.revision, ordinal=watching.ordinal)
 
     async def _look(self, tasks: set[asyncio.Task[Any]]) -> bool:
-        """Waits until one of the tasks is done or a progress mark is due; whether one is."""
+        """Waits until a task is done or a progress mark is due; returns whether a task is done."""
         timeout = max(0.0, self._watching.progress_s - self._silence_s())
         done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         return bool(done)
@@ -140,7 +140,7 @@ class WatchStream:
     async def _messages(
         self, seen: event_pb2.Cursor, uid: str, revision: int, time_us: int, events: Sequence[Event]
     ) -> AsyncIterator[pb.WatchResponse]:
-        """One transition's events that were asked for and not seen, each with the cursor after it."""
+        """The wanted events of one transition after the cursor, each with the cursor that follows it."""
         skipped = seen.ordinal if revision == seen.revision + 1 else 0
         chosen = [number for number, event in enumerate(events) if number >= skipped and self._wanted(event)]
         size = EVENTS_MAX // 16 if self._watching.include_fragments else EVENTS_MAX
@@ -163,7 +163,7 @@ class WatchStream:
 
 
 def stalled(response: pb.WatchResponse, limit_s: float) -> WatcherStalled:
-    """Why a watch ends that leaves `response` unread; the cursor behind it is where another goes on."""
+    """The error of a watch whose client does not read `response`, with the cursor to resume from."""
     cursor = response.events.events[-1].cursor if response.HasField("events") else response.progress.cursor
     return WatcherStalled(
         "what was sent is not read: read on to the end, and watch again from the last cursor",

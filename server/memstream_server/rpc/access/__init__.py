@@ -1,7 +1,19 @@
-"""Who calls, and whether they may: identities, the policy file, and the one interceptor that asks both.
+"""Authentication, authorization and limits of callers.
 
 Rule 1. An identity comes from a credential that was verified, never from what a request says about itself.
-Rule 2. What a call needs is looked up in one table (`rules.py`); an rpc that has no entry there is refused.
-Rule 3. A namespace that the table does not find is the empty one, which only a grant of every namespace covers.
-Rule 4. No credential is logged, repeated in an error, or kept beyond the call it came with.
+Rule 2. `rpc_table.py` holds what each rpc requires; an rpc without an entry is refused.
+Rule 3. If a request names no namespace, its namespace is the empty one, which only a grant of every namespace covers.
+Rule 4. No credential is logged, repeated in an error, or kept after its call.
+
+admission: rate limits, and limits of concurrent calls and streams, of each principal
+authorization_interceptor: authenticates callers and applies the policy before handlers run
+caller: the caller of the current call, for handlers that filter lists
+files: operator files that are reloaded when they change
+identities: from a call's credentials to a principal
+keys: API keys
+opening: from the settings to credentials, identities and policy
+peers: authentication of calls between servers
+policy: the policy file
+tokens: JSON web tokens
+xfcc: the header x-forwarded-client-cert of trusted proxies
 """

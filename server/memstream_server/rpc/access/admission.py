@@ -1,10 +1,10 @@
-"""How much one caller may have under way, and how much it may send a second.
+"""Limits of each principal: concurrent calls and streams, and rates.
 
-Counted for each principal, so that one cannot take what the limits of the server leave for all. Streams and calls
-beyond their number are refused, with RetryInfo. Of what is sent, a principal may be a second ahead: then messages of
-its streams that are more of it are read later, which holds the sender back by flow control, and such calls are refused.
-Who is refused and asks again at once is told of REFUSALS_PER_S refusals a second and waits for the others: each costs
-the server what a small answer costs, for which the other callers would have to wait.
+They stop one principal from using up the limits of the whole server. Streams and calls beyond their number are refused,
+with RetryInfo. A principal may send one second's worth in advance. Beyond that, further messages of its streams are
+read later, which slows the sender down by flow control, and calls with one response are refused.
+A principal that retries at once gets REFUSALS_PER_S refusals a second without delay; further ones are delayed, because
+each costs the server as much as a small response and would slow down the other callers.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import QuotaExceeded
 
 REFUSALS_PER_S = 20
-"""Of one principal; the more it is refused, the longer it waits for each,"""
+"""Refusals of one principal without delay; the delay grows with each refusal beyond it,"""
 REFUSAL_WAIT_MAX_S = 1.0
-"""up to this, before it is told."""
+"""up to this."""
 ACCOUNTS_MAX = 4_096
-"""Principals whose rates are remembered before those who are owed nothing are forgotten."""
+"""Principals whose rates are kept; beyond this, those with a full bucket are dropped."""
 
 OPEN_STREAMS_OF_PEER_MAX = 16
-"""Streams of one connection that need no identity: watches of health,"""
+"""Streams without identification of one connection, such as health watches,"""
 OPEN_STREAMS_MAX = 512
 """and of all connections."""
 
 
 class Rate:
-    """A token bucket for each principal that holds what one second allows; it may go into debt by one message."""
+    """A token bucket of one second for each principal; it may go into debt by one message."""
 
     def __init__(self, quota: str, per_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
-        """`quota` is its setting."""
+        """`quota` is the name of its setting."""
         self.quota = quota
         self.per_s = per_s
         self._now_s = now_s
         self._paid_until: dict[str, float] = {}
-        """When all that the principal has sent is paid for; one second before now is a full bucket."""
+        """Time at which the debt of a principal is paid; one second ago or earlier means a full bucket."""
 
     def wait_s(self, principal: str) -> float:
-        """Seconds until nothing is owed."""
+        """Seconds until the debt is paid."""
         return max(0.0, self._paid_until.get(principal, 0.0) - self._now_s()) if self.per_s else 0.0
 
     def charge(self, principal: str, amount: float) -> None:
-        """Count what was sent."""
+        """Counts an amount."""
         if not self.per_s or not amount:
             return
         full = self._now_s() - 1.0
@@ -78,7 +78,7 @@ class Admission:
 
     @contextmanager
     def admitted(self, principal: str, what: str) -> Iterator[None]:
-        """One more of `what`, "streams" or "calls", until the end of the block. Raises QuotaExceeded."""
+        """Counts one more of `what`, "streams" or "calls", until the end of the block. Raises QuotaExceeded."""
         limit, key = self._limits[what], (principal, what)
         if limit and self._under_way[key] >= limit:
             raise self._refusal(
@@ -97,8 +97,7 @@ class Admission:
 
     @contextmanager
     def open_stream(self, peer: str) -> Iterator[None]:
-        """One more stream of a connection that nobody has identified, until the end of the block. Raises
-        QuotaExceeded."""
+        """Counts one more stream of an unidentified connection until the end of the block. Raises QuotaExceeded."""
         for key, limit in ((peer, OPEN_STREAMS_OF_PEER_MAX), ("", OPEN_STREAMS_MAX)):
             if self._under_way[key, "open streams"] >= limit:
                 raise self._refusal(peer, f"{limit} such streams are open, more are not allowed", quota="", limit=limit)
@@ -113,14 +112,14 @@ class Admission:
                     del self._under_way[counted]
 
     def sent(self, principal: str, message: Message, *, first: bool = False) -> float:
-        """Count a message of a stream, `first` of it; the seconds until what it counts in is paid for."""
+        """Counts a message of a stream (`first`: its first one); returns the seconds until its rates allow it."""
         costs = self._costs(message, first)
         for rate, amount in costs:
             rate.charge(principal, amount)
         return max((rate.wait_s(principal) for rate, _ in costs), default=0.0)
 
     def call(self, principal: str, message: Message) -> None:
-        """Count the one request of a call, or refuse it. Raises QuotaExceeded."""
+        """Counts the one request of a call, or refuses it. Raises QuotaExceeded."""
         costs = self._costs(message, True)
         for rate, _ in costs:
             owed_s = rate.wait_s(principal)
@@ -146,7 +145,7 @@ class Admission:
         return error
 
     def _costs(self, message: Message, first: bool) -> list[tuple[Rate, float]]:
-        """What it counts in: its bytes, its observations, and itself where it asks for something anew."""
+        """The rates that a message counts in: its bytes, its observations, and one request if it asks for something."""
         if not self._rates:
             return []
         batch = getattr(message, "batch", message)

@@ -1,4 +1,4 @@
-"""Who makes the call that is being served, for handlers whose answers are lists over many namespaces."""
+"""The caller of the current call, for handlers that filter lists over many namespaces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS_AT_ONCE = 500
 
 
 class Verb(StrEnum):
-    """What a grant allows in its namespaces. None includes another."""
+    """A right that a grant allows in its namespaces. None includes another."""
 
     OBSERVE = "observe"
     RECALL = "recall"
@@ -25,8 +25,8 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`principal` is the identity: key:NAME, jwt:SUBJECT or uri:URI. `may` asks the policy as it is now, `again`
-    is awaited before what is done for a stream unasked."""
+    """`principal` is the identity: key:NAME, jwt:SUBJECT or uri:URI. `may` asks the current policy. `again` is awaited
+    before the server acts for a stream without a request."""
 
     principal: str
     may: Callable[[Verb, str], bool]
@@ -34,18 +34,18 @@ class Caller:
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("memstream_caller", default=None)
-"""Set by the gate in the task of the call; None where the server asks nobody who they are."""
+"""Set in the task of the call by the authorization interceptor; None if the server has no authentication."""
 
 
 def may(verb: Verb, namespace: str) -> bool:
-    """Whether whoever makes this call may do that there; always where the server asks nobody who they are."""
+    """Whether the caller has this right; always true if the server has no authentication."""
     caller = CALLER.get()
     return caller is None or caller.may(verb, namespace)
 
 
 async def again() -> None:
-    """Before what is done for a stream as if it had been asked for just now: whether that may be is looked at, and it
-    is paid for, as with a request. Raises Unauthenticated, PermissionDenied."""
+    """Rechecks and charges the caller before the server acts for a stream as if the caller had sent a request. Raises
+    Unauthenticated, PermissionDenied."""
     caller = CALLER.get()
     if caller is not None:
         await caller.again()
@@ -58,9 +58,9 @@ async def readable(
     key: Callable[[T], str],
     namespace: Callable[[T], str],
 ) -> list[T]:
-    """The first `limit` rows after `after` of namespaces that the caller may read; `fetch(after, limit)` gives rows.
+    """The first `limit` rows after `after` in namespaces that the caller may read; `fetch(after, limit)` returns rows.
 
-    Left out here and not from a page that was made: its token would name a row that must not be seen.
+    It filters before the page is made: otherwise a page token could name a row that the caller may not see.
     """
     if CALLER.get() is None:
         return await fetch(after, limit)

@@ -1,12 +1,11 @@
-"""The interceptor before every handler: who calls, what the call needs, and whether the policy grants it.
+"""Authenticates the caller before every handler, and checks that the policy grants what the call requires.
 
-Rule 1. Nothing of a handler runs before its caller may do what the first message asks for. Later messages of a stream
-cannot ask for another memory. Who calls is decided by the headers alone: no message of anybody else is read.
-Rule 2. A stream is asked again every RECHECK_S, when a message passes in either direction: a revoked key, an expired
-token and a policy that was changed end it.
-Rule 3. An operation of a namespace that the caller has no right in is not there.
-Rule 4. A caller that has sent too much in a second is held back by not being read, or refused where it waits for one
-answer.
+Rule 1. No handler runs before the policy grants what the first message requires. Later messages of a stream cannot name
+another memory. Authentication uses the headers alone: messages of other callers are not read.
+Rule 2. A stream is rechecked when a message passes in either direction and RECHECK_S have passed: a revoked key, an
+expired token or a changed policy ends it.
+Rule 3. An operation in a namespace where the caller has no right does not exist for that caller.
+Rule 4. A caller over its rate is slowed down on streams, by delayed reads; calls with one response are refused.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from memstream_server.rpc.access.files import Watched
 from memstream_server.rpc.access.identities import Identities, Metadata
 from memstream_server.rpc.access.peers import CALLER_HEADER
 from memstream_server.rpc.access.policy import AccessPolicy
-from memstream_server.rpc.access.rules import RULES, VERB_OF_OPERATION, Rule, namespace_at
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated
+from memstream_server.rpc.rpc_table import RPC_RULES, VERB_OF_OPERATION, RpcRule, find_namespace
 
 if TYPE_CHECKING:
     from memstream_server.ports.operations import Operation
@@ -45,8 +44,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 OperationOf = Callable[[str], Awaitable["Operation"]]
 
 
-class Gate(grpc.aio.ServerInterceptor):
-    """To stand behind the interceptor that makes statuses of errors, and before every handler."""
+class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
+    """Runs inside the interceptor that turns errors into statuses, and before every handler."""
 
     def __init__(
         self,
@@ -68,16 +67,18 @@ class Gate(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(handler_call_details)
         path = handler_call_details.method
-        rule = RULES.get(path)
+        rule = RPC_RULES.get(path)
         if handler is None:
             return None
-        if rule is not None and rule.open:
-            return visited(handler, OpenVisit(self.admission, path))
-        return visited(handler, Visit(self, path, rule, tuple(handler_call_details.invocation_metadata or ())))
+        if rule is not None and rule.public:
+            return wrap_handler(handler, UnidentifiedCall(self.admission, path))
+        return wrap_handler(
+            handler, AuthorizedCall(self, path, rule, tuple(handler_call_details.invocation_metadata or ()))
+        )
 
 
-class NoGate(grpc.aio.ServerInterceptor):
-    """In the place of a gate where everybody may do everything."""
+class OpenAccessInterceptor(grpc.aio.ServerInterceptor):
+    """Replaces AuthorizationInterceptor if the server has no authentication."""
 
     def __init__(self) -> None:
         self._admission = Admission()
@@ -88,55 +89,59 @@ class NoGate(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        return None if handler is None else visited(handler, OpenVisit(self._admission, handler_call_details.method))
+        return (
+            None
+            if handler is None
+            else wrap_handler(handler, UnidentifiedCall(self._admission, handler_call_details.method))
+        )
 
 
-def visited(handler: Any, visit: OpenVisit | Visit) -> Any:
-    """The handler behind a visit, which reads the one request of a call or admits the requests of a stream."""
+def wrap_handler(handler: Any, call: UnidentifiedCall | AuthorizedCall) -> Any:
+    """Wraps a handler; the wrapper reads the one request of a call, or authorizes the requests of a stream."""
     given, written = handler.request_deserializer, handler.response_serializer
     many = handler.request_streaming
     if many and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(_streaming(visit, handler.stream_stream, many), given, written)
+        return grpc.stream_stream_rpc_method_handler(_wrap_stream(call, handler.stream_stream, many), given, written)
     if many:
-        return grpc.stream_unary_rpc_method_handler(_answering(visit, handler.stream_unary, many), given, written)
+        return grpc.stream_unary_rpc_method_handler(_wrap_unary(call, handler.stream_unary, many), given, written)
     if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(_streaming(visit, handler.unary_stream, many), given, written)
-    return grpc.unary_unary_rpc_method_handler(_answering(visit, handler.unary_unary, many), given, written)
+        return grpc.unary_stream_rpc_method_handler(_wrap_stream(call, handler.unary_stream, many), given, written)
+    return grpc.unary_unary_rpc_method_handler(_wrap_unary(call, handler.unary_unary, many), given, written)
 
 
-def _answering(
-    visit: OpenVisit | Visit, behaviour: Callable[..., Awaitable[Any]], many: bool, what: str = "calls"
+def _wrap_unary(
+    call: UnidentifiedCall | AuthorizedCall, handle: Callable[..., Awaitable[Any]], many: bool, what: str = "calls"
 ) -> Callable[[Requests, _Context], Awaitable[Any]]:
     async def answer(requests: Requests, context: _Context) -> Any:
-        await visit.identify(requests, context)
-        with visit.admitted(what):
-            return await behaviour(await visit.request(requests, context, many), context)
+        await call.identify_caller(requests, context)
+        with call.count_open(what):
+            return await handle(await call.read_request(requests, context, many), context)
 
     return answer
 
 
-def _streaming(
-    visit: OpenVisit | Visit, behaviour: Callable[..., Any], many: bool
+def _wrap_stream(
+    call: UnidentifiedCall | AuthorizedCall, handle: Callable[..., Any], many: bool
 ) -> Callable[[Requests, _Context], Any]:
-    if not inspect.isasyncgenfunction(behaviour):  # one that writes by itself
-        return _answering(visit, behaviour, many, "streams")
+    if not inspect.isasyncgenfunction(handle):  # a coroutine that writes
+        return _wrap_unary(call, handle, many, "streams")
 
     async def stream(requests: Requests, context: _Context) -> AsyncIterator[Any]:
-        await visit.identify(requests, context)
-        with visit.admitted("streams"):
-            async with aclosing(behaviour(await visit.request(requests, context, many), context)) as answers:
+        await call.identify_caller(requests, context)
+        with call.count_open("streams"):
+            async with aclosing(handle(await call.read_request(requests, context, many), context)) as answers:
                 async for answer in answers:
-                    await visit.still(context)
+                    await call.recheck(context)
                     yield answer
 
     return stream
 
 
-class OpenVisit:
-    """A call that asks nobody who calls.
+class UnidentifiedCall:
+    """A call that needs no identity.
 
-    Each connection has an account for what it sends. Health checks are on nobody's account, so that those give way that
-    wait longest for their message.
+    Each connection has an account for its requests. Health checks are on a shared account, in which the calls that have
+    waited longest for their message give way.
     """
 
     def __init__(self, admission: Admission, path: str) -> None:
@@ -144,153 +149,155 @@ class OpenVisit:
         self._on_account = path.startswith("/memstream.")
         self._peer = ""
 
-    async def identify(self, requests: Requests, context: _Context) -> None:
-        """By the connection that it comes from."""
+    async def identify_caller(self, requests: Requests, context: _Context) -> None:
+        """Identifies the connection."""
         self._peer = context.peer()
         if self._on_account:
             requests.hold_for(self._peer)
 
-    def admitted(self, what: str) -> AbstractContextManager[None]:
-        """Only streams of nobody in particular are counted. Raises QuotaExceeded."""
+    def count_open(self, what: str) -> AbstractContextManager[None]:
+        """Counts public streams only. Raises QuotaExceeded."""
         if self._on_account or what != "streams":
             return nullcontext()
         return self._admission.open_stream(self._peer)
 
-    async def request(self, requests: Requests, _context: _Context, many: bool) -> Any:
-        """What the handler is to be given."""
+    async def read_request(self, requests: Requests, _context: _Context, many: bool) -> Any:
+        """The handler's input."""
         return requests if many else await requests.only()
 
-    async def still(self, _context: _Context) -> None:
-        """Nothing can have changed."""
+    async def recheck(self, _context: _Context) -> None:
+        """Does nothing: there is no identity that could change."""
 
 
-class Visit:
-    """One call at the gate."""
+class AuthorizedCall:
+    """One call with an identity."""
 
-    def __init__(self, gate: Gate, path: str, rule: Rule | None, metadata: Metadata) -> None:
-        self._gate = gate
+    def __init__(
+        self, interceptor: AuthorizationInterceptor, path: str, rule: RpcRule | None, metadata: Metadata
+    ) -> None:
+        self._interceptor = interceptor
         self._path = path
         self._rule = rule
         self._metadata = metadata
-        self._caller = Caller("", _nothing, _never)
+        self._caller = Caller("", _deny_all, _refuse_unidentified)
         self._first: Any = None
-        self._asked_s = 0.0
+        self._checked_s = 0.0
 
-    async def identify(self, requests: Requests, context: _Context) -> None:
-        """By the headers alone. Raises Unauthenticated, PermissionDenied."""
-        await self._identify(context)
+    async def identify_caller(self, requests: Requests, context: _Context) -> None:
+        """Uses the headers alone. Raises Unauthenticated, PermissionDenied."""
+        await self._identify_caller(context)
         if self._rule is None:
             raise PermissionDenied(f"{self._path} is not in the server's table of rights")
         requests.hold_for(self._caller.principal)
 
-    def admitted(self, what: str) -> AbstractContextManager[None]:
+    def count_open(self, what: str) -> AbstractContextManager[None]:
         """Counts the call or stream of its caller. Raises QuotaExceeded."""
-        return self._gate.admission.admitted(self._caller.principal, what)
+        return self._interceptor.admission.admitted(self._caller.principal, what)
 
-    async def request(self, requests: Requests, context: _Context, many: bool) -> Any:
-        """What the handler is to be given. Raises PermissionDenied, OperationNotFound, QuotaExceeded."""
+    async def read_request(self, requests: Requests, context: _Context, many: bool) -> Any:
+        """The handler's input. Raises PermissionDenied, OperationNotFound, QuotaExceeded."""
         if many:
-            return _Admitted(self, requests, context)
+            return _AuthorizedRequests(self, requests, context)
         request = await requests.only()
-        await self.authorise(request)
-        self._gate.admission.call(self._caller.principal, request)
+        await self.authorize(request)
+        self._interceptor.admission.call(self._caller.principal, request)
         return request
 
-    async def _identify(self, context: _Context) -> None:
-        principal = await self._gate.identities.principal(self._metadata, context, self._path)
+    async def _identify_caller(self, context: _Context) -> None:
+        principal = await self._interceptor.identities.principal(self._metadata, context, self._path)
         if self._caller.principal not in ("", principal):
             raise PermissionDenied("the credentials of the stream are now somebody else's")
-        self._caller = Caller(principal, self._may, lambda: self._again(context))
-        self._asked_s = time.monotonic()
+        self._caller = Caller(principal, self._may, lambda: self._recheck_and_charge(context))
+        self._checked_s = time.monotonic()
         CALLER.set(self._caller)
 
-    async def authorise(self, request: Any) -> None:
-        """Whether the first message may ask for what it does."""
-        assert self._rule is not None  # _enter has looked
+    async def authorize(self, request: Any) -> None:
+        """Checks that the caller may do what the first message asks for."""
+        assert self._rule is not None  # identify_caller has checked it
         self._first = request
         for need in self._rule.needs:
-            namespace = namespace_at(request, need)
+            namespace = find_namespace(request, need)
             if namespace or not need.optional:
-                self._check(need.verb, namespace)
+                self._require_verb(need.verb, namespace)
         if self._rule.operation is not None:
             await self._check_operation(request.id, self._rule.operation)
 
-    async def still(self, context: _Context) -> None:
-        """Asks again, when it was long ago."""
-        if time.monotonic() - self._asked_s < RECHECK_S:
+    async def recheck(self, context: _Context) -> None:
+        """Authenticates and authorizes again if the last check is old."""
+        if time.monotonic() - self._checked_s < RECHECK_S:
             return
-        self._asked_s = time.monotonic()
-        if not any(key == CALLER_HEADER for key, _ in self._metadata):  # else the server that passed it on asks again
-            await self._identify(context)
+        self._checked_s = time.monotonic()
+        if not any(key == CALLER_HEADER for key, _ in self._metadata):  # else the forwarding server rechecks
+            await self._identify_caller(context)
         if self._first is not None:
-            await self.authorise(self._first)
+            await self.authorize(self._first)
 
-    async def _again(self, context: _Context) -> None:
-        """As if the stream had just asked once more."""
-        await self.still(context)
-        await self.paid(self._first, first=True)
+    async def _recheck_and_charge(self, context: _Context) -> None:
+        """Checks and charges as for another request of the stream."""
+        await self.recheck(context)
+        await self.charge(self._first, first=True)
 
-    async def paid(self, message: Any, *, first: bool) -> None:
-        """Counts a message of a stream, and waits until what the caller has sent of its kind is paid for."""
-        owed_s = self._gate.admission.sent(self._caller.principal, message, first=first)
+    async def charge(self, message: Any, *, first: bool) -> None:
+        """Counts a message of a stream, and waits until the caller's rate allows it."""
+        owed_s = self._interceptor.admission.sent(self._caller.principal, message, first=first)
         if owed_s:
             await asyncio.sleep(owed_s)
 
-    # ---- the policy
+    # ---- policy
     def _may(self, verb: Verb, namespace: str) -> bool:
-        return self._gate.policy.current().may(self._caller.principal, verb, namespace)
+        return self._interceptor.policy.current().may(self._caller.principal, verb, namespace)
 
-    def _check(self, verb: Verb, namespace: str) -> None:
+    def _require_verb(self, verb: Verb, namespace: str) -> None:
         if self._may(verb, namespace):
             return
-        log.info("denied", principal=self._caller.principal, verb=verb.value, namespace=namespace[:128])
+        log.info("permission_denied", principal=self._caller.principal, verb=verb.value, namespace=namespace[:128])
         where = f"in the namespace {namespace[:128]!a}" if namespace else "for the whole server (no namespace is named)"
-        raise PermissionDenied(f"{self._caller.principal[:200]!a} has not the right to {verb.value} {where}")
+        raise PermissionDenied(f"{self._caller.principal[:200]!a} does not have the right {verb.value} {where}")
 
     async def _check_operation(self, id: str, verb: Verb) -> None:
         missing = OperationNotFound(f"there is no operation {id[:64]!r}; it may have ended over 7 days ago", id=id[:64])
         if not _OPERATION_ID.fullmatch(id):
             raise missing
         try:
-            operation = await self._gate.operation_of(id)
+            operation = await self._interceptor.operation_of(id)
         except OperationNotFound:
             raise missing from None
         needed = VERB_OF_OPERATION.get(operation.type, Verb.ADMIN)
         if not self._may(Verb.READ, operation.namespace) and not self._may(needed, operation.namespace):
             raise missing
         if verb is not Verb.READ:
-            self._check(needed, operation.namespace)
+            self._require_verb(needed, operation.namespace)
 
 
-class _Admitted:
-    """A request stream: the first message is looked up in the table, no later one may open anything."""
+class _AuthorizedRequests:
+    """A request stream: the first message is authorized, later ones cannot open another memory."""
 
-    def __init__(self, visit: Visit, requests: Any, context: _Context) -> None:
-        self._visit = visit
+    def __init__(self, call: AuthorizedCall, requests: Any, context: _Context) -> None:
+        self._call = call
         self._requests = requests
         self._context = context
         self._begun = False
 
-    def __aiter__(self) -> _Admitted:
+    def __aiter__(self) -> _AuthorizedRequests:
         return self
 
     async def __anext__(self) -> Any:
         request = await anext(self._requests)
         if not self._begun:
-            await self._visit.authorise(request)
+            await self._call.authorize(request)
             self._begun = True
-            await self._visit.paid(request, first=True)
+            await self._call.charge(request, first=True)
             return request
-        await self._visit.still(self._context)
-        await self._visit.paid(request, first=False)
+        await self._call.recheck(self._context)
+        await self._call.charge(request, first=False)
         if "open" in request.DESCRIPTOR.fields_by_name and request.HasField("open"):
             raise ProtocolViolation("a stream is opened once, for one memory")
         return request
 
 
-def _nothing(_verb: Verb, _namespace: str) -> bool:
+def _deny_all(_verb: Verb, _namespace: str) -> bool:
     return False
 
 
-async def _never() -> None:
+async def _refuse_unidentified() -> None:
     raise Unauthenticated("nobody has said who calls")

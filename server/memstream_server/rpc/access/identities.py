@@ -1,6 +1,7 @@
-"""From what a call came with to a principal: another server's word, a token, a proxy's word, a client certificate.
+"""From a call's credentials to a principal: a header of another server, a token, a header of a proxy, or a client
+certificate.
 
-The first of these that is there decides, and is refused when it is not right: the next is no second try.
+The first of these that is present decides. If it is invalid the call is refused: the next one is not tried.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """What is accepted; None and nothing where it was not set up."""
+    """The accepted credentials; None or empty if one was not configured."""
 
     keys: Watched[Mapping[str, ApiKey]] | None = None
     tokens: JwtIdentities | None = None

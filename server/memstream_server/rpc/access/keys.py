@@ -1,6 +1,6 @@
-"""API keys: `msk_ID_SECRET`, kept as the SHA-256 of the whole in a JSON file.
+"""API keys: `msk_ID_SECRET`, stored as the SHA-256 of the whole in a JSON file.
 
-The secret has 256 random bits, so a plain hash cannot be searched; the id is no secret and finds the entry.
+The secret has 256 random bits, so a plain hash cannot be reversed by search; the id is not secret and finds the entry.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as the file has it. Several may have one name: a new key is made before the old one is revoked."""
+    """A key as stored. Several keys may have one name: an operator creates a new key before revoking the old one."""
 
     id: str
     name: str
@@ -39,7 +39,7 @@ class ApiKey:
 
 
 def parse_keys(text: str) -> Mapping[str, ApiKey]:
-    """By id. Raises ValueError without repeating the text."""
+    """Keys by id. Raises ValueError without repeating the text."""
     try:
         entries = json.loads(text)["keys"] if text.strip() else []
         keys = [ApiKey(**entry) for entry in entries]
@@ -53,7 +53,7 @@ def parse_keys(text: str) -> Mapping[str, ApiKey]:
 
 
 def name_of(keys: Mapping[str, ApiKey], given: str) -> str | None:
-    """The name of the key that was given; None when it is none of these."""
+    """The name of a presented key; None if it is none of these."""
     form = _KEY.fullmatch(given)
     known = keys.get(form[1]) if form else None
     if known is None or not hmac.compare_digest(_sha256(given), known.sha256):
@@ -62,7 +62,7 @@ def name_of(keys: Mapping[str, ApiKey], given: str) -> str | None:
 
 
 def create(file: Path, name: str) -> tuple[ApiKey, str]:
-    """A new key in the file, which is made if there is none, and the key itself: nobody can show it again."""
+    """Adds a new key to the file, which is created if missing. Returns the key itself, which cannot be shown again."""
     if not _NAME.fullmatch(name):
         raise AccessError('a key\'s name is of letters, digits, "-", "_", ".", "~" and "@", at most 128')
     id = secrets.token_hex(6)
@@ -73,7 +73,7 @@ def create(file: Path, name: str) -> tuple[ApiKey, str]:
 
 
 def revoke(file: Path, id: str) -> ApiKey:
-    """Takes the key out of the file. Raises AccessError when it is not there."""
+    """Removes the key from the file. Raises AccessError if it is not there."""
     gone: list[ApiKey] = []
 
     def without(keys: Sequence[ApiKey]) -> list[ApiKey]:
@@ -87,7 +87,7 @@ def revoke(file: Path, id: str) -> ApiKey:
 
 
 def read(file: Path) -> list[ApiKey]:
-    """All keys, the oldest first; none where there is no file. Raises AccessError."""
+    """All keys, oldest first; none without a file. Raises AccessError."""
     try:
         return [*parse_keys(file.read_text(encoding="utf-8")).values()]
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def read(file: Path) -> list[ApiKey]:
 
 
 def _change(file: Path, changed: Callable[[Sequence[ApiKey]], list[ApiKey]]) -> None:
-    """The file anew, whole or not at all; two who change it wait for one another."""
+    """Rewrites the file atomically, under a lock."""
     try:
         with _locked(file):
             text = json.dumps({"keys": [asdict(key) for key in changed(read(file))]}, indent=1)

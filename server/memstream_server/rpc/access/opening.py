@@ -1,4 +1,5 @@
-"""From the settings to what a server is protected by; said before anything is opened, so that a mistake stops there."""
+"""From the settings to credentials, identities and policy; checked before anything is opened, so that a mistake stops
+the start."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import grpc
 
 from memstream_server.rpc.access.admission import Admission
 from memstream_server.rpc.access.files import AccessError, Watched
-from memstream_server.rpc.access.gate import Gate, OperationOf
+from memstream_server.rpc.access.gate import AuthorizationInterceptor, OperationOf
 from memstream_server.rpc.access.identities import Identities
 from memstream_server.rpc.access.keys import parse_keys
 from memstream_server.rpc.access.peers import Peers
@@ -24,24 +25,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a server is reached, and by whom."""
+    """How callers reach the server, and which callers it accepts."""
 
     peers: Peers
     credentials: grpc.ServerCredentials | None = None
-    """Of the port; None: plain text."""
+    """TLS credentials of the port; None: no TLS."""
     identities: Identities | None = None
     policy: Watched[AccessPolicy] | None = None
     admission: Admission = field(default_factory=Admission)
 
-    def gate(self, operation_of: OperationOf) -> Gate | None:
-        """None where everybody may do everything."""
+    def gate(self, operation_of: OperationOf) -> AuthorizationInterceptor | None:
+        """None if the server has no authentication."""
         if self.identities is None or self.policy is None:
             return None
-        return Gate(self.identities, self.policy, operation_of, self.admission)
+        return AuthorizationInterceptor(self.identities, self.policy, operation_of, self.admission)
 
 
 def open_access(settings: Settings) -> Access:
-    """Reads what the settings name. Raises AccessError."""
+    """Reads the files that the settings name. Raises AccessError."""
     files = _tls(settings)
     try:
         credentials = server_credentials(files) if files is not None else None
@@ -69,7 +70,7 @@ def open_access(settings: Settings) -> Access:
 
 
 def _tokens(jwks: str, settings: Settings) -> JwtIdentities:
-    from memstream_server.rpc.access.tokens import JwtIdentities  # here: PyJWT brings all of cryptography
+    from memstream_server.rpc.access.tokens import JwtIdentities  # here, because PyJWT imports all of cryptography
 
     return JwtIdentities(jwks, settings.jwt_issuer, settings.jwt_audience)
 

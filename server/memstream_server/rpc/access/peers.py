@@ -1,8 +1,8 @@
-"""Calls between servers of one database: encrypted as the server's own port is, and in the name of whom they are for.
+"""Calls between servers of one database: TLS like the server's own port, and the identity of the original caller.
 
-The server that passes a call on has verified who calls. It says so in a header of its own instead of sending the
-credential on: HMAC-SHA256, under a secret that the servers share, of the principal, the rpc and the time. The owner of
-the memory asks its own policy again.
+The server that forwards a call has authenticated the caller. Instead of forwarding the credential it sends a header of
+its own: HMAC-SHA256, under a secret that the servers share, of the principal, the rpc and the time. The memory's owner
+checks its own policy again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = structlog.get_logger(__name__)
 
 CALLER_HEADER = "memstream-caller"
 CREDENTIALS = frozenset({"authorization", PROXY_HEADER, CALLER_HEADER})
-"""Headers that say who calls: none of them is passed on."""
+"""Headers with credentials: none of them is forwarded."""
 VALID_S = 300.0
-"""How far the clocks of two servers may be apart, and how long a header that somebody took can be used again."""
+"""Maximum difference between the clocks of two servers, and how long a stolen header can be replayed."""
 _Options = Sequence[tuple[str, int | str]]
 _REASON_S = 2.0
 _WRONG_NAME, _WRONG_CA = "Hostname Verification Check failed", "CERTIFICATE_VERIFY_FAILED"
@@ -40,16 +40,16 @@ _WRONG_NAME, _WRONG_CA = "Hostname Verification Check failed", "CERTIFICATE_VERI
 
 
 class Peers:
-    """The other servers. Without `tls` they are asked in plain text, without `secret` in nobody's name."""
+    """The other servers. Without `tls` calls are not encrypted, without `secret` they carry no identity."""
 
     def __init__(self, tls: TlsFiles | None = None, secret: str = "") -> None:
         self._tls = tls
         self._secret = secret.encode()
         self._problems: dict[str, str] = {}
-        """What was last wrong with the certificate of a server, by address."""
+        """The last problem with a server's certificate, by address."""
 
     def channel(self, address: str, options: _Options) -> grpc.aio.Channel:
-        """A new one; TLS files are read for each, so that a connection made anew has the certificate of now."""
+        """A new channel; TLS files are read for each, so that a new connection uses the current certificate."""
         if self._tls is None:
             return grpc.aio.insecure_channel(address, options=options)
         name = self._tls.peer_name
@@ -57,7 +57,7 @@ class Peers:
         return grpc.aio.secure_channel(address, self._tls.as_client(), options=named)
 
     async def certificate_problem(self, channel: grpc.aio.Channel, address: str) -> str:
-        """Why this server refuses the certificate of another one that it cannot connect to; empty if it does not.
+        """Why this server refuses another server's certificate; empty if the certificate is not the problem.
 
         It is logged once until it changes: an operator must correct it.
         """
@@ -70,7 +70,7 @@ class Peers:
         return problem
 
     async def _certificate_problem(self, channel: grpc.aio.Channel, address: str) -> str:
-        """The state of a channel has no reason; the error of a call that fails on it has one."""
+        """A channel's state has no reason; the error of a call that fails on the channel has one."""
         if self._tls is None or channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             return ""
         try:
@@ -91,13 +91,13 @@ class Peers:
         return "its certificate is not signed by a CA of tls_peer_ca_file" if _WRONG_CA in details else ""
 
     def metadata(self, given: Iterable[tuple[str, str | bytes]], path: str) -> list[tuple[str, str | bytes]]:
-        """Of a call that is passed on to `path`: what the client gave, without what only the client may send."""
+        """Metadata of a call that is forwarded to `path`: the client's, without credentials."""
         kept = [(key, value) for key, value in given if key not in CREDENTIALS]
         caller = CALLER.get()
         return kept if caller is None else [*kept, (CALLER_HEADER, self._signed(caller.principal, path))]
 
     def principal(self, header: str, path: str) -> str:
-        """In whose name another server passes the call on. Raises Unauthenticated."""
+        """The principal that another server forwards the call for. Raises Unauthenticated."""
         try:
             said, mac = (base64.urlsafe_b64decode(part) for part in header.split("."))
             if self._secret and hmac.compare_digest(mac, self._mac(said)):
@@ -105,7 +105,7 @@ class Peers:
                 if signed_path == path and abs(time.time() - time_s) <= VALID_S:
                     return str(principal)
         except ValueError:
-            pass  # falls to the one refusal below
+            pass  # refused below
         raise Unauthenticated(f"{CALLER_HEADER} is no other server's: they need one peer_secret, and clocks that agree")
 
     def _signed(self, principal: str, path: str) -> str:

@@ -1,12 +1,12 @@
-"""The policy file: which identities may do what, in which namespaces. Nothing is allowed that no grant allows.
+"""The policy file: which identities have which rights in which namespaces. Without a grant nothing is allowed.
 
     [[grant]]
     who = ["key:joy", "uri:spiffe://mesh/ns/agents/*"]
     namespaces = ["comedy", "joy-*"]
     verbs = ["observe", "recall", "read"]
 
-`*` at the end of a name stands for any rest; `"*"` alone for all, in `namespaces` also for what concerns the whole
-server, in `verbs` for every verb.
+`*` at the end of a name matches any rest. `"*"` alone matches all: in `namespaces` also the server as a whole, in
+`verbs` every verb.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS = ("key:", "jwt:", "uri:")
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names that are meant, some of them by how they begin."""
+    """A set of names and name prefixes."""
 
     whole: frozenset[str]
     beginnings: tuple[str, ...]
@@ -40,7 +40,7 @@ class Names:
     def __contains__(self, name: str) -> bool:
         if name in self.whole:
             return True
-        # The empty name, of the server as a whole, begins with nothing but the beginning of "*", which is empty too.
+        # The empty name, of the server as a whole, matches only the prefix of "*", which is empty as well.
         return any(name.startswith(beginning) for beginning in self.beginnings)
 
 
@@ -67,7 +67,7 @@ class AccessPolicy:
 
 
 def parse_policy(text: str) -> AccessPolicy:
-    """Raises ValueError, which says what is wrong with which grant."""
+    """Raises ValueError, which names the grant and its mistake."""
     said = tomllib.loads(text)
     if unknown := [name for name in said if name != "grant"]:
         raise ValueError(f"{unknown[0]!r} is unknown: the file is a list of [[grant]]")

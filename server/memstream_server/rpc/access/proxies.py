@@ -1,7 +1,7 @@
-"""The header in which a proxy says whose certificate it has verified: x-forwarded-client-cert, as Envoy writes it.
+"""The header x-forwarded-client-cert, in which a proxy such as Envoy passes on the client certificate that it verified.
 
-It is believed of listed peers alone. Elements are one a proxy, the nearest one's last; only that one is looked at, as
-the ones before may be what a client made up.
+The server accepts it from trusted peers only. Each proxy appends an element; the server reads only the last one, from
+the nearest proxy, because a client may have forged the earlier ones.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ UNIX = "unix"
 
 
 class TrustedProxies:
-    """Peers whose header is believed: networks as in 10.0.0.0/8, addresses, `unix` for unix sockets."""
+    """Peers whose header is trusted: networks as in 10.0.0.0/8, addresses, `unix` for unix sockets."""
 
     def __init__(self, listed: str) -> None:
-        """Commas between them. Raises AccessError."""
+        """`listed` is comma-separated. Raises AccessError."""
         names = [name.strip() for name in listed.split(",") if name.strip()]
         self._unix = UNIX in names
         try:
@@ -33,7 +33,7 @@ class TrustedProxies:
         return self._unix or bool(self._networks)
 
     def __contains__(self, peer: str) -> bool:
-        """`peer` as gRPC has it: ipv4:1.2.3.4:5, ipv6:[::1]:5, unix:."""
+        """`peer` in gRPC's form: ipv4:1.2.3.4:5, ipv6:[::1]:5, unix:."""
         kind, _, rest = unquote(peer).partition(":")
         if kind == "unix":
             return self._unix
@@ -58,7 +58,7 @@ def forwarded_uri(header: str) -> str:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """At the separators outside of quotes, in which a backslash takes the next character as it is."""
+    """Splits at separators outside of quotes; a backslash in quotes escapes the next character."""
     parts, begin, quoted, at = [], 0, False, 0
     while at < len(text):
         if quoted and text[at] == "\\":

@@ -1,4 +1,4 @@
-"""JSON web tokens: the issuer's public keys (JWKS) from a URL or a file, and the subject of a token they verify."""
+"""JSON web tokens: fetches the issuer's public keys (JWKS) from a URL or file, and verifies tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from memstream_server.settings import is_loopback
 log = structlog.get_logger(__name__)
 
 ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
-"""Asymmetric ones alone: with a shared secret whoever verifies could also issue."""
+"""Asymmetric ones only: with a shared secret every verifier could also issue tokens."""
 REFRESH_S = 300.0
-"""Keys of a URL are asked for again after this; the ones there serve meanwhile."""
-PAUSE_S = 3.0
-"""How long after asking a URL it is asked again for a key that is not among those it gave."""
-FETCH_S = 5.0
+"""Keys of a URL are fetched again after this time; calls use the old keys meanwhile."""
+REFETCH_PAUSE_S = 3.0
+"""Minimum time between two fetches when a token names an unknown key."""
+FETCH_TIMEOUT_S = 5.0
 LEEWAY_S = 30.0
-"""How far the issuer's clock may be from ours."""
+"""Tolerated difference between the issuer's clock and the server's."""
 _JWKS_BYTES_MAX = 1 << 20
 _TOKEN_CHARS_MAX = 8_192
 
@@ -38,27 +38,28 @@ class JwtIdentities:
     """Verifies tokens of one issuer for one audience."""
 
     def __init__(self, jwks: str, issuer: str, audience: str) -> None:
-        """`jwks` is an https URL (http on loopback), or a path. Raises AccessError for a file that is not right."""
+        """`jwks` is an https URL (http on loopback), or a path. Raises AccessError for an invalid file."""
         self._issuer = issuer
         self._audience = audience
-        self._remote = _Remote(jwks) if "://" in jwks else None
-        self._file = None if self._remote else Watched(Path(jwks), _parse)
+        self._remote = _RemoteKeys(jwks) if "://" in jwks else None
+        self._file = None if self._remote else Watched(Path(jwks), _parse_keys)
 
     async def subject(self, token: str) -> str:
-        """Of a token that is signed by the issuer, for us, and valid now. Raises Unauthenticated."""
+        """The subject of a token that the issuer signed for this audience and that is valid now. Raises
+        Unauthenticated."""
         try:
             header = jwt.get_unverified_header(token) if len(token) <= _TOKEN_CHARS_MAX else {}
         except jwt.InvalidTokenError:
             header = {}
         algorithm = header.get("alg")
-        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:  # a header may hold anything
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:  # a header may hold any JSON value
             raise Unauthenticated("the bearer token is neither an API key nor a JWT signed by an asymmetric key")
-        key = await self._key(header.get("kid"))
+        key = await self._find_issuer_key(header.get("kid"))
         if key is None or key.algorithm_name not in ALGORITHMS:
             raise Unauthenticated("the issuer of the JWT has no such key")
-        return self._verified(token, key)
+        return self._verify_token(token, key)
 
-    def _verified(self, token: str, key: jwt.PyJWK) -> str:
+    def _verify_token(self, token: str, key: jwt.PyJWK) -> str:
         try:
             claims = jwt.decode(
                 token,
@@ -79,55 +80,55 @@ class JwtIdentities:
             raise Unauthenticated("the JWT has no subject")
         return claims["sub"]
 
-    async def _key(self, kid: object) -> jwt.PyJWK | None:
+    async def _find_issuer_key(self, kid: object) -> jwt.PyJWK | None:
         if self._file is not None:
-            return _found(self._file.current(), kid)
+            return _find_key(self._file.current(), kid)
         assert self._remote is not None
-        if (key := _found(self._remote.keys, kid)) is None:
-            await self._remote.asked_again()
-            key = _found(self._remote.keys, kid)
+        if (key := _find_key(self._remote.keys, kid)) is None:
+            await self._remote.fetch_again()
+            key = _find_key(self._remote.keys, kid)
         self._remote.refresh()
         return key
 
 
-class _Remote:
-    """The keys at a URL. What it gave last stays good while it does not answer."""
+class _RemoteKeys:
+    """The keys of a URL. The last fetched keys stay in use while the URL does not respond."""
 
     def __init__(self, url: str) -> None:
-        if not _is_safe(url):
+        if not _is_safe_url(url):
             raise AccessError(f"jwt_jwks is {url!r}: keys are taken over https, or from a file")
         self._url = url
-        self._asked_s = -PAUSE_S - REFRESH_S
-        self._asking: asyncio.Task[None] | None = None
+        self._fetched_s = -REFETCH_PAUSE_S - REFRESH_S
+        self._fetching: asyncio.Task[None] | None = None
         self.keys: _Keys | None = None
 
-    async def asked_again(self) -> None:
-        """Waits for an answer, unless there was one a moment ago."""
-        if self._asking is not None or time.monotonic() - self._asked_s >= PAUSE_S:
-            await asyncio.shield(self._begun())
+    async def fetch_again(self) -> None:
+        """Fetches and waits, unless the last fetch is recent."""
+        if self._fetching is not None or time.monotonic() - self._fetched_s >= REFETCH_PAUSE_S:
+            await asyncio.shield(self._start_fetch())
 
     def refresh(self) -> None:
-        """Asks, beside the calls, when the last answer is old."""
-        if self._asking is None and time.monotonic() - self._asked_s >= REFRESH_S:
-            self._begun()
+        """Fetches in the background if the last fetch is old."""
+        if self._fetching is None and time.monotonic() - self._fetched_s >= REFRESH_S:
+            self._start_fetch()
 
-    def _begun(self) -> asyncio.Task[None]:
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
-        return self._asking
+    def _start_fetch(self) -> asyncio.Task[None]:
+        if self._fetching is None:
+            self._fetching = asyncio.create_task(self._fetch())
+        return self._fetching
 
-    async def _ask(self) -> None:
+    async def _fetch(self) -> None:
         try:
-            self.keys = await asyncio.to_thread(_fetched, self._url)
+            self.keys = await asyncio.to_thread(_download_keys, self._url)
         except (OSError, HTTPException, ValueError) as error:
-            log.warning("no_keys_of_the_issuer", url=self._url, reason=error)
+            log.warning("issuer_keys_unavailable", url=self._url, reason=error)
         finally:
-            self._asked_s = time.monotonic()
-            self._asking = None
+            self._fetched_s = time.monotonic()
+            self._fetching = None
 
 
-def _found(keys: _Keys | None, kid: object) -> jwt.PyJWK | None:
-    """The key of that id; a token that names none means the only one there is."""
+def _find_key(keys: _Keys | None, kid: object) -> jwt.PyJWK | None:
+    """The key with that id; a token without a key id means the only key."""
     if keys is None:
         return None
     if kid is None:
@@ -135,21 +136,21 @@ def _found(keys: _Keys | None, kid: object) -> jwt.PyJWK | None:
     return next((key for key in keys.keys if key.key_id == kid), None)
 
 
-def _fetched(url: str) -> _Keys:
-    with urllib.request.urlopen(url, timeout=FETCH_S) as answer:
-        if not _is_safe(answer.geturl()):
+def _download_keys(url: str) -> _Keys:
+    with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as answer:
+        if not _is_safe_url(answer.geturl()):
             raise AccessError("was sent on to an address without TLS")
-        return _parse(answer.read(_JWKS_BYTES_MAX).decode())
+        return _parse_keys(answer.read(_JWKS_BYTES_MAX).decode())
 
 
-def _parse(text: str) -> _Keys:
+def _parse_keys(text: str) -> _Keys:
     try:
         return jwt.PyJWKSet.from_dict(json.loads(text))
     except (jwt.PyJWTError, AttributeError, TypeError, json.JSONDecodeError):
         raise AccessError("is not a JSON web key set with usable keys") from None
 
 
-def _is_safe(url: str) -> bool:
+def _is_safe_url(url: str) -> bool:
     parts = urlsplit(url)
     if parts.scheme == "https":
         return True

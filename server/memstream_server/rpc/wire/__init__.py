@@ -1,1 +1,12 @@
-"""Messages of memstream.v1 to domain values and back: pure functions, no I/O, no engine."""
+"""Conversion between messages of memstream.v1 and domain values: pure functions, no I/O, no engine.
+
+conversations: messages and plans of conversations
+fragments: fragments, events and filters
+observations: observations
+operations: operations
+policies: memories and their policies
+progress: rejections and outcomes of a producer
+queries: queries and their answers
+scalars: enums, times, durations, vectors and metadata
+scan: counts the fields of a serialised message before it is parsed
+"""

@@ -1,4 +1,4 @@
-"""Messages and plans of conversations between the wire and the domain."""
+"""Converts messages and plans of conversations."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NUMBERS = re.compile(r"\s*(?:\d+\s*(?:,\s*\d+\s*)*)?")
 def conversation_name(
     found: Violations, namespace: str, conversation: str, limits: Limits, prefix: str = ""
 ) -> ConversationName:
-    """The conversation a request names."""
+    """Validates the conversation that a request names."""
     name(found, "namespace", namespace, limits)
     name(found, f"{prefix}conversation", conversation, limits)
     return ConversationName(namespace, conversation)
 
 
 def text(found: Violations, field: str, value: str, limits: Limits) -> str:
-    """A text of any length up to the limit of content; empty is one too."""
+    """Validates a text up to the content limit; it may be empty."""
     size = len(value) if value.isascii() else len(value.encode())
     if size > limits.content_bytes_max:
         found.add(field, f"has {size} bytes, at most {limits.content_bytes_max} are allowed")
@@ -36,7 +36,7 @@ def text(found: Violations, field: str, value: str, limits: Limits) -> str:
 
 
 def goal(found: Violations, field: str, value: str, limits: Limits) -> str:
-    """The goal is selected by, so it is a text of the database, which cannot hold NUL everywhere."""
+    """Validates a goal. The database selects by it, and not every database can store NUL."""
     if "\0" in value:
         found.add(field, "has a NUL character")
     return text(found, field, value, limits)
@@ -56,7 +56,7 @@ def _no_constant(value: str) -> None:
 
 
 def read_message(found: Violations, message: pb.ConversationMessage, limits: Limits) -> Message:
-    """A message to append; its number and times are the server's to give."""
+    """A message to append; the server assigns its number and times."""
     at = "message."
     return Message(
         sender=identifier(found, f"{at}sender", message.sender, limits, required=True),
@@ -77,7 +77,7 @@ def read_message(found: Violations, message: pb.ConversationMessage, limits: Lim
 
 
 def message_of(conversation: ConversationName, message: Message) -> pb.ConversationMessage:
-    """A message of the wire."""
+    """The message of the contract."""
     return pb.ConversationMessage(
         number=message.number,
         conversation=conversation.name,
@@ -101,7 +101,7 @@ def message_of(conversation: ConversationName, message: Message) -> pb.Conversat
 
 
 def read_plans(found: Violations, plans: Iterable[pb.Plan], conversation: str, limits: Limits) -> tuple[Plan, ...]:
-    """Plans to save, with numbers that differ."""
+    """Plans to save, with distinct numbers."""
     read = tuple(_read_plan(found, f"plans[{place}].", plan, conversation, limits) for place, plan in enumerate(plans))
     if not read:
         found.add("plans", "is empty")
@@ -133,12 +133,12 @@ def _read_plan(found: Violations, at: str, plan: pb.Plan, conversation: str, lim
 
 
 def plan_number(found: Violations, field: str, value: int) -> int:
-    """A sub-task's number."""
+    """Validates a sub-task's number."""
     return int(within(found, field, value, 1, NUMBER_MAX))
 
 
 def read_change(found: Violations, request: pb.UpdatePlanRequest, limits: Limits) -> PlanChange:
-    """What an update sets; at least one thing."""
+    """The changes of an update; at least one."""
     change = PlanChange(
         state=PLAN_STATES.read(found, "state", request.state, PlanState.TODO) if request.state else None,
         retry_times=(
@@ -160,7 +160,7 @@ def read_change(found: Violations, request: pb.UpdatePlanRequest, limits: Limits
 
 
 def plan_of(conversation: ConversationName, plan: Plan) -> pb.Plan:
-    """A plan of the wire."""
+    """The plan as a message of the contract."""
     return pb.Plan(
         conversation=conversation.name,
         sub_task_number=plan.number,

@@ -1,4 +1,4 @@
-"""Fragments and events to the wire, filters from it."""
+"""Converts fragments and events to messages, and filters from messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVENT_TYPES = Enums(event_pb2.EventType, EventType)
 _REASONS = Enums(event_pb2.EventReason, Reason)
 _LISTS = ("sessions", "speakers", "kinds", "metadata", "exclude_ids", "tiers")
 _CONDITIONS_MAX = 1_000
-"""Entries of one list of a filter."""
+"""Maximum number of entries in one list of a filter."""
 
 
 def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.Fragment:
@@ -65,7 +65,7 @@ def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.
 
 
 def read_filter(found: Violations, message: fragment_pb2.FragmentFilter, limits: Limits, field: str) -> Filter:
-    """Which fragments are meant; an empty message means all."""
+    """The selected fragments; an empty message selects all."""
     for name in _LISTS:
         if len(getattr(message, name)) > _CONDITIONS_MAX:
             found.add(f"{field}.{name}", f"has more than {_CONDITIONS_MAX} entries")
@@ -92,7 +92,7 @@ def read_filter(found: Violations, message: fragment_pb2.FragmentFilter, limits:
 
 
 def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: int) -> event_pb2.Event:
-    """One step; (revision, ordinal) is where a watch resumes after it."""
+    """One event; (revision, ordinal) is the cursor after it."""
     return event_pb2.Event(
         cursor=event_pb2.Cursor(memory_uid=uid, revision=revision, ordinal=ordinal),
         time=scalars.timestamp(time_us),
@@ -162,4 +162,4 @@ def _ordered(found: Violations, field: str, low: float | None, high: float | Non
 
 
 def _has(message: Message, name: str) -> bool:
-    return message.HasField(name)  # the stub of the generated class takes only literals
+    return message.HasField(name)  # the stub accepts only literals

@@ -1,4 +1,4 @@
-"""Observations from the wire: to validated values, or to refusals that keep their place in the batch."""
+"""Converts observations to validated values, or to rejections that keep their place in the batch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ STRUCTURED_FIELDS = (
 
 
 def digest_of(serialised: bytes) -> bytes:
-    """What tells a repeat from a conflict: 16 bytes of BLAKE2b."""
+    """Distinguishes a repeat from a conflict: 16 bytes of BLAKE2b."""
     return blake2b(serialised, digest_size=DIGEST_BYTES).digest()
 
 
 def read_batch(
     messages: list[pb.Observation], session: str, limits: Limits, dimension: int
 ) -> tuple[list[NewObservation | Refusal], int]:
-    """The items of a batch in order, and the bytes they take; `session` is that of items which give none."""
+    """The items of a batch in order, and their size in bytes; `session` is the default session of items."""
     items: list[NewObservation | Refusal] = []
     size = 0
     for message in messages:
@@ -53,7 +53,7 @@ def read_batch(
 def read_item(
     message: pb.Observation, digest: bytes, session: str, limits: Limits, dimension: int
 ) -> NewObservation | Refusal:
-    """One observation, or why it is refused."""
+    """One observation, or its rejection."""
     found = Violations()
     item = read(found, message, digest, session, limits, dimension)
     if not found.found:
@@ -70,7 +70,7 @@ def read(
     dimension: int,
     prefix: str = "",
 ) -> NewObservation:
-    """One observation; what is wrong with it goes to `found`, with `prefix` before the field's name."""
+    """One observation; violations go to `found`, with `prefix` before the field's name."""
     structured, content = _body(found, message, limits, prefix)
     expiry = message.WhichOneof("expiry")
     importance = message.importance if message.HasField("importance") else None
@@ -99,12 +99,12 @@ def read(
 
 
 def structured_of(message: pb.StructuredObservation) -> Structured:
-    """A step of an agent in parts."""
+    """A structured step of an agent."""
     return Structured(**{name: getattr(message, name) for name in STRUCTURED_FIELDS})
 
 
 def content_checked(found: Violations, field: str, content: str, limits: Limits) -> str:
-    """Text that is neither blank nor over-long."""
+    """Validates text: neither blank nor too long."""
     if not content or content.isspace():
         found.add(field, "is empty")
         return content

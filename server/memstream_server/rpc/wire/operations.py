@@ -1,4 +1,4 @@
-"""Operations as messages."""
+"""Converts operations to messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A memory and its policy between the wire and the domain.
+"""Converts a memory and its policy.
 
-The names of a policy's fields are the same on both sides, but for durations: `echo_window_s` here is
-`echo_window` (a google.protobuf.Duration) there. So one walk over the tunables serves them all.
+The fields of a policy have the same names on both sides, except for durations: `echo_window_s` here is `echo_window` (a
+google.protobuf.Duration) there. One walk over the tunables therefore handles them all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LANGUAGES = frozenset(_LANGUAGES.split())
 
 
 def read_policy(found: Violations, message: pb.Policy, field: str = "policy") -> Policy:
-    """A complete policy: what is set, and the profile's defaults for the rest."""
+    """A complete policy: fields that are set, and the profile's defaults for the rest."""
     profile = _PROFILES.read(found, f"{field}.profile", message.profile, Profile.DEFAULT)
     policy = core.PROFILES[profile]
     given: set[str] = set()
@@ -61,9 +61,10 @@ def read_policy(found: Violations, message: pb.Policy, field: str = "policy") ->
 
 
 def change_policy(found: Violations, current: Policy, message: pb.Memory, paths: Iterable[str]) -> Policy | None:
-    """`current` with the masked fields of `message.policy` set, unset ones to their defaults; None if none is masked.
+    """`current` with the masked fields of `message.policy`; masked fields that are unset get their defaults. None if
+    the mask names no field of the policy.
 
-    Paths are "policy", a part of it, or one field; those that do not begin with "policy" are not looked at.
+    A path is "policy", a part of it, or one field; paths that do not begin with "policy" are ignored.
     """
     masked = [path for path in paths if path.split(".")[0] == "policy"]
     if not masked:
@@ -78,7 +79,7 @@ def change_policy(found: Violations, current: Policy, message: pb.Memory, paths:
 
 
 def policy_message(policy: Policy) -> pb.Policy:
-    """Every field set, but for those whose being unset says "the embedding model's own"."""
+    """Sets every field, except those whose unset value means "the embedding model's own"."""
     message = pb.Policy()
     for name, value, _ in leaves(policy):
         if value is not None:
@@ -103,7 +104,7 @@ def memory_message(record: MemoryRecord) -> pb.Memory:
 
 
 def differences(request: CreateMemoryRequest, memory: pb.Memory) -> dict[str, str]:
-    """What a request names that an existing memory has otherwise: "this, not that" by field."""
+    """Differences between a request and an existing memory: "this, not that" by field."""
     found: dict[str, str] = {}
     if request.kind and request.kind != memory.kind:
         found["kind"] = f"{_value_name(_KIND, memory.kind)}, not {_value_name(_KIND, request.kind)}"
@@ -150,7 +151,7 @@ def read_labels(found: Violations, labels: Mapping[str, str], limits: Limits) ->
 
 
 def stats_message(statistics: Statistics) -> pb.MemoryStats:
-    """How much a memory holds."""
+    """The size of a memory."""
     counts = statistics.counts
     return pb.MemoryStats(
         revision=statistics.revision,
@@ -167,7 +168,7 @@ def stats_message(statistics: Statistics) -> pb.MemoryStats:
 
 
 def _wire_name(name: str) -> str:
-    return name.removesuffix("_s")  # durations; no other tunable ends so
+    return name.removesuffix("_s")  # a duration; no other tunable ends with this
 
 
 def _leaf(found: Violations, message: pb.Policy, name: str, default: Any, field: str) -> Any:

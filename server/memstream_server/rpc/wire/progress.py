@@ -1,4 +1,4 @@
-"""How far a producer's observations have come, to the wire."""
+"""Converts a producer's rejections and outcomes to messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ACK_LEVELS = Enums(pb.AckLevel, AckLevel)
 
 
 def rejected_messages(rejections: Iterable[Rejection]) -> list[pb.RejectedObservation]:
-    """The items refused, each with its status."""
+    """Rejected items, each with its status."""
     return [pb.RejectedObservation(sequence=each.sequence, status=status_of_rejection(each)) for each in rejections]
 
 
 def outcome_messages(outcomes: Iterable[Outcome]) -> list[pb.ObservationOutcome]:
-    """What became of the items stored."""
+    """Outcomes of stored items."""
     return [
         pb.ObservationOutcome(
             sequence=each.sequence,

@@ -1,4 +1,4 @@
-"""Queries from the wire, answers to it in messages of bounded size."""
+"""Converts queries from messages, and answers to messages of bounded size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import fragments, observations, scalars
 
 PART_BYTES = 1 << 20
-"""An answer of more bytes is sent in several messages, so that none is near the limit of a client's."""
+"""A larger answer is split into several messages, so that none comes near a client's message limit."""
 _WEIGHT_MAX = 100
 _TOKENS_MAX = 2**31 - 1
 
@@ -64,9 +64,9 @@ def recollections(
     done: pb.RecallDone | None = None,
     ranks: Iterable[int] | None = None,
 ) -> Iterator[pb.Recollections]:
-    """The answer's fragments, in one message or in several of about PART_BYTES; at least one. The last has `done`.
+    """The answer's fragments, in one or more messages of about PART_BYTES; the last one has `done`.
 
-    `ranks` are theirs where they are not the whole answer.
+    `ranks` are the ranks of these fragments if they are not the whole answer.
     """
     part = pb.Recollections(query_id=query_id, working_memory_ids=answer.working_ids)
     size = part.ByteSize()
@@ -92,7 +92,7 @@ def recollections(
 
 
 def change(query_id: str, change: Change, explain: bool, budgeted: bool, inside: bool) -> Iterator[pb.RecallResponse]:
-    """What is new in a standing query's answer; `inside` says where its end is to be."""
+    """Changes of a standing query's answer; `inside`: whether the last part contains `done`."""
     if change.retracted:
         yield pb.RecallResponse(retracted=pb.Retracted(query_id=query_id, fragment_ids=change.retracted))
     end = done(query_id, change.answer, budgeted)
@@ -160,4 +160,4 @@ def _weight(found: Violations, weights: pb.RecallWeights, name: str, prefix: str
 
 
 def _has(message: Message, name: str) -> bool:
-    return message.HasField(name)  # the stub of the generated class takes only literals
+    return message.HasField(name)  # the stub accepts only literals

@@ -1,4 +1,4 @@
-"""Enums, times, durations, vectors and metadata between the wire and the domain."""
+"""Converts enums, times, durations, vectors and metadata."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METADATA_KEY_BYTES_MAX = 128
 
 
 class Enums(Generic[E]):
-    """One enum of the domain and its twin `wire` of the contract, whose values are PREFIX_NAME; 0 is UNSPECIFIED.
+    """One enum of the domain and its twin `wire` in the contract, whose values are PREFIX_NAME; 0 is UNSPECIFIED.
 
     `wire` is an EnumTypeWrapper; the generated stubs give each one a type of its own.
     """
@@ -47,7 +47,7 @@ class Enums(Generic[E]):
         return self._from.get(value, default)
 
     def read_all(self, found: Violations, field: str, values: Iterable[int]) -> tuple[E, ...]:
-        """The domain's values; UNSPECIFIED among them stands for any, so nothing is left."""
+        """The domain's values; empty if UNSPECIFIED, which means any, is among them."""
         given = list(values)
         unknown = [each for each in given if each and each not in self._from]
         for each in unknown[:3]:
@@ -71,14 +71,14 @@ def time_us(found: Violations, field: str, value: Timestamp) -> int:
 
 
 def timestamp(value_us: int) -> Timestamp:
-    """A time of the wire."""
+    """A Timestamp."""
     message = Timestamp()
     write_time(message, value_us)
     return message
 
 
 def write_time(message: Timestamp, value_us: int) -> None:
-    """The same into a field, which takes half the time of a message of its own that is copied there."""
+    """Writes a time into a field; this takes half the time of building a message and copying it."""
     message.seconds, micros = divmod(value_us, 1_000_000)
     message.nanos = micros * 1_000
 
@@ -92,13 +92,13 @@ def duration_us(found: Violations, field: str, value: Duration) -> int:
 
 
 def duration(value_s: float) -> Duration:
-    """A duration of the wire."""
+    """A Duration."""
     micros = round(value_s * 1_000_000)
     return Duration(seconds=micros // 1_000_000, nanos=micros % 1_000_000 * 1_000)
 
 
 def vector(found: Violations, field: str, values: Any, dimension: int) -> Vector | None:
-    """A `repeated float` as an array of unit length; None when it is empty or wrong."""
+    """A `repeated float` as an array of unit length; None when it is empty or invalid."""
     if not values:
         return None
     if len(values) != dimension:
@@ -108,7 +108,7 @@ def vector(found: Violations, field: str, values: Any, dimension: int) -> Vector
     if not np.isfinite(numbers).all():
         found.add(field, "has a number that is not finite")
         return None
-    wide = numbers.astype(np.float64)  # the squares of large float32 numbers overflow
+    wide = numbers.astype(np.float64)  # squares of large float32 numbers overflow
     largest = float(np.abs(wide).max())
     if largest == 0.0:
         found.add(field, "is zero: it has no direction")
@@ -119,7 +119,7 @@ def vector(found: Violations, field: str, values: Any, dimension: int) -> Vector
 
 
 def metadata_value(found: Violations, field: str, value: fragment_pb2.MetadataValue) -> MetadataValue | None:
-    """The value that is set; None when none is, or when it is not a finite number."""
+    """The value that is set; None if none is, or if it is not a finite number."""
     kind = value.WhichOneof("kind")
     if kind is None:
         found.add(field, "has no value")
@@ -154,17 +154,17 @@ def metadata(
 
 
 def metadata_key(found: Violations, field: str, key: str) -> str:
-    """A key of metadata: not empty, at most 128 bytes."""
+    """Validates a metadata key: not empty, at most 128 bytes."""
     if not key or len(key.encode()) > METADATA_KEY_BYTES_MAX:
         found.add(field, f"has the key {shown(key)}: 1 to {METADATA_KEY_BYTES_MAX} bytes are allowed")
     return key
 
 
 def write_metadata(target: MutableMapping[str, fragment_pb2.MetadataValue], values: Metadata) -> None:
-    """Pairs into a message's map."""
+    """Writes pairs into a message's map."""
     for key, value in values:
         held = target[key]
-        if isinstance(value, bool):  # before int: a bool is one
+        if isinstance(value, bool):  # before int, because a bool is an int
             held.bool_value = value
         elif isinstance(value, int):
             held.int_value = value

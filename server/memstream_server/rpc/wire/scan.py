@@ -1,7 +1,7 @@
-"""Counts the fields of a serialised message before it is parsed, as each may cost a hundred times its bytes in RAM.
+"""Counts the fields of a serialised message before it is parsed: each may cost a hundred times its bytes in RAM.
 
-The scan walks the wire format in the order in which protobuf parses it and enters only those fields that the message
-type declares as messages. At bytes that are no message it stops: protobuf stops there, too.
+The scan walks the wire format in the order in which protobuf parses it, and enters only fields that the message type
+declares as messages. It stops at invalid bytes, where protobuf stops as well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 STEP_FIELDS = 1_024
 """Fields counted between two pauses: half a millisecond."""
 Table = dict[int, "Table"]
-"""The tables of a message type's sub-messages, by the tag of their field."""
+"""The tables of a message type's sub-messages, by field tag."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _GROUP_ENDS = (3, 4)
@@ -33,18 +33,18 @@ def sub_messages(message: Descriptor, known: dict[str, Table] | None = None) -> 
 
 
 def may_exceed(data: bytes, fields_max: int) -> bool:
-    """Whether so many bytes can be more than `fields_max` fields: none is shorter than two."""
+    """Whether data of this size can have more than `fields_max` fields: a field has at least two bytes."""
     return len(data) > 2 * fields_max
 
 
 def exceeds_fields(data: bytes, table: Table, fields_max: int) -> Generator[None, None, bool]:
-    """Whether the message has more than `fields_max` fields, those of its sub-messages counted. Stops there.
+    """Whether the message has more than `fields_max` fields, including those of its sub-messages; stops counting there.
 
-    A generator that pauses after every STEP_FIELDS, so that a scan need not hold up the event loop.
+    A generator that pauses after every STEP_FIELDS, so that a scan does not block the event loop.
     """
     try:
         return (yield from _exceeds(data, table, fields_max))
-    except IndexError:  # the message ends in the middle of a field
+    except IndexError:  # the message ends inside a field
         return False
 
 
@@ -90,7 +90,7 @@ def _exceeds(data: bytes, table: Table, fields_max: int) -> Generator[None, None
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at that place, and where it ends."""
+    """The number at this position, and the position after it."""
     value, shift = 0, 0
     while data[at] >= _CONTINUES:
         value |= (data[at] & 0x7F) << shift
